@@ -37,7 +37,7 @@ mutants *words:
 golden:
     GCPROF_GOLDEN=1 {{python}} -m pytest -m "" tests/test_views.py tests/test_views_widths.py tests/test_comparison_views.py tests/test_axes_views.py tests/test_plan_views.py tests/test_progress_lines.py tests/test_screens.py
 
-# every kind of picture from committed runs: writes docs/gallery.md and docs/gallery/
+# every kind of picture from committed runs: writes its part of docs/results.md, and docs/gallery/
 gallery *words:
     {{python}} -m tests.gallery {{words}}
 
@@ -53,9 +53,9 @@ gpu-packages version="3.12":
 bench-startup *words:
     {{python}} -m benchmarks.startup {{words}}
 
-# measured ratios, against loops of plain PyTorch in processes of their own: writes docs/loops.md; on quiet cores
+# measured ratios, against loops of plain PyTorch in processes of their own: writes docs/tables/loops.md; on quiet cores
 bench-loops:
-    {{python}} -m benchmarks.loops -o docs/loops.md
+    {{python}} -m benchmarks.loops -o docs/tables/loops.md
 
 # whole commands, each beside an import of torch; on quiet cores
 bench-answers *words:
@@ -77,15 +77,15 @@ bench-readers:
 bench-kill times="50":
     {{python}} -m tests.kill --times {{times}}
 
-# how often times are told apart that should be, and should not, beside busy processes too: writes docs/noise.md
+# how often times are told apart that should be, and should not, beside busy processes too: writes docs/tables/noise.md
 bench-noise *words:
-    {{python}} -m benchmarks.noise -o docs/noise.md {{words}}
+    {{python}} -m benchmarks.noise -o docs/tables/noise.md {{words}}
 
 # every published system at CPU size, two minutes each
 bench-published *names:
     {{python}} -m benchmarks.published --within 120 {{names}}
 
-# one small model of every family: writes docs/models.md
+# one small model of every family: writes docs/tables/models.md
 bench-families *words:
     {{python}} -m tests.families {{words}}
 
@@ -93,29 +93,29 @@ bench-families *words:
 bench-sampling:
     {{python}} -m benchmarks.sampling
 
-# rehearsed bytes and estimates against bare loops of PyTorch on the hollow device: writes docs/accuracy.md; an hour
+# rehearsed bytes and estimates against bare loops of PyTorch on the hollow device: writes docs/tables/accuracy.md; an hour
 bench-instrument *words:
-    {{python}} -m benchmarks.instrument -o docs/accuracy.md {{words}}
+    {{python}} -m benchmarks.instrument -o docs/tables/accuracy.md {{words}}
 
-# 204 operators on inputs and gradients that are not contiguous, against bare loops: writes its part of docs/accuracy.md
+# 204 operators on inputs and gradients that are not contiguous, against bare loops: writes its part of docs/tables/accuracy.md
 bench-layouts *words:
-    {{python}} -m benchmarks.instrument --layouts -o docs/accuracy.md {{words}}
+    {{python}} -m benchmarks.instrument --layouts -o docs/tables/accuracy.md {{words}}
 
-# plans at 70 % of the peak of 20 models, run: writes its part of docs/accuracy.md
+# plans at 70 % of the peak of 20 models, run: writes its part of docs/tables/accuracy.md
 bench-plans *words:
-    {{python}} -m benchmarks.plans -o docs/accuracy.md {{words}}
+    {{python}} -m benchmarks.plans -o docs/tables/accuracy.md {{words}}
 
-# models at full size on GPUs that are not there: seconds and the host's memory, with bounds; writes docs/rehearsed.md
+# models at full size on GPUs that are not there: seconds and the host's memory, with bounds; writes docs/tables/rehearsed.md
 bench-rehearse *words:
-    {{python}} -m benchmarks.rehearse -o docs/rehearsed.md {{words}}
+    {{python}} -m benchmarks.rehearse -o docs/tables/rehearsed.md {{words}}
 
-# bytes that others measured and published, beside the same step rehearsed and predicted: writes docs/published-memory.md
+# bytes that others measured and published, beside the same step rehearsed and predicted: writes docs/tables/published-memory.md
 bench-published-memory *words:
-    {{python}} -m benchmarks.published_memory -o docs/published-memory.md {{words}}
+    {{python}} -m benchmarks.published_memory -o docs/tables/published-memory.md {{words}}
 
-# training scripts as people write them, rehearsed and run without the watch: writes docs/scripts.md; --traps: its second table
+# training scripts as people write them, rehearsed and run without the watch: writes docs/tables/scripts.md; --traps: its second table
 bench-scripts *words:
-    {{python}} -m benchmarks.scripts -o docs/scripts.md {{words}}
+    {{python}} -m benchmarks.scripts -o docs/tables/scripts.md {{words}}
 
 # what the watch costs a training script: a step, the start of a process, a whole rehearsal; on quiet cores
 bench-script-overhead:
@@ -126,7 +126,11 @@ docs:
     {{python}} -m tests.pages
     NO_MKDOCS_2_WARNING=1 {{python}} -m mkdocs build --strict --quiet --site-dir build/site
 
-# users' steps that are easily read wrong, against plain PyTorch: writes docs/cases.md
+# pages and words of the documentation, of which a test holds the bounds
+words:
+    {{python}} -m tests.pages
+
+# users' steps that are easily read wrong, against plain PyTorch: writes docs/tables/cases.md
 cases:
     {{python}} -m tests.cases
 

@@ -4,7 +4,7 @@ Each row is a step that gcprof rehearses, and the same step in a bare loop (`ben
 are written by hand with torch.utils.checkpoint, in a process of its own. Peak, saved and reserved bytes are equal to
 the byte, or the row's difference has a named cause; the run fails where one has none. Beside it stands how far the
 estimate (fake tensors, as where there is no hollow device) is off. With `--layouts` the rows are modules of one
-operator on inputs and gradients that are not contiguous. Writes its part of docs/accuracy.md with -o.
+operator on inputs and gradients that are not contiguous. Writes its part of docs/tables/accuracy.md with -o.
 """
 
 from __future__ import annotations

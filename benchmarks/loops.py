@@ -5,7 +5,7 @@ and tells the median of its steps. Loops of `none` and of the strategy take turn
 that of two neighbours, and theirs is the median with the smallest and largest. Loops run as glibc is, and again with
 what it frees kept in the process, as gcprof has it. Fails where a ratio of gcprof is off those by more than 3 points,
 and the intervals do not meet; and where its step without checkpoints is more than 5 % beyond those of the loops, so
-that measuring would slow what is measured. Writes docs/loops.md with -o.
+that measuring would slow what is measured. Writes docs/tables/loops.md with -o.
 """
 
 from __future__ import annotations

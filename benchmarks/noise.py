@@ -2,8 +2,8 @@
 
 First simulated: how often the interval of a ratio holds the truth under noise of several kinds, how often `none` is
 told from itself, and how often a step that is slower by a tenth is found. Then real: runs of `none` against itself and
-runs with a planted delay, with so many processes that only compute beside them. Writes docs/noise.md with -o. Fails
-where a bound is missed.
+runs with a planted delay, with so many processes that only compute beside them. Writes docs/tables/noise.md with
+-o. Fails where a bound is missed.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def measure(loads: Sequence[int], tries: int) -> tuple[list[str], bool]:
 
 PAGE = """# Times on a noisy machine
 
-`just bench-noise` wrote this page. It shows how often [the rule](telling-apart.md) is right.
+`just bench-noise` wrote this page: how often [the rule](../numbers.md#when-two-times-can-be-told-apart) is right.
 
 ## Simulated
 

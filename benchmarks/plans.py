@@ -3,7 +3,7 @@
 `gcprof plan MODEL --budget 70% --device h100`, and then the step under its plan on the hollow device, whose peak is to
 be within the budget. On eight small models all plans of whole blocks are run in a bare loop (`benchmarks.bare_loop`):
 the plan is to be at most 1 % slower, by the costs of its stages, than the fastest of those that fit. Writes its part of
-docs/accuracy.md with -o.
+docs/tables/accuracy.md with -o.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What gcprof says of the users' steps of docs/cases.md, asked as a user would, in this process."""
+"""What gcprof says of the users' steps of docs/tables/cases.md, asked as a user would, in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of the users' steps of docs/cases.md, by arithmetic and by PyTorch's own hooks and allocator."""
+"""The bytes of the users' steps of docs/tables/cases.md, by arithmetic and by PyTorch's own hooks and allocator."""
 
 from __future__ import annotations
 

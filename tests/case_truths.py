@@ -1,4 +1,4 @@
-"""What is true of the users' steps of docs/cases.md, by loops in plain PyTorch, without gcprof.
+"""What is true of the users' steps of docs/tables/cases.md, by loops in plain PyTorch, without gcprof.
 
 A truth is, by strategy, what is to be said of it: by a word of `tests.case_answers.TOLD`, or by a note's code what the
 note says, None where it must not be there.

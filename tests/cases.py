@@ -1,4 +1,4 @@
-"""The table of docs/cases.md: users' steps that are easily read wrong, what gcprof says, and the truth it is held to.
+"""The table of docs/tables/cases.md: users' steps that are easily read wrong, what gcprof says, and what is true.
 
 `python -m tests.cases` writes the page from a run of every case. A case is one entry of CASES: a file of
 tests/user_models, the strategies that are asked for, a function of `tests.case_truths` or `tests.case_bytes` that works
@@ -59,7 +59,7 @@ from tests.case_truths import (
 )
 from tests.pages import DOCS
 
-PAGE = DOCS / "cases.md"
+PAGE = DOCS / "tables" / "cases.md"
 FILES = Path(__file__).parent / "user_models"
 
 

@@ -1,4 +1,4 @@
-"""One small model of every family, with and without checkpointing: writes docs/models.md. Takes minutes.
+"""One small model of every family, with and without checkpointing: writes docs/tables/models.md. Takes minutes.
 
 Run it as `python -m tests.families`; with words, only the models whose names hold one of them are measured, and
 the table is printed instead of written.
@@ -21,7 +21,7 @@ from profiler.engines.local import Local
 from profiler.training import models
 from tests.program import PATIENCE_SECONDS
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "models.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "tables" / "models.md"
 BATCH = 2
 PASSES = ("equality", "memory")
 TINY = "vocab_size=100"

@@ -1,4 +1,4 @@
-"""Every kind of picture from runs that are committed: writes docs/gallery.md and docs/gallery/*.png. Takes a minute.
+"""Every kind of picture from runs that are committed: writes its part of docs/results.md and docs/gallery/*.png.
 
 Run it as `python -m tests.gallery`; with words, only the pictures whose names hold one of them are drawn anew.
 """
@@ -18,7 +18,8 @@ from PIL import Image
 from profiler.cli import answer
 
 ROOT = Path(__file__).parent.parent
-PAGE, FOLDER = ROOT / "docs" / "gallery.md", ROOT / "docs" / "gallery"
+PAGE, FOLDER = ROOT / "docs" / "results.md", ROOT / "docs" / "gallery"
+BEGIN = "<!-- gallery -->\n"
 WIDTH, COLOURS = 1200, 128  # pixels, and how many colours they have: small enough for a page of many
 MEASURED = "ref:cpu/mnist-cnn"
 BATCHES = "ref:predicted-t4/transformer-batches"
@@ -144,16 +145,12 @@ def small(png: bytes) -> bytes:
 
 
 def page() -> str:
-    """The gallery as Markdown."""
-    parts = [
-        "# Gallery",
-        "",
-        "Every kind of picture, drawn from runs that come with gcprof: the commands work as they stand.",
-    ]
+    """The page with its part on the pictures."""
+    parts = [PAGE.read_text(encoding="utf-8").partition(BEGIN)[0] + BEGIN]
     for one in PICTURES:
-        parts += ["", f"## {one.title}", "", "```", one.command, "```", "", one.about, ""]
-        parts += [f"![{one.title}](gallery/{one.name}.png)"]
-    return "\n".join(parts) + "\n"
+        parts += [f"### {one.title}", "", "```", one.command, "```", "", one.about, ""]
+        parts += [f"![{one.title}](gallery/{one.name}.png)", ""]
+    return "\n".join(parts)
 
 
 if __name__ == "__main__":

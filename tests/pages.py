@@ -20,6 +20,7 @@ from tests import rooms
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+IN_NAVIGATION = re.compile(r": ([\w-]+\.md)$", re.MULTILINE)
 NOTE = re.compile(r"^## (GCP\d{3}):", re.MULTILINE)
 TABLE = re.compile(r"(?<=## Rooms\n\n)(?:\|.*\n)+")
 FIELDS = "<!-- fields -->\n"
@@ -62,6 +63,12 @@ def pages() -> dict[Path, str]:
     }
 
 
+def words() -> dict[str, int]:
+    """The number of words of every page in the navigation, as `wc -w` counts them."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    return {name: len((DOCS / name).read_text(encoding="utf-8").split()) for name in IN_NAVIGATION.findall(navigation)}
+
+
 def _commands() -> Iterator[str]:
     yield "# Commands\n\n`gcprof COMMAND --help` shows the same."
     for name in COMMANDS:
@@ -70,13 +77,13 @@ def _commands() -> Iterator[str]:
         about = (inspect.getdoc(function) or "").partition("\n\n")[0]
         yield f"\n## gcprof {'runs ' * (name in RUNS['Runs'])}{name}\n\n{' '.join(about.split())}"
         yield "\n".join(["\n```", *examples(name, function.__doc__), "```"])
-        yield "\n| | |\n|---|---|"
+        yield ""
         for one in group.commands[name].params:
             if getattr(one, "hidden", False):  # a former name
                 continue
             is_option = one.param_type_name == "option"
             words = (*one.opts, *one.secondary_opts) if is_option else (one.name.upper(),)
-            yield f"| {', '.join(f'`{word}`' for word in words)} | {_cell(one.help)} |"
+            yield _item(", ".join(f"`{word}`" for word in words), one.help)
 
 
 def _structs() -> Iterator[str]:
@@ -84,27 +91,32 @@ def _structs() -> Iterator[str]:
         source = inspect.getsource(module)
         (found,) = [one for one in ast.parse(source).body if isinstance(one, ast.ClassDef) and one.name == name]
         about = " ".join((ast.get_docstring(found) or "").split())
-        yield f"## {title}\n\n{about}\n\n| field | type | |\n|---|---|---|"
+        yield f"## {title}\n\n{about}\n"
         for one in found.body:
             if isinstance(one, ast.AnnAssign):
                 line = source.splitlines()[(one.end_lineno or one.lineno) - 1]
-                kind = _plain(one.annotation).replace("|", "\\|")
-                yield f"| `{ast.unparse(one.target)}` | `{kind}` | {_cell(line.partition('  # ')[2])} |"
+                named = f"`{ast.unparse(one.target)}` `{_plain(one.annotation)}`"
+                yield _item(named, line.partition("  # ")[2])
         yield ""
 
 
 def _plain(annotation: ast.expr) -> str:
-    """A type without what is noted beside it."""
+    """A type without what is noted beside it; `?` where a value may be null or left out."""
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
         assert isinstance(annotation.slice, ast.Tuple)
         annotation = annotation.slice.elts[0]
-    return ast.unparse(annotation)
+    text = ast.unparse(annotation)
+    plain = text.replace(" | None", "").replace(" | UnsetType", "")
+    return plain if plain == text else f"{plain}?"
 
 
-def _cell(text: str | None) -> str:
-    return " ".join((text or "").split()).replace("|", "\\|")
+def _item(named: str, text: str | None) -> str:
+    about = " ".join((text or "").split())
+    return f"- {named}: {about}" if about else f"- {named}"
 
 
 if __name__ == "__main__":
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
+    counts = words()
+    print(f"{len(counts)} pages, {sum(counts.values()):,} words")

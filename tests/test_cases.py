@@ -1,4 +1,4 @@
-"""Users' steps that are easily read wrong: what gcprof says is true, and docs/cases.md has both."""
+"""Users' steps that are easily read wrong: what gcprof says is true, and docs/tables/cases.md has both."""
 
 from __future__ import annotations
 

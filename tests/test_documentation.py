@@ -12,7 +12,7 @@ import typer.main
 from profiler.cli import application
 from profiler.runs.find import run_folder
 from profiler.training import strategies
-from tests import gallery
+from tests import gallery, pages
 from tests.conftest import measured
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +21,7 @@ NOTES = dict(zip(PARTS[1::2], PARTS[2::2], strict=True))
 SOURCES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "profiler").rglob("*.py")}
 
 
+MOST_PAGES, MOST_PAGE_WORDS, MOST_README_LINES = 22, 25_000, 110  # of what the navigation has
 MOST_WORDS = 90  # of a note, without its example
 LEAST = 25  # characters that are not filled in: fewer would be said by many
 
@@ -82,6 +83,15 @@ def test_every_file_that_a_page_links_to_is_there(name):
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def test_the_documentation_is_read_in_an_hour_and_a_half():
+    counts = pages.words()
+
+    assert {path.name for path in pages.DOCS.glob("*.md")} == set(counts)  # all are in the navigation, once
+    assert len(counts) <= MOST_PAGES
+    assert sum(counts.values()) <= MOST_PAGE_WORDS
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_README_LINES
+
+
 def codes() -> set[str]:
     """Of every note that the package can give."""
     return set(re.findall(r"GCP\d{3}", "".join(SOURCES.values())))
@@ -100,6 +110,30 @@ def test_a_note_says_what_why_what_to_do_and_what_the_package_says_in_few_words(
     assert "**What to do.**" in NOTES[code]
     assert len(words.split()) <= MOST_WORDS
     assert is_said(said), said
+
+
+# --- Evidence says what its tables say
+
+COUNTS = (
+    ("accuracy", r"Of (\d+) rows (\d+) are exact, (\d+) differ, (\d+) are refused"),
+    ("accuracy", r"Of (\d+) rows (\d+) are exact, 0 differ"),
+    ("accuracy", r"(\d+ of \d+) plans have"),
+    ("accuracy", r"(\d+ of \d+) plans are at most 1 % slower"),
+    ("published-memory", r"(\d+) of (\d+) within 1%, median error ([\d.]+)%, worst ([\d.]+)%"),
+    ("scripts", r"(\d+ of \d+) ran to their end"),
+    ("h100", r"of (\d+) rows with convolutions (\d+) peaks .* mean error is ([\d.]+ %) and the worst ([\d.]+ %)"),
+    ("noise", r"4 busy processes beside \| [\d.]+ \| ([\d.]+)% \| (\d+).0%"),
+)
+
+
+@pytest.mark.parametrize(("page", "pattern"), COUNTS)
+def test_evidence_has_the_counts_of_its_tables(page, pattern):
+    evidence = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "tables" / f"{page}.md").read_text(encoding="utf-8")
+
+    counts = re.search(pattern, " ".join(table.split()))
+
+    assert [count for count in counts.groups() if not re.search(rf"(?<![\d.]){re.escape(count)}", evidence)] == []
 
 
 # --- the gallery shows every kind of picture, by commands that are as they stand

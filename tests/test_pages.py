@@ -25,14 +25,17 @@ def commands(name: str) -> list[list[str]]:
 
 
 def python(name: str) -> list[str]:
-    """The Python of a page that is no include."""
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.DOTALL)
-    return [block for block in blocks if "--8<--" not in block]
+    """The Python of a page."""
+    return re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
 def test_what_is_made_from_the_code_is_what_the_code_says(path):
     assert path.read_text(encoding="utf-8") == pages()[path], "run `just docs` and look at the difference"
+
+
+def test_the_tutorial_shows_the_model_that_its_commands_take():
+    assert python("tutorial.md")[0] == (DOCS / "examples" / "mine.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.nightly

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "tables"
 BOUND = 0.01
 LEAST_FIGURES, LEAST_CONVOLUTIONAL = 41, 10
 MIB = re.compile(r"([\d,.]+)(?: ± ([\d,.]+))?")

@@ -72,14 +72,6 @@ def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right(
     assert all(1011 <= peak <= 1018 for peak in peaks.values())
 
 
-def test_the_page_shows_the_rehearsed_table_as_the_command_prints_it(capsys):
-    page = (ROOT / "docs" / "no-gain.md").read_text()
-    _, _, rest = page.partition("<!-- rehearsed -->\n```\n")
-
-    assert answer(["show", "ref:rehearsed-h100/mnist-cnn"]) == 0
-    assert rest.partition("```")[0].strip() == capsys.readouterr().out.strip()
-
-
 def test_an_unknown_one_is_refused_with_the_nearest():
     with pytest.raises(UserError, match="no reference run is called 'predicted-h100/mnist'") as refused:
         find.reference("ref:predicted-h100/mnist")

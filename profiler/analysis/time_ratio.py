@@ -1,6 +1,6 @@
 """The one rule for whether two times can be told apart; tables, notes, pictures, plans and comparisons use it.
 
-It is explained in docs/telling-apart.md; what the interval between two runs means is in docs/comparing.md.
+It is explained in docs/numbers.md; what the interval between two runs means is in docs/comparing.md.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from profiler.rehearsal.smoke import proven_libraries
 
 ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
 PLANS = "GCPROF_CUDNN"  # the environment variable: `hollow` gives convolutions only workspaces that are asked for
-# the least and the greatest error of convolutional peaks, as fractions: 16 published figures (docs/published-memory.md)
-# under torch 2.9, 2.11 and 2.15, and 35 steps of an H100 (docs/h100.md), with cuDNN's plans and without workspaces
+# the least and the greatest error of convolutional peaks, as fractions, with cuDNN's plans and without workspaces:
+# 16 published figures (docs/tables/published-memory.md) under torch 2.9, 2.11 and 2.15, 35 steps of an H100 (h100.md)
 PLANNED_OFF, UNPLANNED_OFF = (-0.1, 0.012), (-0.415, 0.006)
 ORDER = (  # of loading: each after those that it depends on
     "libcudart",
