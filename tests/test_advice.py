@@ -110,7 +110,7 @@ def test_wrong_gradients_are_never_advised():
     [
         (times(1.5), "for 50 % more time"),
         ((0.1, 0.2, 0.4), "in a time that is too noisy to tell"),
-        ((0.2,), "for 98 % more time, of too few steps to be sure"),
+        ((0.2,), "for 98 % more time, unsure: too few steps"),
     ],
 )
 def test_the_time_is_told_as_surely_as_it_is_known(seconds: tuple[float, ...], words: str):

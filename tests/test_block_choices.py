@@ -134,7 +134,7 @@ def test_explain_names_them_with_their_bytes(capsys):
     assert answer([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
 
-    assert "of checkpointing these blocks:" in said
+    assert "no checkpoints of these blocks need less" in said
     assert "of any checkpointing" not in said
     assert "with --blocks 'layer.attention' the floor is 12.6 MiB, and the peak of `all` 12.6 MiB, not 16.6 MiB" in said
     named = {other["pattern"]: other for other in found["choices"]["others"]}
@@ -160,7 +160,7 @@ def test_what_is_outside_of_the_chosen_blocks_is_named():
     assert step.reason is not None
     assert step.reason.kind == "outside"
     assert step.reason.text == (
-        "what is outside of these blocks (layer.attention 100 B, outside of all modules 30 B) holds 150 B of the"
+        "what is outside of these blocks (layer.attention 100 B, the loss and top-level code 30 B) holds 150 B of the"
         " peak's 450 B"
     )
 

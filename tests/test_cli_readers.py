@@ -42,7 +42,7 @@ def test_show_prints_the_table_and_only_that_to_stdout(results: Path, capsys: py
 def test_show_says_how_much_of_a_partial_run_is_owed(results: Path, capsys: pytest.CaptureFixture[str]):
     answer(["show", SECOND])
 
-    assert "partial: 1 of 9 trials are not there yet" in capsys.readouterr().err
+    assert "partial: 1 of 9 trials are still to run: gcprof run --resume" in capsys.readouterr().err
 
 
 def test_show_gives_every_sample(results: Path, capsys: pytest.CaptureFixture[str]):

@@ -63,7 +63,7 @@ def test_numbers_stand_below_their_unit():
 def test_what_is_outside_of_all_modules_has_a_name():
     trace = by_hand([("optimizer", "")], [(100, 1, 1, "", "optimizer", "temporaries")])
 
-    assert "(outside of all modules)" in text(tables(explain(trace, blocks=()), title="mine")).plain
+    assert "loss and top-level code" in text(tables(explain(trace, blocks=()), title="mine")).plain
 
 
 def test_the_document_is_json_in_bytes():

@@ -110,7 +110,7 @@ def with_timeline(strategy: str, nbytes: int) -> Record:
 def test_a_partial_run_is_said_to_be_one(tmp_path: Path):
     found = examples.run(tmp_path / "run", examples.sweep(), more=(Trial(case=make.case("segments:k=7")),))
 
-    assert "1 trial of this run not there yet" in text(page(found))
+    assert "still to run: 1 trial;" in text(page(found))
 
 
 def test_what_went_wrong_is_told_with_its_reason(tmp_path: Path):

@@ -77,7 +77,7 @@ RECOMPUTED = (512, 3, 4, SECOND, "recompute", "recomputed")
             ALL,
             [RECOMPUTED, (3072, 1, 6, "head", "forward", "saved"), (1024, 1, 6, "", "forward", "saved")],
             "outside",
-            "(head 3.00 KiB, outside of all modules 1.00 KiB) holds 4.00 KiB of the peak's 4.50 KiB",
+            "(head 3.00 KiB, the loss and top-level code 1.00 KiB) holds 4.00 KiB of the peak's 4.50 KiB",
         ),
         (
             ALL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from itertools import combinations, permutations
 from math import exp, log, sqrt
@@ -12,7 +13,7 @@ import pytest
 from scipy import stats as peer
 
 from profiler.analysis import time_ratio
-from profiler.analysis.advice import advise, budget_frontier
+from profiler.analysis.advice import BudgetPoint, advise, budget_frontier
 from profiler.analysis.flat_row import flat_row
 from profiler.analysis.pairing import ALIGN, read_sides, times
 from profiler.analysis.rows import SURE, Row, is_beaten, rows, time_verdict_of
@@ -29,7 +30,9 @@ from profiler.analysis.time_ratio import (
 )
 from profiler.core.record import Record
 from profiler.core.stats import Sampling, centre, num_warmup_pairs, pair_ratios, ratio_of_pairs, step_order, stop_reason
-from profiler.views.tables.columns import group_table
+from profiler.views.report.pictures import said
+from profiler.views.report.section import budget, sentence
+from profiler.views.tables.columns import UNSURE, group_table, ratio_text
 from profiler.workflows.plan_comparison import is_slower
 from tests import make
 from tests.make import MIB
@@ -326,6 +329,17 @@ def test_table_picture_report_advice_and_frontier_say_the_same(seed):
         assert row.time_verdict == flat_row(row)["time_verdict"] == told == verdict(row.time, floor=row.time_floor)
         assert (cells[row.case] == "too noisy to tell") == row.time.is_noisy
         assert (told == "too noisy to tell") <= row.time.is_noisy
+
+    # steps, ratios and words: no row contradicts itself, and what is unsure is nowhere called faster
+    for row in table[1:]:
+        told, slid = time_verdict_of(row, none), budget(BudgetPoint(budget_bytes=0, best=row, by="time"))
+        if not row.time.is_noisy:
+            assert row.shown_seconds / none.shown_seconds == pytest.approx(row.time_ratio)
+        for text in (cells[row.case], ratio_text(row), said(row).partition("step")[2], slid.partition("step")[2]):
+            assert (UNSURE in text) == (told == "cannot be told apart" and not row.time.is_noisy), text
+            assert not re.search(r"-[\d.]+ %", text) or told in ("faster", "same"), text
+    if "less time" in sentence(advise(table), table):
+        assert advise(table).chosen.time_verdict == "faster"
 
     # the pictures: on the frontier is all that is not surely beaten
     for row in table:

@@ -413,7 +413,7 @@ def _largest(
         return "block", f"one block dominates: '{segment[0]}' alone needs {holds} in its backward"
     several = count_text(len(blocks), "block")
     names = ", ".join(
-        f"{module or 'outside of all modules'} {bytes_text(size)}"
+        f"{module or 'the loss and top-level code'} {bytes_text(size)}"
         for module, size in outside.most_common(NUM_OUTSIDE)
         if size
     )

@@ -50,6 +50,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     static_bytes: int | None  # the sum over the categories: live in every step under every strategy
     peak_ratio: float | None  # to the same case without checkpointing; None if the outcome is not ok: no saving
     step_seconds: float | None  # median over all rounds
+    shown_seconds: float | None  # none's median times the ratio to it, so that the two agree; without one, the median
     step_spread: float | None  # half the interquartile range over the median
     rounds: tuple[Record, ...]  # in order, each with its own samples
     time: TimeRatio | None  # of the step to the baseline's: from pairs in one process, else from rounds
@@ -133,6 +134,8 @@ def _built(
     none_seconds = {
         record.round: median(seconds) for record in none_rounds if (seconds := record.readings.step_seconds)
     }
+    none_samples = pooled[baseline].readings.step_seconds if none_rounds else None
+    none_median = median(none_samples) if none_samples else None
     paired = {case: time_ratio.of_records(rounds) for case, rounds in group.items()}
     drift = timing_doubts.between_rounds(group.values())
     data = [record.built.data for of_case in group.values() for record in of_case if record.built]
@@ -141,6 +144,7 @@ def _built(
         record, pairs = pooled[case], paired[case]
         readings, is_ok = record.readings, record.outcome == "ok"
         peak = readings.peak_bytes
+        own_seconds = median(readings.step_seconds) if readings.step_seconds else None
         time = pairs or _unpaired(rounds, none_seconds)
         if not is_ok or case == baseline:
             time = ITSELF if is_ok and none_seconds else None
@@ -161,7 +165,10 @@ def _built(
                 gradients=verdict(record),
                 static_bytes=static(readings),
                 peak_ratio=peak / none_peak if is_ok and peak is not None and none_peak else None,
-                step_seconds=median(readings.step_seconds) if readings.step_seconds else None,
+                step_seconds=own_seconds,
+                shown_seconds=time.ratio * none_median
+                if own_seconds and none_median and time and time.has_basis and not time.is_noisy
+                else own_seconds,
                 step_spread=spread(readings.step_seconds) if readings.step_seconds else None,
                 rounds=tuple(rounds),
                 time=time,

@@ -22,7 +22,7 @@ from profiler.cli.output import (
     say_bytes,
 )
 from profiler.core.errors import UserError
-from profiler.core.units import bytes_text
+from profiler.core.units import budget_text, bytes_text, count_text
 from profiler.request.spec import Request
 
 if TYPE_CHECKING:
@@ -277,12 +277,9 @@ def _title_of(planned: Planned, *, costs: bool = False) -> str:
 
 
 def _budget_text(planned: Planned, budget: int) -> str:
-    """Return a budget in bytes, and in percent of the peak without checkpointing, in words."""
     from profiler.planning.candidates import whole_bytes
 
-    peak = whole_bytes(planned.chain)
-    percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
-    return f"{bytes_text(budget)}{percent}"
+    return budget_text(budget, whole_bytes(planned.chain))
 
 
 def _say_infeasible(planned: Planned, budget: int) -> None:
@@ -330,15 +327,15 @@ def _facts(planned: Planned, fitted: TriedPlan) -> list[str]:
     name, floor = largest_stage(planned.chain)
     outside = ", what is saved outside of these blocks" if kept_before(planned.chain, name) else ""
     lost = frontier.lost_fraction
-    faster = f"faster by {lost * 100:.2g} %" if lost else "faster"
+    best = f"at most {lost * 100:.2g} % slower than the fastest of its depth" if lost else "the fastest of its depth"
     peak = bytes_text(fitted.point.peak_bytes)
     lines = [
         f"floor of these blocks: {bytes_text(floor)}, the static bytes{outside} and '{name}' alone while it runs; "
         f"the smallest peak of a plan of this depth: {bytes_text(frontier.peak_bytes[0])}",
-        "every plan that the costs prefer needs more memory than its costs say: this one is by a heuristic"
+        "every plan that is faster by costs did not fit when it ran: this one was made by a rule of thumb"
         if fitted.by_rule
-        else f"by these costs no plan of this depth within {peak} is {faster} than `plan`; "
-        f"{len(frontier)} {'plan is' if len(frontier) == 1 else 'plans are'} on the frontier",
+        else f"`plan` is {best} within {peak}, by costs; "
+        f"--frontier lists {count_text(len(frontier), 'plan')}, one a budget",
     ]
     lines += _unused_options(planned)
     compared = planned.comparison.plans if planned.comparison else ()

@@ -83,7 +83,7 @@ def _show_rows(loaded: Run, word: str, *, samples: bool, over: str | None, colum
     say(*shown, *(found for group in groups(table) for found in sampled.ranks(group)), columns=columns)
     plan = loaded.manifest.plan
     if owed := len(progress.owed(plan, loaded.records)):
-        aside(f"partial: {owed} of {len(plan)} trials are not there yet")
+        aside(f"partial: {owed} of {len(plan)} trials are still to run: gcprof run --resume {word}")
     if loaded.manifest.shard:
         aside(shard_text(loaded))
     if over:

@@ -84,6 +84,14 @@ def change_range_text(ratios: tuple[float, float] | None) -> str:
     return MISSING if ratios is None else f"{_percent(ratios[0])}..{_percent(ratios[1])}"
 
 
+def budget_text(nbytes: int, peak_bytes: int) -> str:
+    """Return a budget beside the peak without checkpointing: `750 MiB, 60 % of the peak without checkpointing`."""
+    if nbytes > peak_bytes > 0:
+        return f"{bytes_text(nbytes)}; it fits as it is, at {bytes_text(peak_bytes)} without checkpointing"
+    percent = f", {nbytes / peak_bytes * 100:.0f} % of the peak without checkpointing" if peak_bytes else ""
+    return f"{bytes_text(nbytes)}{percent}"
+
+
 def spread_text(fraction: float | None, *, digits: int = 1) -> str:
     """A relative half-width: 0.034 -> '±3.4 %'."""
     return MISSING if fraction is None else f"±{fraction * 100:.{digits}f} %"

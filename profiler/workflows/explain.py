@@ -16,7 +16,6 @@ from profiler.analysis.progress import calibrations
 from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
 from profiler.core import allocator_history
 from profiler.core.case import Case, Choice, Trial, encode
-from profiler.core.devices import FAKE
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
@@ -76,7 +75,7 @@ def heading(case: Case, step: Followed, *, with_strategy: bool = False) -> str:
     """Return the model and settings that were followed, and how, in one line."""
     named = [str(case.label)] if with_strategy else []
     at_work = optimizer(case, is_own=step.has_own_optimizer)
-    settings = ", ".join([*named, batch(case), at_work, case.precision, device_word(case.device).removeprefix(FAKE)])
+    settings = ", ".join([*named, batch(case), at_work, case.precision, device_word(case.device)])
     return f"{case.model}, {settings}: {evidence(case, None)}"
 
 

@@ -29,7 +29,7 @@ from profiler.runs import RESULTS, store
 from profiler.runs.store import Run, Writer
 from profiler.training import models
 from profiler.views.export import files
-from profiler.views.tables.evidence import device_word
+from profiler.views.tables.evidence import card, device_word
 from profiler.workflows import SILENT, STARTING, Interrupted, Screen, consent
 
 UNTOLD = "GCP031"  # the note that a device reports nothing about itself
@@ -308,13 +308,13 @@ def opening(trials: Sequence[Trial], devices: Mapping[str, Environment], remarks
     device = device_choice.environment(name, devices)
     where = f"torch {device.torch}"
     if len(predicted) < 2 and len(rehearsed) < 2 and device.device_name is not None and device.device_bytes is not None:
-        where = f"{device.device_name}, {bytes_text(device.device_bytes)}; {where}"
+        where = f"{card(device.device_name)}, {bytes_text(device.device_bytes)}; {where}"
     why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
     kind = "the CPU" if name == "cpu" else "the GPU"
     verb = "rehearsing on" if gpu_specs.is_hollow(device.device_name) else "measuring"
     doing = f"rehearsing on {' and '.join(rehearsed)}" if rehearsed else f"{why}{verb} {kind}"
     if predicted and (rehearsed or trials[0].case.is_predicted):
-        foreseeing = f"predicting for {', '.join(predicted)}"
+        foreseeing = f"predicting for {', '.join(map(device_word, predicted))}"
         doing = f"{doing} and {foreseeing}" if rehearsed else foreseeing
     yield f"{doing} ({where})"
     for model in dict.fromkeys(trial.case.model.name for trial in trials):

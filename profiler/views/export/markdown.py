@@ -19,6 +19,7 @@ from profiler.views.redaction import redacted
 from profiler.views.sanitize import plain
 from profiler.views.tables import script
 from profiler.views.tables.columns import group_table, groups, main
+from profiler.views.tables.evidence import card
 from profiler.views.tables.grid import Column, Table
 
 SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#$~&"})
@@ -192,5 +193,5 @@ def _where(environment: Environment) -> str:
         if (version := getattr(environment, name))
     ]
     size = [bytes_text(environment.device_bytes)] if environment.device_bytes else []
-    device = [environment.device_name] if environment.device_name else []
+    device = [card(environment.device_name)] if environment.device_name else []
     return plain(", ".join([*device, *size, *versions, environment.system]))

@@ -63,14 +63,15 @@ def _has_time(row: Row) -> bool:
 def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     """Draw one bar per row, made of the phases' medians; a dot and its error bar are the step's median and spread."""
     drawn = {at: row for at, row in enumerate(rows) if _has_time(row)}
-    size, unit = second_unit(row.step_seconds for row in drawn.values())
+    size, unit = second_unit(row.shown_seconds for row in drawn.values())
+    scales = {at: (row.shown_seconds or 0) / row.step_seconds if row.step_seconds else 1 for at, row in drawn.items()}
     ends = dict.fromkeys(drawn, 0.0)
     for part, colour in TIME_PARTS:
         samples = {at: samples_of(row, part) for at, row in drawn.items()}
-        long = [median(samples[at]) / size if samples[at] else 0.0 for at in drawn]
+        long = [median(samples[at]) / size * scales[at] if samples[at] else 0.0 for at in drawn]
         axes.barh(list(drawn), long, left=list(ends.values()), height=THICK, color=colour, label=part)
         ends = {at: end + more for (at, end), more in zip(ends.items(), long, strict=True)}
-    steps = {at: (row.step_seconds or 0) / size for at, row in drawn.items()}
+    steps = {at: (row.shown_seconds or 0) / size for at, row in drawn.items()}
     halves = {at: steps[at] * (row.step_spread or 0) for at, row in drawn.items()}
     axes.errorbar(
         list(steps.values()), list(drawn), xerr=list(halves.values()), fmt="o", color=INK, markersize=sized(4),
@@ -78,9 +79,8 @@ def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     )  # fmt: skip
     for at, row in drawn.items():
         ends[at] = max(ends[at], steps[at] + halves[at])
-        text = (
-            f"{scaled(row.step_seconds, size)}  {ratio_text(row) if row.time else change(row, row.time_ratio)}".rstrip()
-        )
+        against = ratio_text(row) if row.time and row.case.label != "none" else ""
+        text = f"{scaled(row.shown_seconds, size)}  {against}".rstrip()
         theme.note(axes, text, (ends[at], at), offset=(7, 0), va="center")
     axes.set_xlim(0, 1.2 * max(ends.values()))
     _named(axes, rows, drawn, f"time ({unit})")

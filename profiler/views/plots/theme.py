@@ -33,7 +33,7 @@ from profiler.core.units import bytes_text
 from profiler.views.export.files import refuse_output, write_whole
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import batch, environment_of, model, one_strategy, setting
-from profiler.views.tables.evidence import device
+from profiler.views.tables.evidence import device, device_word
 from profiler.views.tables.explanation import CATEGORIES
 from profiler.views.tables.grid import broken
 
@@ -326,7 +326,7 @@ def _where(rows: Sequence[Row]) -> str:
         return device(rows)
     asked = rows[0].case.device
     if rows[0].case.is_predicted:
-        return f"predicted for {asked}, not measured"
+        return f"predicted for {device_word(asked)}, not measured"
     name = environment.device_name if environment else None
     return device(rows) if rows[0].evidence == "rehearsed" else name or asked
 

@@ -117,7 +117,8 @@ def parts(runs: Sequence[tuple[Run, list[list[Row]], int]], limits: PageLimits) 
             sections[-1]["device"] = device(group)
         num_shown += len(shown)
         left_out = len(run_groups) - len(shown)
-        owed = [f"{count_text(num_owed, 'trial')} of this run not there yet"] if num_owed else []
+        still = f"still to run: {count_text(num_owed, 'trial')}; `gcprof run --resume` runs what is left"
+        owed = [still] if num_owed else []
         more = [f"{count_text(left_out, 'group')} of rows left out, so that this page stays small"] if left_out else []
         run_parts.append(
             {

@@ -70,13 +70,12 @@ def said(row: Row) -> str:
     """Return a row in words, with its change against `none`."""
     is_baseline = row.case.label == "none"
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
-    untold = ", cannot be told apart" if row.time_verdict == "cannot be told apart" and row.time_ratio_range else ""
-    slower = f" ({ratio_text(row)}{untold})" if row.time_ratio and not is_baseline else ""
+    slower = f" ({ratio_text(row)})" if row.time_ratio and not is_baseline else ""
     kind = "estimated step" if row.case.has_estimated_times else "step"
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
     peak = f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}{change}"
     name = short(strategy_label(row.case.label), LONGEST)
-    return f"{name}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
+    return f"{name}: {peak}, {kind} {seconds_text(row.shown_seconds)}{slower}{noise}"
 
 
 def strategies(rows: Sequence[Row], kind: str, anchor: str) -> Picture | None:

@@ -19,8 +19,8 @@ from profiler.core.stats import spread
 from profiler.core.units import MISSING, bytes_text, change_range_text, error_text, few, seconds_text, spread_text
 from profiler.views.report import pictures
 from profiler.views.sanitize import plain, short, shortened
-from profiler.views.tables.columns import NOISE, group_table, heading, ratio_text, reasons, remarks
-from profiler.views.tables.evidence import outcome, peak_name
+from profiler.views.tables.columns import NOISE, UNSURE, group_table, heading, ratio_text, reasons, remarks
+from profiler.views.tables.evidence import card, outcome, peak_name
 from profiler.views.tables.explanation import module_name
 from profiler.views.tables.grid import Table, of_lines
 from profiler.views.tables.samples import TIMES, samples_of
@@ -190,11 +190,11 @@ def budget(stair: BudgetPoint) -> str:
     """Return the best strategy from a budget upwards in words, with those whose times cannot be told from its own."""
     row = stair.best
     peak = f"peak {bytes_text(row.readings.peak_bytes)}"
-    time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
+    time = [f"{_estimated(row)}step {seconds_text(row.shown_seconds)}"] if row.shown_seconds is not None else []
     ratio = ratio_text(row)
-    more = [f"a time {NOISE}" if ratio == NOISE else f"{ratio} time"]
-    change = more if row.time_ratio and row.case.label != "none" else []
-    why = {"time": [], "flops": ["least is computed; no times"], "peak": ["the lowest peak; no times"]}[stair.by]
+    change = [f"a time {ratio}" if ratio in (NOISE, UNSURE) else f"{ratio} time"]
+    change = change if row.time_ratio and row.case.label != "none" else []
+    why = {"time": [], "flops": ["the fewest FLOPs; not timed"], "peak": ["the lowest peak; not timed"]}[stair.by]
     rivals = f", or {_named(stair.rivals)}: the times cannot be told apart" if stair.rivals else ""
     return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){rivals}"
 
@@ -246,7 +246,7 @@ def _time(row: Row, certainty: str) -> str:
     return {
         "missing": "at a cost in time that is not known here",
         "estimated": f"for an estimated {more}",
-        "single": f"for {more}, of too few steps to be sure",
+        "single": f"for {more}, unsure: too few steps" if ratio >= 1 else "in a time that is unsure: too few steps",
         "noisy": "in a time that is too noisy to tell",
         "same": f"in a time that cannot be told from that of none{over}",
         "sure": f"for {more}{over}",
@@ -370,6 +370,8 @@ def _environments(rows: Sequence[Row]) -> Table | None:
 
     def known(environment: Environment, name: str) -> str:
         value = getattr(environment, name)
+        if name == "device_name":
+            return card(value) or MISSING
         return bytes_text(value) if name == "device_bytes" else MISSING if value is None else str(value)
 
     starts: dict[Environment, list[str]] = {}

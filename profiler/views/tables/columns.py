@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from profiler.analysis.rows import Row, is_all_out_of_memory, smallest_request
+from profiler.analysis.time_ratio import NOISY
 from profiler.core.case import SWITCHES, Case, Choice
 from profiler.core.plan_file import files_of_labels, strategy_label, strategy_labels
 from profiler.core.record import IN_BUILD, Environment
@@ -38,6 +39,9 @@ UNSHOWN = (
     "warmup_seconds",
 )  # readings that no table of rows needs
 NOISE = "too noisy to tell"  # instead of a ratio whose interval is too wide
+UNSURE = "unsure"
+CLOSE = "cannot be told apart"  # the verdict of times that may be equal
+QUIETER = "end other programs, or raise --rounds and --samples"
 OWN_OPTIMIZER = "its own optimizer"
 MARKS = {"ok": "ok", "invalid": "invalid"}  # of rows that are not on the frontier; of others bad
 MAX_NAMED = 4  # strategies that one note names before it only counts them
@@ -229,9 +233,9 @@ def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
 def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
     if all(row.evidence != "measured" and row.step_seconds is None for row in rows):
         return ()  # a rehearsal has none; a prediction has an estimate if the rates of its device are known
-    size, unit = second_unit([row.step_seconds for row in rows])
+    size, unit = second_unit([row.shown_seconds for row in rows])
     return (
-        numbers("step", unit, [scaled(row.step_seconds, size) for row in rows]),
+        numbers("step", unit, [scaled(row.shown_seconds, size) for row in rows]),
         numbers("spread", "", [spread_text(row.step_spread) for row in rows]),
         numbers("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
     )
@@ -249,15 +253,22 @@ def _time_change(row: Row) -> str:
     limits = time.interval
     if limits is None or limits[0] == limits[1] or time.is_noisy:
         return ratio_text(row)
-    return f"{change_text(time.ratio)} ({change_range_text(limits)})"
+    change = UNSURE if row.time_verdict == CLOSE else change_text(time.ratio)
+    return f"{change} ({change_range_text(limits)})"
 
 
 def ratio_text(row: Row) -> str:
-    """Return the change of the time against `none`, if it is not noise, and marked if too few steps were measured."""
-    if row.time is not None and row.time.is_noisy:
+    """Return the change of the time against `none`, marked where it is not sure; unsure steps are never called faster.
+
+    It is unsure where too few steps were measured, or where it cannot be told apart from none.
+    """
+    time = row.time
+    if time is not None and time.is_noisy:
         return NOISE
-    is_unsure = row.evidence == "measured" and row.time is not None and row.time.interval is None
-    return f"{change_text(row.time_ratio)}{' (unsure)' if is_unsure else ''}"
+    is_few = row.evidence == "measured" and time is not None and time.interval is None
+    if time is None or not (is_few or row.time_verdict == CLOSE):
+        return change_text(row.time_ratio)
+    return UNSURE if time.ratio < 1 else f"{change_text(time.ratio)} ({UNSURE})"
 
 
 def _floor(rows: Sequence[Row]) -> list[str]:
@@ -265,6 +276,8 @@ def _floor(rows: Sequence[Row]) -> list[str]:
     floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
     if floor is None:
         return []
+    if floor >= NOISY - 1:
+        return [f"too noisy to compare times: none against itself is known to {spread_text(floor)}; {QUIETER}"]
     return [f"noise floor: none against itself is known to {spread_text(floor)}; no smaller difference is reported"]
 
 

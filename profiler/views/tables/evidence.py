@@ -7,7 +7,8 @@ from typing import get_args
 
 from profiler.analysis.axes import Axis
 from profiler.analysis.rows import Row
-from profiler.core.devices import parse
+from profiler.core.devices import FAKE, parse
+from profiler.core.gpu_specs import HOLLOW
 from profiler.core.record import Evidence
 from profiler.core.units import bytes_text, signed_bytes_text
 
@@ -17,8 +18,10 @@ SMALLEST = 0.0005  # of a peak: smaller differences are shown in bytes, since th
 
 
 def device_word(device: str) -> str:
-    """Return a case's device as people read it: `rehearse:h100:memory=...` is `h100 with 1.27 GiB`."""
+    """Return a case's device as people read it: `rehearse:h100:memory=...` is `h100 with 1.27 GiB`, `fake:t4` `t4`."""
     asked = parse(device)
+    if asked.is_predicted:
+        return device.removeprefix(FAKE)
     if not asked.is_rehearsed or ":" in asked.name:  # gcprof writes no such name, but a file may contain anything
         return device
     sizes = [
@@ -26,6 +29,11 @@ def device_word(device: str) -> str:
     ]
     gpu = asked.name + (f":{asked.count}" if asked.count > 1 else "")
     return f"{gpu} {', '.join(sizes)}" if asked.bytes is not None else ", ".join([gpu, *sizes])
+
+
+def card(name: str | None) -> str:
+    """Return the name of a device; that of a rehearsed GPU is the name of the GPU that it stands for."""
+    return (name or "").removeprefix(HOLLOW)
 
 
 def kinds(rows: Iterable[Row]) -> tuple[Evidence, ...]:
@@ -77,6 +85,7 @@ def device(rows: Sequence[Row]) -> str:
         return f"several devices: {words if len(present) > 1 else SAID.get(present[0], present[0])}"
     name = next((row.environment.device_name for row in rows if row.environment and row.environment.device_name), None)
     asked = device_word(rows[0].case.device)
+    name = card(name)
     text = f"{asked} ({name})" if name and name != asked else asked
     said = SAID.get(rows[0].evidence)
     return f"{text}: {said}" if said else text

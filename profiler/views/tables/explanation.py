@@ -19,8 +19,9 @@ from profiler.core.units import byte_unit, bytes_text, change_text, count_text, 
 from profiler.views.sanitize import shortened
 from profiler.views.tables.grid import Column, Table, numbers, words
 
-OUTSIDE = "(outside of all modules)"
+OUTSIDE = "loss and top-level code"  # what runs in no submodule
 BEFORE_STEP = "(before the step)"
+THE_LOSS = re.compile("loss|cross_entropy|log_softmax")  # in the name of its operator
 LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
 LONGEST_LINE = 40  # characters of a line of code of a snapshot
 NOWHERE = "(no line of yours)"
@@ -38,7 +39,7 @@ REMEDIES = {  # each with its cost, or with what it changes
     "kept-gradients": "gradients set to None (free)",
     "offload": "activations on the host (copies)",
     "host-inputs": "checkpointed inputs on the host (copies)",
-    "loss": f"loss in {CHUNKS} chunks (its head twice)",
+    "loss": f"loss in {CHUNKS} chunks (head computed twice)",
 }
 
 
@@ -68,8 +69,16 @@ def document(explained: Explanation, *, strategy: str, evidence: Evidence = "pre
 
 
 def where(peak: Peak) -> str:
-    """Return the phase of a peak and the module that runs then."""
-    return f"before the step, {OUTSIDE}" if peak.number == 0 else f"{peak.phase}, {module_name(peak.module)}"
+    """Return the phase of a peak and what runs then: a module, the loss or, in no module, what the phase says."""
+    if peak.number == 0:
+        return "before the step"
+    return ", ".join(filter(None, [peak.phase, _at_work(peak.phase, peak.module, peak.operator)]))
+
+
+def _at_work(phase: str, module: str, operator: str) -> str:
+    if module or phase == "optimizer":
+        return module_name(module) if module else ""
+    return "the loss" if THE_LOSS.search(operator) else "top-level code"
 
 
 def module_name(name: str) -> str:
@@ -88,10 +97,10 @@ def _peak(explained: Explanation) -> str:
 
 def _floor(explained: Explanation) -> str:
     floor = explained.floor
-    stage = module_name(floor.stage or floor.module)
-    work = f"{bytes_text(floor.work_bytes)} at work in the {floor.phase} of {stage}"
-    static = bytes_text(floor.static_bytes)
-    return f"floor {bytes_text(floor.nbytes)} of checkpointing these blocks: {static} static, {work}"
+    at_work = _at_work(floor.phase, floor.stage or floor.module, floor.operator)
+    work = f"{bytes_text(floor.work_bytes)} in the {' of '.join(filter(None, [floor.phase, at_work]))}"
+    parts = f"{bytes_text(floor.static_bytes)} static, {work}"
+    return f"floor {bytes_text(floor.nbytes)}: no checkpoints of these blocks need less ({parts})"
 
 
 def better_text(choices: BlockChoices, better: BlockChoice) -> str:

@@ -61,10 +61,14 @@ def blocks(outline: ModelSummary, *, better: str | None = None) -> Table:
         words("class", "", [block.kind for block in listed]),
         numbers("parameters", "", [str(block.num_parameters) for block in listed]),
         words("output", "", [block.output or "not run" for block in listed]),
-        words("feeds the next alone", "", [FEEDS[block.feeds_next] for block in listed]),
+        words("joins", "the next", [FEEDS[block.feeds_next] for block in listed]),
     )
     apart = [block.name for block in listed if block.feeds_next is False]
-    joined = f"segments cannot hold both a block with 'no' and the next ({few(apart, MOST_NAMED)})" if apart else None
+    joined = (
+        f"a segment ends at a block with 'no', as the next takes more than its output: {few(apart, MOST_NAMED)}"
+        if apart
+        else None
+    )
     below = [f"note: {line}" for line in (outline.remark or joined, better) if line]
     return Table(title=", ".join([*head, *batch]), columns=columns, below=tuple(below))
 

@@ -25,6 +25,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, render
 from profiler.planning.solver import Point
 from profiler.views.export.csv import csv_text
+from profiler.views.tables.columns import NOISE, UNSURE, ratio_text
 from profiler.views.tables.grid import Column, Table, numbers, words
 
 COSTS_OFF = ("costs", "off by")
@@ -163,11 +164,16 @@ def _times(lines: Sequence[ComparedPlan], none: Way) -> list[Column]:
     """Return the columns of measured times, their intervals, the errors of the costs, and the gradients."""
     rows = [line.measured for line in lines]
     return [
-        numbers("time", "measured", [change_text(row.time_ratio if row else None) for row in rows]),
+        numbers("time", "measured", [_time_change(row) for row in rows]),
         numbers("range", "measured", [_range(row) for row in rows]),
         numbers(*COSTS_OFF, [_cost_error(line, none) for line in lines]),
         words("gradients", "", [row.gradients if row else MISSING for row in rows]),
     ]
+
+
+def _time_change(row: Row | None) -> str:
+    ratio = ratio_text(row) if row and row.time else MISSING
+    return UNSURE if ratio == NOISE else ratio  # the range beside it says so
 
 
 def _range(row: Row | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from profiler.analysis.reproduction import ComparedFigure, Reproduction
 from profiler.core.case import encode
 from profiler.core.units import MISSING, in_unit_text, spread_text
-from profiler.views.tables.evidence import SAID, device_word
+from profiler.views.tables.evidence import SAID, card, device_word
 from profiler.views.tables.grid import Table, of_lines
 
 OTHER_SIZE = "other size"
@@ -33,7 +33,7 @@ def document(reproduction: Reproduction, *, run: str | None, exit_code: int) -> 
 
 def _heading(reproduction: Reproduction) -> str:
     environment = reproduction.environment
-    name = environment.device_name if environment and environment.device_name else device_word(reproduction.device)
+    name = card(environment.device_name if environment else None) or device_word(reproduction.device)
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
     size = "reduced size" if reproduction.reduced else "the published size"
     evidence = [SAID[reproduction.evidence]] if reproduction.evidence in SAID else []

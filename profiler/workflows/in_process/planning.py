@@ -11,10 +11,9 @@ import msgspec
 from profiler.analysis.explanation import better_blocks
 from profiler.core import optional_deps
 from profiler.core.case import Case
-from profiler.core.devices import FAKE
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
-from profiler.core.units import bytes_text, parse_budget
+from profiler.core.units import budget_text, bytes_text, parse_budget
 from profiler.planning import candidates, solver
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
@@ -108,11 +107,10 @@ def _planned(source: Source, case: Case, budget: str | int, shown: Case) -> Plan
 
 def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Point, budget_bytes: int) -> Found:
     """Return what the plan was chosen from."""
-    percent = f"{budget_bytes / candidates.whole_bytes(chain) * 100:.0f} % of the peak without checkpointing"
-    device = device_word(case.device.removeprefix(FAKE))
+    device = device_word(case.device)
     settings = f"{optimizer_text(case)}, {case.precision}, {device}: predicted, not measured"
     return Found(
-        title=f"{case.model}, {settings}: at most {bytes_text(budget_bytes)}, {percent}",
+        title=f"{case.model}, {settings}: at most {budget_text(budget_bytes, candidates.whole_bytes(chain))}",
         chain=chain,
         points=list(frontier),
         ways=candidates.ways(chain, point, budget_bytes),

@@ -13,7 +13,6 @@ import torch
 
 from profiler.core import plan_file
 from profiler.core.case import PASSES, Case, Choice, Trial
-from profiler.core.devices import FAKE
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Note, Record, evidence
@@ -169,7 +168,7 @@ class PeakMemory(int):
 
     def __repr__(self) -> str:
         case = self.record.case
-        device = device_word(case.device).removeprefix(FAKE)
+        device = device_word(case.device)
         settings = f"{case.model} under {case.label}, {case.optimizer}, {case.precision}, {device}"
         return f"{bytes_text(int(self))} {self.evidence} ({settings})"
 
@@ -206,7 +205,7 @@ def failure(peak: PeakMemory, budget: int | None, *, named: str) -> str | None:
     lines = [f"peak memory {peak!r}", f"is {over}"]
     if readings and readings.timeline and readings.timeline.modules:
         largest = sorted(readings.timeline.modules.items(), key=lambda item: -item[1])[:3]
-        held = [f"{name or 'outside of all modules'} {bytes_text(size)}" for name, size in largest]
+        held = [f"{name or 'the loss and top-level code'} {bytes_text(size)}" for name, size in largest]
         lines.append(f"in the {readings.peak_phase} the most is held by {', '.join(held)}")
     elif readings:
         lines.append(f"the peak is in the {readings.peak_phase}")
