@@ -21,7 +21,7 @@ from tests import rooms
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 IN_NAVIGATION = re.compile(r": ([\w-]+\.md)$", re.MULTILINE)
-NOTE = re.compile(r"^## (GCP\d{3}):", re.MULTILINE)
+NOTE = re.compile(r"^(## GCP(\d{3}):)", re.MULTILINE)
 TABLE = re.compile(r"(?<=## Rooms\n\n)(?:\|.*\n)+")
 FIELDS = "<!-- fields -->\n"
 STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
@@ -56,7 +56,7 @@ def pages() -> dict[Path, str]:
     written, _, _ = (DOCS / "format.md").read_text(encoding="utf-8").partition(FIELDS)
     notes = (ROOT / "profiler" / "views" / "notes.md").read_text(encoding="utf-8")
     return {
-        DOCS / "notes.md": NOTE.sub(lambda found: f'<a id="{found[1].lower()}"></a>\n\n{found[0]}', notes),
+        DOCS / "notes.md": NOTE.sub(r'<a id="gcp\2"></a>\n\n\1', notes).replace("```\nnote:", "```note\nnote:"),
         DOCS / "commands.md": "\n".join(_commands()) + "\n",
         DOCS / "format.md": written + FIELDS + "\n" + "\n".join(_structs()) + "\n",
         ROOT / "ARCHITECTURE.md": TABLE.sub(lambda _: rooms.table(), architecture),
