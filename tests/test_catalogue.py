@@ -125,7 +125,7 @@ def test_what_begins_so_or_is_a_few_slips_away_is_near(word: str, words: tuple[s
         (["plot", "--kind", "memry"], "did you mean '--kind memory'?"),
         (["run", "--precision", "bf61"], "did you mean '--precision bf16'?"),
         (["run", "--model", "mlp:wdth=3"], "did you mean 'mlp:width=3'?"),
-        (["plan", "mlp", "--budget", "60%", "--device", "fake:2080ti"], "did you mean '--device fake:rtx-2080-ti'?"),
+        (["plan", "mlp", "--budget", "60%", "--device", "fake:rtx-2080"], "did you mean '--device fake:rtx-2080-ti'?"),
         (["run", "--frobnicate"], "gcprof run --help"),
     ],
 )

@@ -10,7 +10,7 @@ import gc
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from inspect import Parameter
 from typing import Annotated, Any, get_args, get_type_hints
@@ -21,7 +21,18 @@ import typer.main
 from profiler.cli import options
 from profiler.cli.help import MODEL, PANELS, RUNS, Command, Group, about, examples
 from profiler.cli.options import VARIABLE, Words
-from profiler.cli.output import COLOR, COMMAND, SCRIPT, drop_unwritable, keep_error, one_of, open_standard, split_script
+from profiler.cli.output import (
+    COLOR,
+    COMMAND,
+    QUIET,
+    SCRIPT,
+    drop_unwritable,
+    keep_error,
+    one_of,
+    open_standard,
+    split_script,
+)
+from profiler.cli.synonyms import understood
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
 
@@ -32,16 +43,7 @@ SCARCE = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS) 
 GARBAGE = 200_000  # new objects between collections: records live until the end, and scanning 10,000 takes a second
 WIDEST = 120  # columns of a help text, at most; less on a narrower terminal
 UNABLE, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 3, 70, 74, 130, 141
-TELLS_FAILURES = (
-    "run",
-    "rehearse",
-    "predict",
-    "plan",
-    "stages",
-    "fit",
-    "max-batch",
-    "reproduce",
-)  # as one JSON document
+TELLS_FAILURES = ("run", "rehearse", "predict", "plan", "stages", "fit", "reproduce")  # whose JSON is that of a run
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
 CHOICES = ("auto", "always", "never")
@@ -102,7 +104,7 @@ def _print_version(asked: bool) -> None:
 
 def gcprof(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and stop.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", "-V", help="Show the version and stop.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Measure what gradient checkpointing saves in memory and costs in time, and prove that the gradients are equal.
@@ -163,10 +165,13 @@ def with_added(command: Callable[..., Any], name: str, *, of_script: bool = Fals
         *, color: str, model_flag: str | None = None, stage_limit: float | None = None, **given: Any
     ) -> Any:
         COLOR.set(one_of(color, CHOICES, flag="--color"))
+        QUIET.set(bool(given.get("quiet")))
         if stage_limit is not None:
             _set_limit(stage_limit)
         if first:
             given[first.name] = _model(given[first.name], model_flag, needed_by)
+            if first.name == "model" and given["model"]:
+                given |= _of_run(given, {name for names in taken.values() for name in names})
         for key, names in taken.items():
             from profiler.request.spec import Request
 
@@ -251,6 +256,18 @@ def _model(typed: str | None, flag: str | None, needed_by: str | None) -> str | 
     return flag if typed is None else typed
 
 
+def _of_run(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return what a run says of its model and settings, if the model is a run's name; what is typed wins."""
+    from profiler.runs.find import is_run
+
+    if not is_run(given["model"]):
+        return {}
+    from profiler.workflows.run_words import words_of
+
+    known = words_of(given["model"])
+    return {name: word for name, word in known.items() if name == "model" or (name in names and given[name] is None)}
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code."""
     gc.set_threshold(GARBAGE)
@@ -264,9 +281,12 @@ def answer(words: Sequence[str]) -> int:
     """Run one command and return its exit code. Every error becomes one line on stderr, here and nowhere else."""
     COMMAND.set(tuple(words))
     try:
+        typed = words
         if words and words[0] in SCRIPTS:  # keep the user's command that the words end with, if any
             words, script = split_script(words)
             SCRIPT.set(tuple(script))
+        rest, words = typed[len(words) :], understood(words)
+        COMMAND.set((*words, *rest))
         code = copy_context().run(_invoke, [*words] or ["--help"])  # what its options set is gone after it
         sys.stdout.flush()
         return code
@@ -304,8 +324,8 @@ def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]
     from profiler.views.sanitize import plain
 
     try:
-        if words and words[0] in TELLS_FAILURES and "--json" in words:
-            say_failure(code)
+        if "--json" in words:
+            say_failure(code, message=message, hint=hint, of_run=words[0] in TELLS_FAILURES)
         print(folded(f"gcprof: {plain(message)}", file=sys.stderr), file=sys.stderr)
         if hint:
             print(folded(f"hint: {plain(hint)}", file=sys.stderr), file=sys.stderr)

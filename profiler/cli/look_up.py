@@ -35,12 +35,15 @@ def models(
     Example: gcprof models mnist-cnn
     """
     from profiler.core import catalogue
+    from profiler.core.case import Choice
     from profiler.training.models import TABLE
+    from profiler.training.models.known_names import meant
     from profiler.training.optimizers import TABLE as OPTIMIZERS
     from profiler.views.tables.listing import details, listing
 
     if name is not None:
         table, kind = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
+        name = meant(Choice(name)).name if kind == "model" else name
         say(details(catalogue.read(name, table, what=kind)))
         next_command("gcprof", "run", *([name] if kind == "model" else ["--optimizer", name]))
         return
@@ -126,8 +129,9 @@ def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
     from profiler.core import catalogue
     from profiler.core.case import Case, Choice
     from profiler.training.models import TABLE
+    from profiler.training.models.known_names import meant
 
-    chosen = catalogue.resolve(Choice(model), TABLE, what="model")
+    chosen = catalogue.resolve(meant(Choice(model)), TABLE, what="model")
     takes_size = "batch_size" in catalogue.read(chosen.name, TABLE).parameters
     if batch_size is not None and not takes_size:
         hint = "leave it out, or give the function a parameter batch_size"

@@ -111,7 +111,7 @@ RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="The run 
 AlsoHidden = Annotated[bool, typer.Option("--all", help="Also the hidden ones, made for tests.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 JsonOrTable = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results alone.")]
 Width = Annotated[int | None, typer.Option("--width", min=20, help="Columns to print. [default: the terminal's width]")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 ForceIfThere = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from profiler.core.errors import UserError, nearest_or_all
+from profiler.core.errors import UserError, nearest, nearest_or_all
 from profiler.workflows import Interrupted, Screen
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from profiler.workflows import Show
 
 COLOR: ContextVar[str] = ContextVar("COLOR", default="auto")  # what --color asks for
+QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)  # whether --quiet was given: results alone
 COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the running command
 
 SCRIPT: ContextVar[tuple[str, ...]] = ContextVar("SCRIPT", default=())  # a command of the user's, behind `--`
@@ -98,7 +99,8 @@ def read_run(word: str, *, without: Collection[str] = ()) -> Run:
     return run
 
 
-ANYWHERE = ("--color", "--quiet")  # flags that never lack an effect
+ASIDE = ("note: ", "wrote ")  # how lines begin that --quiet leaves out
+ANYWHERE = ("--color", "--quiet", "-q")  # flags that never lack an effect
 
 
 def refuse_flags(allowed: Collection[str], why: str, *, hint: str) -> None:
@@ -113,9 +115,16 @@ SIGN_SECONDS = 10.0  # between two lines of progress, if stderr is not a termina
 
 
 def usage(error: Any) -> tuple[str, str | None]:
-    """Return the message of a click error, which names what may be meant, and as its hint the help."""
+    """Return the message of a click error, and as its hint what may be meant, or the help."""
+    from profiler.cli.synonyms import ANSWERS
+
     message = " ".join(error.format_message().split())
-    return message[:1].lower() + message[1:], f"{error.ctx.command_path} --help" if error.ctx else None
+    option, context = getattr(error, "option_name", None), error.ctx
+    hint = f"{context.command_path} --help" if context else None
+    if option and message.lower().startswith("no such option"):
+        options = [word for parameter in context.command.params for word in parameter.opts] if context else []
+        message, hint = f"no such option: {option}", ANSWERS.get(option) or nearest(option, options) or hint
+    return message[:1].lower() + message[1:], hint
 
 
 def screen_width() -> int | None:
@@ -149,20 +158,26 @@ def say_json(value: Any) -> None:
     say_bytes(encode(value) + b"\n")
 
 
-def say_failure(code: int) -> None:
+def say_failure(code: int, *, message: str, hint: str | None = None, of_run: bool = True) -> None:
     """Print the JSON document of a failure: with --json, stdout holds one document even if nothing could run."""
     from profiler.views.export.json import document
 
     if SCRIPT.get():
-        say_json({"schema": 1, "run": None, "status": "failed", "exit_code": code, "variants": []})
+        failed: dict[str, Any] = {"schema": 1, "run": None, "status": "failed", "exit_code": code, "variants": []}
+        say_json({**failed, "message": message, "hint": hint})
         return
-    say_bytes(document(None, [], status="failed", exit_code=code))
+    if not of_run:
+        say_json({"status": "failed", "exit_code": code, "message": message, "hint": hint})
+        return
+    say_bytes(document(None, [], status="failed", exit_code=code, message=message, hint=hint))
 
 
 def aside(text: str) -> None:
-    """Print a line on stderr, beside the result."""
+    """Print a line on stderr, beside the result; with --quiet no note and no name of what was written."""
     from profiler.views.sanitize import plain
 
+    if QUIET.get() and text.startswith(ASIDE):
+        return
     print(folded(plain(text), file=sys.stderr), file=sys.stderr)
 
 
@@ -178,9 +193,11 @@ def folded(text: str, *, file: TextIO) -> str:
 
 
 def next_command(*words: str) -> None:
-    """Print on stderr the one command that the user will want next, on one line, to be pasted."""
+    """Print on stderr the one command that the user will want next, on one line, to be pasted; not with --quiet."""
     from profiler.views.sanitize import plain
 
+    if QUIET.get():
+        return
     print(plain(f"next: {shlex.join(map(_as_typed, words))}"), file=sys.stderr)
 
 
@@ -285,7 +302,7 @@ def interruptible(*, json: bool = False) -> Iterator[None]:
     except Interrupted as interrupted:
         aside(NOTHING_KEPT)
         if json:
-            say_failure(interrupted.exit_code)
+            say_failure(interrupted.exit_code, message=NOTHING_KEPT)
         raise typer.Exit(interrupted.exit_code) from None
 
 

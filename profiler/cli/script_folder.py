@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,14 +110,10 @@ def _shown(variant: Variant) -> Variant:
 
 def named_script(target: str | None) -> tuple[Run, tuple[Variant, ...]] | None:
     """Return a script's run by its name, for verbs that take a model or a run; None if it is no such run."""
-    from profiler.runs import RESULTS
-    from profiler.runs.find import run_folder, runs
+    from profiler.runs.find import is_run, run_folder
     from profiler.runs.store import load
 
-    if target is None or (target == "last" and not runs(RESULTS)):
-        return None
-    places = (Path(target), RESULTS / target)
-    if target != "last" and not any(os.path.isfile(place / "manifest.json") for place in places):
+    if target is None or not is_run(target):
         return None
     run = load(run_folder(target))
     variants = variants_of(run)

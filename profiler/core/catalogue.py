@@ -19,7 +19,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,13 @@ READ: dict[str, Callable[[str], Any]] = {
 
 def _is_absent(module: str) -> bool:
     """Whether a name is an identifier that no top-level module has."""
-    return module.isidentifier() and importlib.util.find_spec(module) is None
+    return module.isidentifier() and _first_spec(module) is None
+
+
+def _first_spec(name: str) -> ModuleSpec | None:
+    """Return a top-level module's spec; the current folder comes first, as where the module is imported."""
+    here = PathFinder.find_spec(name, [str(Path.cwd())])
+    return here if here and here.origin else importlib.util.find_spec(name)
 
 
 @cache
@@ -331,7 +337,7 @@ def _source(name: str) -> tuple[Path, Callable[[], str]]:
 def _module_spec(name: str) -> ModuleSpec | None:
     """Return a module's spec; `importlib.util.find_spec` would import, and so run, the packages that contain it."""
     first, *inner = name.split(".")
-    spec = importlib.util.find_spec(first)
+    spec = _first_spec(first)
     for number in range(len(inner)):
         folders = list(spec.submodule_search_locations or ()) if spec else []
         whole = ".".join([first, *inner[: number + 1]])

@@ -13,7 +13,14 @@ from profiler.core import safe_files
 from profiler.core.errors import UserError, nearest
 from profiler.core.user_code import shipped
 
-ALIASES = {"v100": "v100-16", "rtx-3060-12": "rtx-3060", "rtx-3080-10": "rtx-3080", "rtx-4070-12": "rtx-4070"}
+ALIASES = {
+    "a100": "a100-40",
+    "v100": "v100-16",
+    "rtx-3060-12": "rtx-3060",
+    "rtx-3080-10": "rtx-3080",
+    "rtx-4070-12": "rtx-4070",
+}
+MAKERS = re.compile(r"nvidia|geforce|tesla|[^a-z0-9]", re.ASCII)  # what a name may be written with or without
 WORD = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)  # allowed names of GPUs on the command line
 HOLLOW = "Hollow "  # prefix of the name of a GPU that has memory and does no arithmetic: `profiler/rehearsal`
 HOPPER = (9, 0)
@@ -72,8 +79,16 @@ def names() -> tuple[str, ...]:
 
 
 def canonical(word: str) -> str:
-    """Return the name in configs/devices that a word means, whether or not there is one: `V100` -> `v100-16`."""
-    return ALIASES.get(word.lower(), word.lower())
+    """Return the name in configs/devices that a word means: `V100` -> `v100-16`, `RTX 4090` and `4090` -> `rtx-4090`.
+
+    A word that means none, or more than one, is returned in lower case.
+    """
+    name = ALIASES.get(word.lower(), word.lower())
+    every = _paths()
+    if name in every or not (typed := MAKERS.sub("", name)):
+        return name
+    meant = {ALIASES.get(one, one) for one in (*every, *ALIASES) if MAKERS.sub("", one) in (typed, f"rtx{typed}")}
+    return meant.pop() if len(meant) == 1 else name
 
 
 def is_known(word: str) -> bool:

@@ -21,6 +21,7 @@ from profiler.core.stats import Sampling
 from profiler.core.units import parse_percent
 from profiler.request import device_choice
 from profiler.training import distributed, levers, models, optimizers, strategies
+from profiler.training.models import known_names
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # defaults besides `none`: for chains, and for other models
 TABLES = {  # for the fields of a case that are Choices
@@ -171,7 +172,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
         if isinstance(value, str) and secret_filter.is_in(value):
             message = f"{flag(name)} holds what looks like a secret, and every record would hold it too"
             raise UserError(message, hint="let your file read it from the environment")
-    model_words = split_choices("mnist-cnn" if request.model is None else request.model)
+    model_words = list(map(known_names.meant, split_choices("mnist-cnn" if request.model is None else request.model)))
     chosen_models = _resolved(model_words, "model")
     chosen = strategies_of(request)
     for choice in chosen:

@@ -16,6 +16,7 @@ from profiler.runs import RESULTS
 
 TAGS = "tags.json"  # in a run folder, but not part of what was measured
 TAG = re.compile(r"\w[\w.+-]{0,39}")
+PART = re.compile(r"\d{8}T[\w.-]*|[0-9a-f]{4,6}")  # of a run's name, which no model is called
 TAGS_BYTES = 64 << 10  # of the file, at most
 LISTED = "`gcprof runs list` shows the runs"
 REFERENCE = "ref:"
@@ -49,6 +50,18 @@ def run_folder(word: str) -> Path:
         message = f"'{word}' is {'a tag' if tagged else 'part of the names'} of {len(meant)} runs"
         raise UserError(message, hint=f"the newest is {meant[-1].name}; {LISTED}", exit_code=4)
     raise UserError(f"'{word}' is not a run", hint=nearest(word, names) or LISTED, exit_code=4)
+
+
+def is_run(word: str) -> bool:
+    """Whether a word that may also be a model's is a run: its folder, its name, or the end or beginning of that."""
+    if word.startswith(REFERENCE) or any(
+        os.path.isfile(place / "manifest.json") for place in (Path(word), RESULTS / word)
+    ):
+        return True
+    names = [path.name for path in runs(RESULTS)]
+    return (word == "last" and bool(names)) or (
+        PART.fullmatch(word) is not None and any(word in name for name in names)
+    )
 
 
 def own_folder(word: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from profiler.analysis.live_bytes import peak
 from profiler.analysis.progress import calibrations
 from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
 from profiler.core import allocator_history
-from profiler.core.case import Case, Choice, Trial, encode
+from profiler.core.case import Case, Choice, Trial, encode, split_choices
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
@@ -23,8 +22,8 @@ from profiler.core.trace_data import Followed
 from profiler.engines import REHEARSED, WORKER, Engine, read_answer
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
-from profiler.runs import RESULTS, store
-from profiler.runs.find import run_folder
+from profiler.runs import store
+from profiler.runs.find import is_run, run_folder
 from profiler.views.tables.columns import batch, optimizer
 from profiler.views.tables.evidence import device_word
 from profiler.workflows import SILENT, Screen
@@ -116,8 +115,7 @@ def followed_steps(
 
 def _records(target: str, words: Request) -> list[Record] | None:
     """Return the records of the run with the target's name; None if there is no such run."""
-    places = (Path(target), RESULTS / target)
-    if target != "last" and not any(os.path.isfile(place / "manifest.json") for place in places):
+    if target != "last" and not is_run(target):
         return None
     if words != Request(device=device_choice.SEVERAL, strategies=words.strategies, segments=words.segments):
         raise UserError("a run has its own model and settings", hint="choose among its rows with --strategies")
@@ -150,8 +148,12 @@ def _trials_of_run(records: Sequence[Record], target: str, words: Request) -> li
 
 def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
     """Return the strategies that were named. Raises UserError for one that the run does not have."""
-    named = spec.strategies_of(words)
     measured = [case.label for case in cases]
+    labels = {strategy_label(label): label for label in measured}  # as tables print them: uniform(4)
+    typed = split_choices(words.strategies or "none")
+    rest = [choice for choice in typed if choice not in labels]
+    of_rest = msgspec.structs.replace(words, strategies=",".join(rest) or ("none" if words.strategies else None))
+    named = [*(labels[choice] for choice in typed if choice in labels), *spec.strategies_of(of_rest)]
     for choice in named:
         if choice not in measured:
             raise UserError(f"'{choice}' is not a row of this run", hint=f"it has {', '.join(dict.fromkeys(measured))}")

@@ -7,6 +7,7 @@ strategy, in the order of the table, which is that of labels. Importing the tabl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,8 +42,16 @@ OF_OPTIMIZER = {  # by lever: the options that it sets
 }
 
 
+LIKE = {"uniform": "segments:k", "first": "first:n"}  # rules of planning, by the strategy that is the same
+PRINTED = re.compile(rf"^({'|'.join(LIKE)})\((\d+)\)")
+
+
 def resolved(label: Choice) -> Choice:
-    """Return a strategy with its levers in canonical form: `fused` -> `none+fused`. Raises UserError."""
+    """Return a strategy with its levers in canonical form: `fused` -> `none+fused`, `uniform(5)` -> `segments:k=5`.
+
+    Raises UserError.
+    """
+    label = Choice(PRINTED.sub(lambda match: f"{LIKE[match[1]]}={match[2]}", label))
     strategy, *levers = label.parts if label.parts[0].name not in TABLE else (Choice("none"), *label.parts)
     if "+" in strategy.name:
         name, _, unknown = strategy.name.partition("+")

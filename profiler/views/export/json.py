@@ -30,10 +30,12 @@ def render(run: Run) -> bytes:
     return document(run.folder.name, run.records, status=run.status, exit_code=code)
 
 
-def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:
+def document(
+    run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int, **failure: str | None
+) -> bytes:
     """Return one JSON document. `status` is complete, partial or failed; `run_name` is None without a folder.
 
-    Each record gets a field `evidence`, which stored records do not have.
+    Each record gets a field `evidence`, which stored records do not have. `failure` is a message and a hint.
     """
     shown = [
         RecordWithEvidence(**msgspec.structs.asdict(record), evidence=evidence(record.case, record.environment))
@@ -45,5 +47,6 @@ def document(run_name: str | None, records: Iterable[Record], *, status: str, ex
         "status": status,
         "exit_code": exit_code,
         "records": shown,
+        **failure,
     }
     return encode(fields) + b"\n"

@@ -1,0 +1,56 @@
+"""A model by the word one would guess, `resnet50`, `gpt2`, `train.py::make`: found in files, without an import."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from profiler.core.choices import Choice
+from profiler.core.errors import MOST_MEANT, UserError, similar
+from profiler.training.models import TABLE
+
+REGISTERED = re.compile(r"^@register_model(?:\(\))?\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
+FILES = {"torchvision": "*.py", "timm": "*.py", "hf": "*/modeling_*.py"}  # of models, below the package's `models`
+PACKAGES = {"hf": "transformers"}
+
+
+def meant(choice: Choice) -> Choice:
+    """Return the model that a word means, with its family: `resnet50:classes=10` -> `torchvision:resnet50:classes=10`.
+
+    Words that may name a model as they are stay so. Raises UserError, whose hint names the models that may be meant,
+    where there is not exactly one of that name.
+    """
+    word = choice.name.replace("::", ":")
+    if word in TABLE or ":" in word or word.endswith(".py") or similar(word, TABLE):
+        return Choice.of(word, choice.options)
+    members = {family: list(_members(family)) for family in FILES}
+    typed = _plain(word)
+    named = [f"{family}:{name}" for family, names in members.items() for name in names if _plain(name) == typed]
+    if len(named) == 1:
+        return Choice.of(named[0], choice.options)
+    begun = [name for name in members["hf"] if len(name) > 2 and typed.startswith(_plain(name))]  # bert-base-uncased
+    near = [f"torchvision:{name}" for name in similar(word, members["torchvision"])]
+    found = named or near or [f"hf:{name}" for name in sorted(begun, key=len)[-1:]]
+    if found:
+        hint = f"did you mean {' or '.join(repr(name) for name in found[:MOST_MEANT])}?"
+        raise UserError(f"{'several models are' if named else 'no model is'} called '{word}'", hint=hint)
+    return choice
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_]", "", name.lower())
+
+
+def _members(family: str) -> Iterator[str]:
+    """Yield the names of a family's models, as far as its package is installed; nothing is imported."""
+    package = find_spec(PACKAGES.get(family, family))
+    if package is None or package.origin is None:
+        return
+    for path in sorted((Path(package.origin).parent / "models").glob(FILES[family])):
+        if family == "hf":
+            if path.stem == f"modeling_{path.parent.name}":
+                yield path.parent.name
+        else:
+            yield from REGISTERED.findall(path.read_text(encoding="utf-8"))
