@@ -46,6 +46,7 @@ SCREENS = {  # command -> its words: of a committed run, of a small model that i
     "blocks": "mlp",
     "reproduce": "",
     "doctor": "--help",
+    "note": "GCP012",
 }
 SLOW = {"max-batch": pytest.mark.nightly}  # looks at many batches
 

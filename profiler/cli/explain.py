@@ -60,9 +60,10 @@ def explain(
     Example: gcprof explain transformer --strategies all --optimizer adamw
     """
     from profiler.core.record import evidence
+    from profiler.runs.find import is_run
     from profiler.views.tables.explanation import document, tables
+    from profiler.workflows.explain import assumed, heading
     from profiler.workflows.explain import explain as work
-    from profiler.workflows.explain import heading
 
     if snapshot is not None:
         _explain_snapshot(snapshot, target, json=json)
@@ -76,14 +77,16 @@ def explain(
         return
     chosen = strategies or strategy or "none"
     typed = [*flags(words), *(["--device", device] if device else [])]
+    is_assumed = words.optimizer is None and not is_run(target)
     words = msgspec.structs.replace(words, strategies=chosen, device=device or SEVERAL)
     step, why = work(target, words, Terminal(is_quiet=quiet))
     if json:
         say_bytes(document(why, strategy=str(step.case.label), evidence=evidence(step.case, None)))
         return
-    title = heading(step.case, step.followed, with_strategy=True)
+    title = heading(step.case, step.followed, with_strategy=True, is_assumed=is_assumed)
     say(*tables(why, title=title, width=screen_width()))
-    for remark in (*_on_record(step, why.peak.nbytes), *step.followed.remarks):
+    of_optimizer = assumed(step.followed) if is_assumed else []
+    for remark in (*_on_record(step, why.peak.nbytes), *of_optimizer, *step.followed.remarks):
         aside(f"note: {remark}")
     next_command("gcprof", "timeline", target, "--strategies", chosen, *typed, "-o", "timeline.png")
 

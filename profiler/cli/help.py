@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, short
         "blocks": "Show the blocks of a model",
         "models": "List models and optimizers with options",
         "strategies": "List strategies with their options",
+        "note": "Explain a note below a table",
     },
 }
 RUNS: dict[str, dict[str, str]] = {  # the same for `gcprof runs`
@@ -98,6 +99,7 @@ MORE_EXAMPLES: dict[str, tuple[str, str]] = {  # besides the one of the command'
     "blocks": ("gcprof blocks train.py:make", "gcprof blocks mlp --json"),
     "reproduce": ("gcprof reproduce mnist-cnn", "gcprof reproduce resnet152 --predict"),
     "doctor": ("gcprof doctor --paste", "gcprof doctor --json"),
+    "note": ("gcprof note gcp039", "gcprof note 12"),
 }
 SCRIPT_EXAMPLES: dict[str, tuple[str, str]] = {  # the same, of those that take a command of the user's behind `--`
     "rehearse": (

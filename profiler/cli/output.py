@@ -215,11 +215,11 @@ def shard_text(run: Run) -> str:
 class Terminal(Screen):
     """Shows the progress of a workflow on stderr: lines, and on a terminal a live table or line while something runs.
 
-    `is_quiet` leaves out all but lines and failures.
+    `is_quiet` leaves out all but lines and failures; the log of a failure is named where it stays.
     """
 
-    def __init__(self, *, is_quiet: bool = False) -> None:
-        self._is_quiet = is_quiet
+    def __init__(self, *, is_quiet: bool = False, names_logs: bool = True) -> None:
+        self._is_quiet, self._names_logs = is_quiet, names_logs
         self._tell: Callable[[str], None] = lambda text: None  # takes what runs now
 
     def say(self, text: str) -> None:
@@ -235,7 +235,7 @@ class Terminal(Screen):
 
         def show(record: Record, left: int, log: Path) -> None:
             progress.show(record, left=left)
-            progress.tell_log(record, log)
+            progress.tell_log(record, log, is_named=self._names_logs)
 
         try:
             with Follow(sys.stderr, cases, is_quiet=self._is_quiet) as progress, self._telling(progress.at_work):

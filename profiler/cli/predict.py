@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -30,6 +32,7 @@ def predict(
         str | None, typer.Option(help="Show what fits a memory: 11GiB, 11G, or 60% of the --device.")
     ] = None,
     output: options.RunFolder = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the run in a folder below results/.")] = False,
     json: options.JsonOrTable = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -44,7 +47,7 @@ def predict(
     from profiler.workflows.absent_gpus import for_gpus
     from profiler.workflows.run import RunRequest, run
 
-    terminal = Terminal(is_quiet=quiet)
+    terminal = Terminal(is_quiet=quiet, names_logs=keep or output is not None)
     holders = _holders(device, memory, fit=fit)
     if memory is not None:
         refuse_idle({"--json": json}, "with --memory")
@@ -56,9 +59,10 @@ def predict(
     is_estimated = fit or bool(words.calibrate) or words.routing is not None
     device = to_rehearse(device) if rehearse else for_gpus(device, say=terminal.say, is_estimated=is_estimated)
     words = msgspec.structs.replace(words, device=device, predict=rehearse or None)
-    request = RunRequest(words=words, output=output, typed=COMMAND.get())
-    with interruptible(json=json):
-        raise typer.Exit(print_run(run(request, terminal), json=json, holders=holders))
+    with interruptible(json=json), TemporaryDirectory(prefix="gcprof-") as folder:
+        is_kept = keep or output is not None
+        request = RunRequest(words=words, output=output if is_kept else Path(folder) / "run", typed=COMMAND.get())
+        raise typer.Exit(print_run(run(request, terminal), json=json, holders=holders, is_kept=is_kept))
 
 
 def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:
@@ -119,5 +123,6 @@ def rehearse(
     device = calibrated(device, calibrate, **sizes) if calibrate else to_rehearse(device, **sizes)
     words = msgspec.structs.replace(words, device=device)
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
+    terminal = Terminal(is_quiet=quiet, names_logs=output is not None)
     with interruptible(json=json):
-        raise typer.Exit(print_run(run(request, Terminal(is_quiet=quiet)), json=json))
+        raise typer.Exit(print_run(run(request, terminal), json=json, is_look=output is None))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from profiler.runs.store import Run
     from profiler.workflows.run import Ran, RunRequest
 
+OWN_OPTIMIZER = "GCP009"  # the note that the model brings its own optimizer
 TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every line of a dry run
 
 
@@ -127,12 +128,16 @@ def _print_trials(checked: CheckedRequest) -> None:
         print(folded("  ".join(plain(word, encoding=encoding) for word in words), file=sys.stdout))
 
 
-def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
+def print_run(
+    ran: Ran, *, json: bool, holders: Sequence[Holder] = (), is_kept: bool = True, is_look: bool = False
+) -> int:
     """Show a run, write its derived files and print the next command; return the exit code.
 
-    The table is printed before any file is written; the JSON document, which holds the exit code, after them.
+    The table is printed before any file is written; the JSON document, which holds the exit code, after them. Of a run
+    that is not kept nothing is written; of a look whose model failed the folder is removed.
     """
     from profiler.analysis import progress, rows
+    from profiler.runs import store
     from profiler.views.export.json import document
     from profiler.views.tables.columns import main
     from profiler.workflows.run import derive
@@ -144,24 +149,49 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
     run = ran.run
     is_over = progress.status(run.manifest.plan, run.records) == "complete"
     if is_over and all(progress.is_refusal(record) for record in run.records):
-        return _print_refused(run, ran.exit_code, json=json)
+        _print_refused(run, ran.exit_code, json=json)
+        if is_look:
+            store.remove(run.folder)
+        elif is_kept:
+            aside(f"wrote {run.folder / 'trials.jsonl'}")
+        return ran.exit_code
     if not json:
         say(*main(rows.rows(run.records)))
-    failed, lines = derive(run)
+    failed, lines = derive(run) if is_kept else (0, [])
     code = failed or ran.exit_code
     if json:
-        say_bytes(document(run.folder.name, run.records, status=run.status, exit_code=code))
+        name = run.folder.name if is_kept else None
+        say_bytes(document(name, run.records, status=run.status, exit_code=code))
     for line in lines:
         aside(line)
     if holders:
         gate = _show_fit(run, holders)
         code = code or gate
-    _say_next(ran, run)
+    _say_assumed(run)
+    if is_kept:
+        _say_next(ran, run)
+    else:
+        next_command("gcprof", "explain", str(run.manifest.plan[0].case.model))
     return code
 
 
-def _print_refused(run: Run, code: int, *, json: bool) -> int:
-    """Print why there is no table: no model completed its step without checkpointing. Return the exit code."""
+def _say_assumed(run: Run) -> None:
+    """Print that SGD was assumed, if the run's words name no optimizer and its model brings none."""
+    from msgspec import UNSET
+
+    from profiler.request.spec import assumed_text
+
+    if run.manifest.words is UNSET or "optimizer" in run.manifest.words:
+        return
+    for record in run.records:
+        static = record.readings.static_bytes or {}
+        if static.get("gradients") and not any(note.code == OWN_OPTIMIZER for note in record.notes):
+            aside(f"note: {assumed_text(static['gradients'])}")
+            return
+
+
+def _print_refused(run: Run, code: int, *, json: bool) -> None:
+    """Print why there is no table: no model completed its step without checkpointing."""
     from profiler.analysis import progress
     from profiler.views.export.json import document
 
@@ -174,8 +204,6 @@ def _print_refused(run: Run, code: int, *, json: bool) -> int:
     refused = f"not even the step without checkpointing can be run as requested ({details})"
     why = refused if is_refused else "the step failed without checkpointing"
     aside(f"{why}, so there is nothing to compare{rest}")
-    aside(f"wrote {run.folder / 'trials.jsonl'}")
-    return code
 
 
 def _show_fit(run: Run, holders: Sequence[Holder]) -> int:

@@ -18,7 +18,7 @@ from profiler.core.devices import parse
 from profiler.core.errors import UserError, nearest, nearest_or_all, refuse_idle
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
-from profiler.core.units import parse_percent
+from profiler.core.units import bytes_text, parse_percent
 from profiler.request import device_choice
 from profiler.training import distributed, levers, models, optimizers, strategies
 from profiler.training.models import known_names
@@ -415,6 +415,11 @@ def check_batch_size(text: str | None, chosen: list[Choice]) -> None:
 def optimizer_text(case: Case) -> str:
     """Return the optimizer for a title that is written before the model is built: a user's model may bring its own."""
     return f"{case.optimizer}{'' if catalogue.listed(case.model.name, models.TABLE) else ' or its own'}"
+
+
+def assumed_text(gradient_bytes: int) -> str:
+    """Return what an assumed SGD, which keeps no state, leaves out: AdamW keeps two tensors like each gradient."""
+    return f"no optimizer was named: SGD is assumed; --optimizer adamw adds {bytes_text(2 * gradient_bytes)} of state"
 
 
 def smaller(model: Choice, remarks: list[str]) -> Choice:

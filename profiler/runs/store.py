@@ -31,6 +31,7 @@ from profiler.runs import RESULTS
 from profiler.runs.find import reference_folder
 
 DIGITS = 16  # of a SHA-256: enough to notice a changed file
+IGNORED = ".gitignore"  # in RESULTS, where gcprof made it: a run is no part of the repository that it is in
 
 
 def log_name(case: Case, round: int) -> str:
@@ -228,8 +229,11 @@ def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] =
     to anything of the user's.
     """
     refuse_existing(folder)
+    is_first = folder.parent == RESULTS and not os.path.lexists(RESULTS)
     try:
         folder.mkdir(parents=True)
+        if is_first:  # a folder that gcprof makes by itself is no part of the user's repository
+            (RESULTS / IGNORED).write_text("*\n", encoding="utf-8")
     except FileExistsError:  # another process made it meanwhile
         raise _taken(folder) from None
     except OSError as error:
@@ -360,7 +364,7 @@ def refuse_removal(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a run folder with its contents; links in it are removed, not followed.
+    """Remove a run folder with its contents; links in it are removed, not followed. The last takes RESULTS with it.
 
     Raises UserError if it is refused, or if a process writes to it or to one of its shards.
     """
@@ -370,6 +374,8 @@ def remove(folder: Path) -> None:
             stack.callback(os.close, _locked(part)[0])
         try:
             shutil.rmtree(folder)  # follows no link
+            if [path.name for path in RESULTS.iterdir()] == [IGNORED]:
+                shutil.rmtree(RESULTS)
         except OSError as error:
             message = f"cannot remove '{folder}': {error.strerror}"
             raise UserError(message, hint="what is left of it is no run any more", exit_code=74) from None

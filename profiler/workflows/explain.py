@@ -70,12 +70,20 @@ def explanation_of(
     )
 
 
-def heading(case: Case, step: Followed, *, with_strategy: bool = False) -> str:
+def heading(case: Case, step: Followed, *, with_strategy: bool = False, is_assumed: bool = False) -> str:
     """Return the model and settings that were followed, and how, in one line."""
     named = [str(case.label)] if with_strategy else []
-    at_work = optimizer(case, is_own=step.has_own_optimizer)
+    how = " (assumed)" if is_assumed and not step.has_own_optimizer else ""
+    at_work = f"{optimizer(case, is_own=step.has_own_optimizer)}{how}"
     settings = ", ".join([*named, batch(case), at_work, case.precision, device_word(case.device)])
     return f"{case.model}, {settings}: {evidence(case, None)}"
+
+
+def assumed(step: Followed) -> list[str]:
+    """Return what is to be said of a step whose optimizer nobody named: nothing where the model brings its own."""
+    end = len(step.trace.operators)
+    gradients = sum(one.nbytes for one in step.trace.allocations if one.category == "gradients" and one.died >= end)
+    return [] if step.has_own_optimizer else [spec.assumed_text(gradients)]
 
 
 def recorded(path: Path) -> SnapshotExplanation:
@@ -169,7 +177,8 @@ def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Fol
     module = REHEARSED if trial.case.is_rehearsed else WORKER
     entry = f"{module}:follow_with_choices" if with_choices else f"{module}:follow"
     answer = engine.ask(entry, encode(trial).decode(), failing=failing)
-    step: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.label))
+    strategy = "" if trial.case == trial.case.baseline else str(trial.case.label)
+    step: Followed = read_answer(answer, "followed", Followed, of=strategy)
     return step
 
 

@@ -73,7 +73,8 @@ def as_workload(returned: Any) -> Workload:
     _register_dataclasses(parts["batch"])
     loss, optimizer = parts.get("loss"), parts.get("optimizer")
     is_pair = loss is not None and _is_pair(parts["batch"])
-    refuse_other_arguments(parts["module"], parts["batch"][0] if is_pair else parts["batch"], has_loss=loss is not None)
+    inputs = parts["batch"][0] if is_pair else parts["batch"]
+    refuse_other_arguments(parts["module"], inputs, has_loss=loss is not None)
     return Workload(
         module=parts["module"],
         batch=parts["batch"],
@@ -107,7 +108,10 @@ def refuse_other_arguments(module: nn.Module, batch: Any, *, has_loss: bool = Fa
         keys = f" with the keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
         hint = f"it takes {', '.join(signature.parameters) or 'nothing'}"
         if _is_pair(batch) and not has_loss:
-            hint += "; a batch (inputs, targets) needs a loss, a function of (output, targets)"
+            hint += "; a batch (inputs, targets) needs a loss: return a function of (output, targets) as third value"
+        if has_loss and isinstance(batch, (tuple, list)) and len(batch) == len(signature.parameters) + 1:
+            names = ", ".join(signature.parameters)
+            hint += f"; with a loss the batch is (inputs, targets): return (({names}), targets)"
         name = type(module).__name__
         raise TypeError(f"the forward of {name} does not take the batch{keys}: {error}; {hint}") from None
 
@@ -152,7 +156,10 @@ def _parts(returned: Any) -> dict[str, Any]:
             return dict(parts)
         parts = [type(part).__name__ for part in parts.values()]
     what = f"({', '.join(parts)})" if isinstance(parts, list) else type(returned).__name__
-    raise TypeError(f"the factory returned {what}, not (module, batch[, loss[, optimizer]]) or a dict with these keys")
+    if isinstance(parts, Mapping):
+        what = f"a dict with the keys {', '.join(map(str, parts))}"
+    expected = "(module, batch[, loss[, optimizer]]), or a dict with the keys module, batch, loss, optimizer"
+    raise TypeError(f"the factory returned {what}: return {expected}")
 
 
 def _is_part(name: str, part: Any) -> bool:

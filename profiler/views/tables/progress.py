@@ -97,14 +97,16 @@ class Follow:
             self._console.file.write(f"[{number}/{self._total}] {line}{remaining}\n")
             self._console.file.flush()
 
-    def tell_log(self, record: Record, log: Path) -> None:
-        """Print the last lines of a failed trial; the same lines only once."""
+    def tell_log(self, record: Record, log: Path, *, is_named: bool = True) -> None:
+        """Print the last lines of a failed trial, and where its log is; the same lines only once."""
         encoding = self._console.encoding
         lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in FAILURES else ()
         if lines and lines not in self._said:
             self._said.add(lines)
             trial = f"{record.case.model} {strategy_label(record.case.label)}: {record.outcome.replace('_', ' ')}"
-            self._console.print(plain(f"the last it printed ({trial}; {log}):", encoding=encoding))
+            self._console.print(
+                plain(f"the last it printed ({trial}{f'; {log}' if is_named else ''}):", encoding=encoding)
+            )
             self._console.print("\n".join(f"    {line}" for line in lines))
 
     def screen(self) -> Group:
