@@ -56,7 +56,7 @@ def pages() -> dict[Path, str]:
     written, _, _ = (DOCS / "format.md").read_text(encoding="utf-8").partition(FIELDS)
     notes = (ROOT / "profiler" / "views" / "notes.md").read_text(encoding="utf-8")
     return {
-        DOCS / "notes.md": NOTE.sub(r'<a id="gcp\2"></a>\n\n\1', notes).replace("```\nnote:", "```note\nnote:"),
+        DOCS / "notes.md": NOTE.sub(r'<a id="gcp\2"></a>\n\n\1', notes),
         DOCS / "commands.md": "\n".join(_commands()) + "\n",
         DOCS / "format.md": written + FIELDS + "\n" + "\n".join(_structs()) + "\n",
         ROOT / "ARCHITECTURE.md": TABLE.sub(lambda _: rooms.table(), architecture),
