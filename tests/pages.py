@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,7 @@ from tests import rooms
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+SHARED = 4  # so many commands with the same option: it is explained once
 IN_NAVIGATION = re.compile(r": ([\w-]+\.md)$", re.MULTILINE)
 NOTE = re.compile(r"^(## GCP(\d{3}):)", re.MULTILINE)
 TABLE = re.compile(r"(?<=## Rooms\n\n)(?:\|.*\n)+")
@@ -70,20 +72,33 @@ def words() -> dict[str, int]:
 
 
 def _commands() -> Iterator[str]:
-    yield "# Commands\n\n`gcprof COMMAND --help` shows the same."
+    items = {name: _options(name) for name in COMMANDS}
+    counts = Counter(item for each in items.values() for item in each)
+    shared = {named: about for (named, about), count in reversed(counts.most_common()) if count >= SHARED}
+    yield "# Commands\n\n`gcprof COMMAND --help` shows the same.\n\n## Options of several commands\n"
+    yield from (f"- {named}: {about}" for named, about in sorted(shared.items()))
     for name in COMMANDS:
         function = command(name)
-        group: Any = typer.main.get_command(application([name]))
         about = (inspect.getdoc(function) or "").partition("\n\n")[0]
         yield f"\n## gcprof {'runs ' * (name in RUNS['Runs'])}{name}\n\n{' '.join(about.split())}"
-        yield "\n".join(["\n```", *examples(name, function.__doc__), "```"])
-        yield ""
-        for one in group.commands[name].params:
-            if getattr(one, "hidden", False):  # a former name
-                continue
-            is_option = one.param_type_name == "option"
-            words = (*one.opts, *one.secondary_opts) if is_option else (one.name.upper(),)
-            yield _item(", ".join(f"`{word}`" for word in words), one.help)
+        yield "\n".join(["\n```", *examples(name, function.__doc__), "```", ""])
+        own = [(named, about) for named, about in items[name] if shared.get(named) != about]
+        yield from (f"- {named}: {about}" for named, about in own)
+        if also := [max(named.split(", "), key=len) for named, about in items[name] if shared.get(named) == about]:
+            yield f"- and {', '.join(also)}"
+
+
+def _options(name: str) -> list[tuple[str, str]]:
+    """The arguments and options of a command, each with its help."""
+    group: Any = typer.main.get_command(application([name]))
+    items = []
+    for one in group.commands[name].params:
+        if getattr(one, "hidden", False):  # a former name
+            continue
+        is_option = one.param_type_name == "option"
+        names = (*one.opts, *one.secondary_opts) if is_option else (one.name.upper(),)
+        items.append((", ".join(f"`{word}`" for word in names), " ".join((one.help or "").split())))
+    return items
 
 
 def _structs() -> Iterator[str]:
