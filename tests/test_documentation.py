@@ -75,14 +75,6 @@ def test_the_example_of_a_strategy_is_short_and_works_from_one_file_and_one_line
     assert record.readings.saved_bytes < measured("transformer", "none").readings.saved_bytes
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"])
-def test_every_file_that_a_page_links_to_is_there(name):
-    text = (ROOT / name).read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-
-    assert [link for link in links if not (ROOT / link).exists()] == []
-
-
 def test_the_documentation_is_read_in_an_hour_and_a_half():
     counts = pages.words()
 
