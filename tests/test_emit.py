@@ -117,7 +117,7 @@ def test_names_of_parameters_stay_and_a_deep_copy_computes_with_its_own_weights(
 def test_the_head_of_the_code_is_what_the_code_does_whatever_the_text_of_the_file_says():
     odd = PlanFile(plan="whatever", segments=(Segment(blocks=("b",)),), fingerprint=dict.fromkeys("abc", ()))
 
-    assert emit(odd, "python").startswith("# The plan 1 [2] 3 of gcprof")
+    assert emit(odd, "python").startswith("# The plan [b] of gcprof")
 
 
 @pytest.mark.parametrize("kind", KINDS)

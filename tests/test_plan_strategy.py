@@ -51,7 +51,7 @@ def test_a_plan_from_a_file_gives_equal_gradients_and_runs_each_block_as_often_a
     assert record.equality.gradients_equal
     assert record.equality.loss_equal
     assert record.readings.block_calls == (3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1, 2)  # [[0-2] 3-5] 6-10 [11]
-    assert record.built.split == "[[1-3] 4-6] 7-11 12:matmul"
+    assert record.built.split == "blocks: [[0-2] 3-5] 11:matmul"
     assert record.readings.saved_bytes < measured("transformer", "none").readings.saved_bytes
 
 
@@ -96,11 +96,11 @@ def test_any_plan_of_six_blocks_gives_equal_gradients_and_counts_its_recomputes(
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
-        ([], "1-6"),
-        ([[0], [2]], "[1] 2 [3] 4-6"),
-        ([[4, 5], [0, 1, 2]], "[1-3] 4 [5-6]"),
-        ([[[0], 1, [[2], 3], 4]], "[[1] 2 [[3] 4] 5] 6"),
-        ([Saving([1], "matmul"), Saving([2, 3], "mm"), [Saving([4], "mm"), 5]], "1 2:matmul [3-4]:mm [5:mm 6]"),
+        ([], "nothing"),
+        ([[0], [2]], "[0] [2]"),
+        ([[4, 5], [0, 1, 2]], "[0-2] [4-5]"),
+        ([[[0], 1, [[2], 3], 4]], "[[0] 1 [[2] 3] 4]"),
+        ([Saving([1], "matmul"), Saving([2, 3], "mm"), [Saving([4], "mm"), 5]], "1:matmul [2-3]:mm [4:mm 5]"),
     ],
 )
 def test_the_split_is_of_the_blocks_that_are_checkpointed_whatever_the_text_says(runs, expected):

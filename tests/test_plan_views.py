@@ -27,6 +27,7 @@ CHAIN = chains.read(FOLDER / "hetero12.stages.json")
 FRONTIER = frontier(CHAIN)
 NONE = none(CHAIN)
 BUDGET = 848 * MIB
+NAMES = "a plan names what is recomputed"
 
 
 def shown() -> list[ComparedPlan]:
@@ -68,13 +69,12 @@ LINES = [
          beyond_bytes=20 * MIB, beyond_outcome="ok", samples_per_second=617.25),
 ]  # fmt: skip
 BELOW = [
-    *plans.reading(line.way.plan for line in shown()),
-    plans.legend(CHAIN),
+    *plans.reading(CHAIN, (line.way.plan for line in shown())),
     "times are against the step without checkpointing",
 ]
 TABLES = {
-    "plan": lambda: plans.table(shown(), title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW),
-    "frontier": lambda: plans.frontier(list(FRONTIER), NONE, title="mine: 30 plans"),
+    "plan": lambda: plans.table(shown(), CHAIN, title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW),
+    "frontier": lambda: plans.frontier(list(FRONTIER), CHAIN, NONE, title="mine: 30 plans"),
     "stages": lambda: plans.stages(CHAIN, title="mine, batch 8"),
     "max-batch": lambda: max_batch.table(LINES, title="mine: the largest batch", limit=20 * MIB),
 }
@@ -88,16 +88,13 @@ def printed(name: str, **how) -> str:
     ("text", "lines"),
     [
         ("1-4", []),
-        ("1 [2-3] 4", ["in plans, [2-3] is one checkpointed segment"]),
-        ("1-2 3:matmul 4", ["in plans, 4:matmul is recomputed except the outputs of matmul"]),
-        (
-            "[1] [2] [3] 4",
-            ["in plans, [2-3] is one checkpointed segment; [4]..[6] are checkpointed each by itself"],
-        ),
+        ("1 [2-3] 4", [f"{NAMES}: [2-3] is one checkpoint"]),
+        ("1-2 3:matmul 4", [f"{NAMES}: 4:matmul keeps the results of its matmul"]),
+        ("[1] [2] [3] 4", [f"{NAMES}: [4]..[6] are checkpointed each by itself"]),
     ],
 )
 def test_what_stands_in_a_plan_is_explained_and_nothing_else(text: str, lines: list[str]):
-    assert plans.reading([parse(text, 4)]) == lines
+    assert plans.reading(CHAIN, [parse(text, 4)]) == lines
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -108,8 +105,8 @@ def test_the_tables_look_as_they_did(name: str):
 def test_what_was_not_measured_has_no_columns():
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    bare = grid.text([plans.table([ComparedPlan(way=way) for way in found], title="t", none=NONE)]).plain
-    whole = grid.text([plans.table(shown(), title="t", none=NONE)]).plain
+    bare = grid.text([plans.table([ComparedPlan(way=way) for way in found], CHAIN, title="t", none=NONE)]).plain
+    whole = grid.text([plans.table(shown(), CHAIN, title="t", none=NONE)]).plain
 
     assert "measured" not in bare
     assert "gradients" not in bare
@@ -121,7 +118,7 @@ def test_the_table_says_how_far_the_prediction_is_off_and_what_found_no_room():
     lines = printed("plan").splitlines()
 
     plan = next(line for line in lines if line.strip().startswith("plan"))
-    assert "851 MiB" in plan
+    assert "851.0 MiB" in plan
     assert f"{(848 / 851 - 1) * 100:+.2f} %" in plan
     assert "bit-equal" in plan
     assert "out of memory" in next(line for line in lines if line.strip().startswith("all"))

@@ -40,6 +40,7 @@ from tests import examples, three_kinds
 from tests.compared_runs import compare_runs
 from tests.make import MIB
 from tests.plan_text import parse
+from tests.planning_chains import equal_stages
 from tests.three_kinds import MEASURED_ON, REHEARSED_ON, of_every_kind
 
 KINDS = ("measured", "rehearsed", "predicted")
@@ -222,7 +223,7 @@ def test_a_picture_over_devices_names_the_kind_of_each(device: str):
     drawn = texts(draw(rows(of_every_kind(device)), kind="heat", over=("device", "strategy")))
 
     shown = {"rehearse:h100": "h100"}.get(device, device)
-    assert {f"{MEASURED_ON} (measured)", f"{shown} (rehearsed)", "fake:h100 (predicted)"} <= set(drawn)
+    assert {f"{MEASURED_ON} (measured)", f"{shown} (rehearsed)", "h100 (predicted)"} <= set(drawn)
     assert any("measured, rehearsed and predicted peak memory" in text for text in drawn)
 
 
@@ -268,7 +269,9 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     line = shown_batch(found, "cpu", 0)
     way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
     largest = text_of([max_batch.table([line], title="mine", limit=100 * MIB)]).plain
-    planned = text_of([plans.table([plans.ComparedPlan(way=way, measured=row)], title="mine", none=way)]).plain
+    planned = text_of(
+        [plans.table([plans.ComparedPlan(way=way, measured=row)], equal_stages(1), title="mine", none=way)]
+    ).plain
 
     assert "rehearsed" in largest
     assert "rehearsed" in planned

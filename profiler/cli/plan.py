@@ -144,8 +144,8 @@ def _print_frontier(planned: Planned, asked: PlanRequest) -> None:
     else:
         count = f"{len(points)} plans, none of which another beats"
         title = f"{_title_of(planned, costs=True)}: {count}; by the costs of the stages"
-        say(plans.frontier(points, planned.none, title=title))
-        for line in (*plans.reading(point.plan for point in points), plans.legend(planned.chain)):
+        say(plans.frontier(points, planned.chain, planned.none, title=title))
+        for line in plans.reading(planned.chain, (point.plan for point in points)):
             aside(line)
         for line in _unused_options(planned):
             aside(line)
@@ -162,15 +162,15 @@ def _print_plan(planned: Planned, fitted: TriedPlan, budget: int, asked: PlanReq
     else:
         if asked.frontier:
             title = _title_of(planned, costs=True)
-            say(plans.frontier(points, planned.none, title=title))
+            say(plans.frontier(points, planned.chain, planned.none, title=title))
             print()
         title = f"{_title_of(planned)}: at most {_budget_text(planned, budget)}"
         lines = planned.comparison.plans if planned.comparison else ()
-        below = plans.reading(line.way.plan for line in lines)
-        below += [plans.legend(planned.chain), "times are against the step without checkpointing"]
+        below = plans.reading(planned.chain, (line.way.plan for line in lines))
+        below += ["times are against the step without checkpointing"]
         below += plans.same_plans(lines)
         below += [f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []
-        say(plans.table(lines, title=title, none=planned.none, below=below))
+        say(plans.table(lines, planned.chain, title=title, none=planned.none, below=below))
     for line in (*_facts(planned, fitted), *_remarks(planned)):
         aside(line)
     _write(planned, points, asked)

@@ -18,6 +18,7 @@ from profiler.core.errors import UserError
 SCHEMA = 1
 OFFLOADING = 2  # the schema of plans with inputs in host memory, and otherwise as 1
 HOST = "host"  # after a segment in the planner's notation: its input waits in host memory
+SHORTENED = 3  # so many single blocks in a row are shortened to the first and the last
 FOLDER = "plans"  # the subfolder of a run folder that holds its plans
 NUMBERED = re.compile(r"(uniform|first|every)-(\d+)", re.ASCII)  # files of plans that follow a rule
 USUAL = "plan.json"  # the default file of the strategy `plan`
@@ -132,11 +133,21 @@ def recompute_counts(
 
 
 def words(plan: PlanFile) -> str:
-    """Return the segments in the planner's notation, but of blocks, not stages, from 1: `[1-3] 4 [[5] 6] 7:matmul`."""
-    starts = {names(segment)[0]: segment for segment in plan.segments}
-    inside = {name for segment in plan.segments for name in names(segment)}
-    items = [starts.get(name, name) for name in plan.fingerprint if name in starts or name not in inside]
-    return _words(items, {name: number for number, name in enumerate(plan.fingerprint, start=1)})
+    """Return what a plan recomputes, by the names of its blocks, as `segment_words` does."""
+    return segment_words(plan.segments, list(plan.fingerprint))
+
+
+def segment_words(segments: Sequence[Segment], blocks: Sequence[str]) -> str:
+    """Return segments by the names of their blocks, of these: `layers: [0-2] [4]..[6] 8:matmul`, or `nothing`.
+
+    A parent that they all have stands in front, once. 0 to 2 are recomputed together, 4 to 6 each by itself, and 8
+    but for the results of its matrix products. `[0-2]:host` has its input in host memory.
+    """
+    parents = {name.rpartition(".")[0] for segment in segments for name in names(segment)}
+    parent = parents.pop() if len(parents) == 1 else ""
+    places = {name: (at, name[len(parent) + 1 :] if parent else name) for at, name in enumerate(blocks)}
+    text = _words(sorted(segments, key=lambda segment: places[names(segment)[0]]), places)
+    return f"{parent}: {text}" if parent and text else text or "nothing"
 
 
 def names(segment: Segment) -> list[str]:
@@ -166,24 +177,52 @@ def _fault(plan: PlanFile) -> str | None:
     return f"'{twice[0]}' is in two segments" if twice else None
 
 
-def _words(items: Iterable[str | Segment], numbers: dict[str, int]) -> str:
-    """Return items in the planner's notation: consecutive kept blocks form one range, each segment is by itself."""
+def _words(items: Sequence[str | Segment], places: dict[str, tuple[int, str]]) -> str:
+    """Return items in words; `places` are the number and the short name of each block."""
     pieces: list[str] = []
-    for is_segment, group in groupby(items, key=lambda item: isinstance(item, Segment)):
-        run = list(group)
-        pieces += [_segment_words(item, numbers) for item in run if isinstance(item, Segment)]
-        if not is_segment:
-            first, last = (numbers[name] for name in (run[0], run[-1]) if isinstance(name, str))
-            pieces.append(f"{first}" if first == last else f"{first}-{last}")
+    for key, group in groupby(enumerate(items), key=lambda numbered: _group_key(*numbered, places)):
+        run = [item for _, item in group]
+        first, *_, last = [places[name][1] for item in run for name in (_blocks(item) * 2)]
+        if key[0] == "alone":
+            pieces += [f"[{first}]..[{last}]"] if len(run) >= SHORTENED else [f"[{_short(one, places)}]" for one in run]
+        elif isinstance(run[0], Segment) and key[0] == "segment":
+            pieces.append(f"[{_words(run[0].blocks, places)}]{_ending(run[0])}")
+        else:
+            pieces.append(_range(first, last) + _ending(run[0]))
     return " ".join(pieces)
 
 
-def _segment_words(segment: Segment, numbers: dict[str, int]) -> str:
-    inside = _words(segment.blocks, numbers)
-    host = f":{HOST}" if segment.fetched_at else ""
-    if not segment.save:
-        return f"[{inside}]{host}"
-    return f"{inside if inside.isdigit() else f'[{inside}]'}:{segment.save}{host}"
+def _group_key(at: int, item: str | Segment, places: dict[str, tuple[int, str]]) -> tuple[str, int]:
+    """Return a key of neighbours that are one piece: kept blocks, or blocks that are recomputed each by itself."""
+    distance = places[_blocks(item)[0]][0] - at
+    if isinstance(item, str):
+        return "kept", distance
+    if len(item.blocks) > 1 or isinstance(item.blocks[0], Segment):
+        return "segment", at
+    return _ending(item) or "alone", distance
+
+
+def _blocks(item: str | Segment) -> list[str]:
+    return names(item) if isinstance(item, Segment) else [item]
+
+
+def _short(item: str | Segment, places: dict[str, tuple[int, str]]) -> str:
+    return places[_blocks(item)[0]][1]
+
+
+def _ending(item: str | Segment) -> str:
+    if isinstance(item, str):
+        return ""
+    return "".join(f":{word}" for word in (item.save, HOST if item.fetched_at else None) if word)
+
+
+def _range(first: str, last: str) -> str:
+    """Return `0-2`, `encoder.0-2`, or `stem to head` for names without numbers."""
+    if first == last:
+        return first
+    end = re.search(r"\d*$", last, re.ASCII)[0]  # type: ignore[index]
+    is_numbered = end and re.fullmatch(re.escape(last.removesuffix(end)) + r"\d+", first, re.ASCII)
+    return f"{first}-{end}" if is_numbered else f"{first} to {last}"
 
 
 def _differences(block: str, before: Iterable[str], now: Iterable[str]) -> list[str]:

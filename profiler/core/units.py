@@ -74,6 +74,12 @@ def scaled(value: float | None, size: float) -> str:
     return "<0.1" if 0 < value / size < 0.05 else f"{value / size:,.1f}"
 
 
+def bytes_texts(counts: Sequence[int | None], *others: int | None) -> list[str]:
+    """Return sizes as text in one unit, that of the largest of these and of `others`: `848.0 MiB`."""
+    size, unit = byte_unit([*counts, *others])
+    return [MISSING if count is None else f"{scaled(count, size)} {unit}" for count in counts]
+
+
 def change_text(ratio: float | None) -> str:
     """A ratio to a baseline as a signed percentage: 0.51 -> '-49 %', 1.253 -> '+25 %'."""
     return MISSING if ratio is None else f"{_percent(ratio)} %"

@@ -8,8 +8,8 @@ from itertools import groupby
 import msgspec
 
 from profiler.core.errors import UserError
-from profiler.core.plan_file import HOST, OFFLOADING, SCHEMA, PlanFile, Segment
-from profiler.planning.chain import Chain
+from profiler.core.plan_file import HOST, OFFLOADING, SCHEMA, PlanFile, Segment, segment_words
+from profiler.planning.chain import Chain, Stage
 
 Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
 
@@ -122,10 +122,24 @@ def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
         )
         hint = "`gcprof stages MODEL -o costs.json` writes stages with their blocks"
         raise UserError(f"{what} plan cannot be applied to a model", hint=hint)
-    pieces = (piece for item in plan.items for piece in _offloaded(chain, plan, item, _blocks(chain, item, options)))
-    changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # plainly kept blocks are in no segment
     schema = OFFLOADING if plan.offloaded else SCHEMA
-    return PlanFile(schema=schema, plan=render(plan), segments=changed, fingerprint=blocks)
+    return PlanFile(schema=schema, plan=render(plan), segments=_segments(chain, plan), fingerprint=blocks)
+
+
+def words(chain: Chain, plan: Plan) -> str:
+    """Return what a plan recomputes, by the names of blocks, or of stages that have none."""
+    return segment_words(_segments(chain, plan), [name for stage in chain.stages for name in _names(stage)])
+
+
+def _segments(chain: Chain, plan: Plan) -> tuple[Segment, ...]:
+    """Return the segments of a plan; plainly kept blocks are in none."""
+    options = dict(plan.options)
+    pieces = (piece for item in plan.items for piece in _offloaded(chain, plan, item, _blocks(chain, item, options)))
+    return tuple(piece for piece in pieces if isinstance(piece, Segment))
+
+
+def _names(stage: Stage) -> list[str]:
+    return [block.name for block in stage.blocks] or [stage.name]
 
 
 def _blocks(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Segment]:
@@ -133,7 +147,7 @@ def _blocks(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Seg
     if isinstance(item, tuple):
         inside = [piece for inner in item for piece in _blocks(chain, inner, options)]
         return [Segment(blocks=tuple(inside))]
-    names: list[str | Segment] = [block.name for block in chain.stages[item].blocks]
+    names: list[str | Segment] = [*_names(chain.stages[item])]
     return [Segment(blocks=tuple(names), save=options[item])] if item in options else names
 
 

@@ -15,7 +15,7 @@ from profiler.analysis.snapshot import SnapshotExplanation
 from profiler.core.case import encode
 from profiler.core.record import Evidence
 from profiler.core.trace_data import BlockChoice, BlockChoices, Trace
-from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
+from profiler.core.units import byte_unit, bytes_text, bytes_texts, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
 from profiler.views.tables.grid import Column, Table, numbers, words
 
@@ -175,7 +175,7 @@ def timelines(traces: Mapping[str, Trace], *, title: str) -> Table:
     changes = [change_text(found.nbytes / first if number and first else None) for number, found in enumerate(peaks)]
     columns = (
         words("strategy", "", traces),
-        numbers("peak", "", [bytes_text(found.nbytes) for found in peaks]),
+        numbers("peak", "", bytes_texts([found.nbytes for found in peaks])),
         *([numbers("against", "the first", changes)] if len(peaks) > 1 else []),
         words("at", "", [where(found) for found in peaks]),
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from profiler.analysis.axes import Axis, Value, grid, nearest_growth, two
 from profiler.analysis.memory_fit import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
-from profiler.core.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
+from profiler.core.units import MISSING, byte_unit, bytes_text, bytes_texts, in_unit_text, scaled, second_unit
 from profiler.views.plots.panels import planes, space_of
 from profiler.views.tables.columns import COUNTED, heading
 from profiler.views.tables.evidence import marked, value_words
@@ -111,7 +111,7 @@ def _growth(along: Sequence[tuple[Value, Row | None]], quantity: ShownQuantity) 
 
 def _stairs(best: Sequence[Row]) -> tuple[Column, ...]:
     return (
-        numbers("from", "", [bytes_text(row.readings.peak_bytes) for row in best]),
+        numbers("from", "", bytes_texts([row.readings.peak_bytes for row in best])),
         words("strategy", "", [str(row.case.label) for row in best]),
         numbers("batch", "size", [str(row.case.batch_size) for row in best]),
         numbers("samples", "a second", [_rate_text(samples_per_second(row) or 0.0) for row in best]),

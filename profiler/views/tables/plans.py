@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import chain as together
 from math import ceil
 from typing import Any
 
@@ -14,28 +14,39 @@ from profiler.analysis.rows import Row
 from profiler.core.case import encode_indented
 from profiler.core.units import (
     MISSING,
+    byte_unit,
     bytes_text,
+    bytes_texts,
     change_range_text,
     change_text,
     error_text,
-    seconds_text,
+    scaled,
+    second_unit,
 )
 from profiler.planning.candidates import Way
-from profiler.planning.chain import Chain
+from profiler.planning.chain import Chain, Stage
 from profiler.planning.plan import Plan, render
+from profiler.planning.plan import words as words_of
 from profiler.planning.solver import Point
 from profiler.views.export.csv import csv_text
 from profiler.views.tables.columns import NOISE, UNSURE, ratio_text
 from profiler.views.tables.grid import Column, Table, numbers, words
 
 COSTS_OFF = ("costs", "off by")
+STAGE_BYTES = {
+    "output": "output_bytes",
+    "saved": "saved_bytes",
+    "backward extra": "backward_extra_bytes",
+    "gradients": "gradient_bytes",
+}
 MARK = "*"  # of the plan that is chosen
-MERGED = "; where a cut saves nothing, blocks are one stage: `all` is every stage here, not every block"
-SHORTENED = 3  # so many single stages in a row are shortened to the first and the last
-READING = {  # notation of plans -> its explanation, shown if a plan has it
-    "[": "[2-3] is one checkpointed segment",
-    "]..[": "[4]..[6] are checkpointed each by itself",
-    ":": "4:matmul is recomputed except the outputs of matmul",
+MERGED = "where a cut saves nothing, blocks are one stage: `all` is every stage here, not every block"
+NOTATION = {"together": r"\[[^\]]+[- ][^\]]+\]", "alone": r"\]\.\.\[", "save": r"[^]:]:(?!host)\w", "host": ":host"}
+READING = {  # what is explained if a plan has it
+    "together": "[2-3] is one checkpoint",
+    "alone": "[4]..[6] are checkpointed each by itself",
+    "save": "4:matmul keeps the results of its matmul",
+    "host": "[2-3]:host has its input in host memory",
 }
 
 
@@ -56,18 +67,18 @@ def workspace_text(chain: Chain, needed_bytes: int) -> str | None:
     return f"{taken}, which neither a smaller batch nor 16 bits lowers; CUBLAS_WORKSPACE_CONFIG sets its size"
 
 
-def table(lines: Sequence[ComparedPlan], *, title: str, none: Way, below: Sequence[str] = ()) -> Table:
+def table(lines: Sequence[ComparedPlan], chain: Chain, *, title: str, none: Way, below: Sequence[str] = ()) -> Table:
     """Return a line per plan; overheads are relative to the step without checkpointing, `none`."""
-    return _cut(Table(title=title, columns=way_columns(lines, none), below=tuple(below)))
+    return _cut(Table(title=title, columns=way_columns(lines, chain, none), below=tuple(below)))
 
 
-def frontier(points: Sequence[Point], none: Way, *, title: str) -> Table:
+def frontier(points: Sequence[Point], chain: Chain, none: Way, *, title: str) -> Table:
     """Return a line for each plan of the frontier, the smallest peak first."""
     columns = (
-        numbers("peak", "by costs", [bytes_text(point.peak_bytes) for point in points]),
+        numbers("peak", "by costs", bytes_texts([point.peak_bytes for point in points])),
         numbers("peak", "against none", [_change(point.peak_bytes, none.cost.peak_bytes) for point in points]),
         numbers("time", "against none", [_change(point.step_seconds, none.cost.step_seconds) for point in points]),
-        words("plan", "", [plan_text(point.plan) for point in points]),
+        words("plan", "", [words_of(chain, point.plan) for point in points]),
     )
     return _cut(Table(title=title, columns=columns))
 
@@ -78,25 +89,13 @@ def csv(points: Sequence[Point]) -> bytes:
     return csv_text([("peak_bytes", "step_seconds", "plan"), *lines]).encode()
 
 
-def reading(plans: Iterable[Plan]) -> list[str]:
-    """Return how to read the notation of these plans, in a line; nothing if it needs no explanation."""
-    notation = " ".join(map(plan_text, plans))
-    said = [meaning for part, meaning in READING.items() if part in notation]
-    return [f"in plans, {'; '.join(said)}"] if said else []
-
-
-def legend(chain: Chain) -> str:
-    """Return which stage is what: `stages: 1 before blocks.0, 2-7 blocks.0 to blocks.5, 8 after blocks.5`."""
-    spans = []
-    for is_pinned, group in groupby(enumerate(chain.stages, start=1), key=lambda numbered: numbered[1].pinned):
-        run = list(group)
-        (first, first_stage), (last, last_stage) = run[0], run[-1]
-        if is_pinned or first == last:
-            spans += [f"{number} {stage.name}" for number, stage in run]
-        else:
-            spans.append(f"{first}-{last} {first_stage.name} to {last_stage.name}")
+def reading(chain: Chain, plans: Iterable[Plan]) -> list[str]:
+    """Return how to read the text of these plans, in a line; nothing if it needs no explanation."""
+    text = " ".join(words_of(chain, plan) for plan in plans)
+    notation = [name for name, part in NOTATION.items() if re.search(part, text)]
+    lines = [f"a plan names what is recomputed: {', '.join(READING[name] for name in notation)}"] if notation else []
     is_cut = all(len(stage.blocks) < 2 for stage in chain.stages)
-    return f"stages: {', '.join(spans)}" + ("" if is_cut else MERGED)
+    return lines if is_cut else [*lines, MERGED]
 
 
 def same_plans(lines: Sequence[ComparedPlan]) -> list[str]:
@@ -129,33 +128,34 @@ def document(
     return encode_indented(fields)
 
 
-def way_columns(lines: Sequence[ComparedPlan], none: Way) -> tuple[Column, ...]:
+def way_columns(lines: Sequence[ComparedPlan], chain: Chain, none: Way) -> tuple[Column, ...]:
     """Return the columns of these plans: their costs, what was predicted or measured, and the plans as text."""
     mark = any(line.is_chosen for line in lines)
     names = [f"{MARK if line.is_chosen else ' '} {line.way.label}" if mark else line.way.label for line in lines]
     rows = [line.measured for line in lines]
-    peaks = _peaks(rows)
+    costs = [line.way.cost.peak_bytes for line in lines]
+    peaks = _peaks(rows, costs)
     if any(line.predicted for line in lines) and not peaks:
-        peaks = [numbers("peak", "predicted", [_peak(line.predicted) for line in lines])]
+        peaks = [numbers("peak", "predicted", _peak_texts([line.predicted for line in lines], costs))]
     is_timed = any(row and row.evidence != "rehearsed" for row in rows)
     return (
         words("way", "", names, ["bold" if line.is_chosen else "" for line in lines]),
-        numbers("peak", "by costs", [bytes_text(line.way.cost.peak_bytes) for line in lines]),
+        numbers("peak", "by costs", bytes_texts(costs, *_seen(rows))),
         *peaks,
         numbers("time", "by costs", [_by_costs(line.way, none) for line in lines]),
         *(_times(lines, none) if is_timed else []),
-        words("plan", "", [plan_text(line.way.plan) for line in lines]),
+        words("plan", "", [words_of(chain, line.way.plan) for line in lines]),
     )
 
 
-def _peaks(rows: Sequence[Row | None]) -> list[Column]:
+def _peaks(rows: Sequence[Row | None], costs: Sequence[int]) -> list[Column]:
     """Return the columns of the peaks, and of the prediction errors where they were measured."""
     kinds = sorted({row.evidence for row in rows if row})
     if not kinds:
         return []
     errors = [error_text(row.prediction_error if row else None) for row in rows]
     return [
-        numbers("peak", ", ".join(kinds), [_peak(row) for row in rows]),
+        numbers("peak", ", ".join(kinds), _peak_texts(rows, costs)),
         *([numbers("predicted", "off by", errors)] if kinds != ["rehearsed"] else []),
     ]
 
@@ -197,20 +197,6 @@ def _by_costs(way: Way, none: Way) -> str:
     return f"{change.removesuffix('%')}±{ceil(error)} %" if error else change
 
 
-def plan_text(plan: Plan) -> str:
-    """Return the plan as text, with `[2]..[7]` for stages that are checkpointed each by itself."""
-    words_: list[str] = []
-    run: list[str] = []
-    for word in [*render(plan).split(" "), ""]:
-        if re.fullmatch(r"\[\d+\]", word, re.ASCII):
-            run.append(word)
-            continue
-        words_ += run if len(run) < SHORTENED else [f"{run[0]}..{run[-1]}"]
-        run = []
-        words_.append(word)
-    return " ".join(words_).strip()
-
-
 def _cut(table: Table) -> Table:
     """Return a table that may be cut before COSTS_OFF or the first text column after the names."""
     columns = table.columns
@@ -223,10 +209,15 @@ def _change(value: float, reference: float) -> str:
     return change_text(value / reference if reference else None)
 
 
-def _peak(row: Row | None) -> str:
-    if row is None or row.outcome != "ok":
-        return MISSING if row is None else row.outcome.replace("_", " ")
-    return bytes_text(row.readings.peak_bytes)
+def _seen(rows: Sequence[Row | None]) -> list[int | None]:
+    return [row.readings.peak_bytes if row and row.outcome == "ok" else None for row in rows]
+
+
+def _peak_texts(rows: Sequence[Row | None], costs: Sequence[int]) -> list[str]:
+    """Return the peaks in the unit of the costs, or what came of a row instead."""
+    texts = bytes_texts(_seen(rows), *costs)
+    bad = [row.outcome.replace("_", " ") if row and row.outcome != "ok" else "" for row in rows]
+    return [outcome or text for outcome, text in zip(bad, texts, strict=True)]
 
 
 def _line(line: ComparedPlan) -> dict[str, Any]:
@@ -254,20 +245,23 @@ def _line(line: ComparedPlan) -> dict[str, Any]:
 def stages(chain: Chain, *, title: str) -> Table:
     """Return one line per stage: its memory and its times."""
     listed = chain.stages
+    size, unit = byte_unit(getattr(stage, name) for stage in listed for name in STAGE_BYTES.values())
+    taken = {name: [getattr(stage, f"{name}_seconds") for stage in listed] for name in ("forward", "backward")}
+    ticks, second = second_unit(together.from_iterable(taken.values()))
     columns = (
-        words("stage", "", [f"{number} {stage.name}" for number, stage in enumerate(listed, start=1)]),
-        numbers("output", "", [bytes_text(stage.output_bytes) for stage in listed]),
-        numbers("saved", "", [bytes_text(stage.saved_bytes) for stage in listed]),
-        numbers("backward", "besides", [bytes_text(stage.backward_extra_bytes) for stage in listed]),
-        numbers("gradients", "", [bytes_text(stage.gradient_bytes) for stage in listed]),
-        numbers("forward", "", [seconds_text(stage.forward_seconds) for stage in listed]),
-        numbers("backward", "", [seconds_text(stage.backward_seconds) for stage in listed]),
-        words("can also be", "", [_options(stage) for stage in listed]),
+        words("stage", "", [stage.name for stage in listed]),
+        *(
+            numbers(head, unit, [scaled(getattr(stage, name), size) for stage in listed])
+            for head, name in STAGE_BYTES.items()
+        ),
+        *(numbers(name, second, [scaled(seconds, ticks) for seconds in times]) for name, times in taken.items()),
+        words("can also be", "", [_options(stage, size, unit) for stage in listed]),
     )
     return _cut(Table(title=title, columns=columns))
 
 
-def _options(stage: Any) -> str:
+def _options(stage: Stage, size: int, unit: str) -> str:
     if stage.pinned:
         return "always kept"
-    return ", ".join(f"{option.name} {bytes_text(option.saved_bytes)}" for option in stage.options) or "checkpointed"
+    options = [f"{option.name} {scaled(option.saved_bytes, size)} {unit}" for option in stage.options]
+    return ", ".join(options) or "checkpointed"

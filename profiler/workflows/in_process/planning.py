@@ -160,9 +160,8 @@ class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
     def _table(self, found: Found) -> Table:
         lines = [plans.ComparedPlan(way=way) for way in (found.none, *found.ways)]
         below = [
-            *plans.reading(line.way.plan for line in lines),
-            plans.legend(found.chain),
+            *plans.reading(found.chain, (line.way.plan for line in lines)),
             "by the costs of the stages, predicted; times are against the step without checkpointing",
             "profiler.apply(module, plan) checkpoints a module so; plan.save('plan.json') keeps it",
         ]
-        return Table(title=found.title, columns=plans.way_columns(lines, found.none), below=tuple(below))
+        return Table(title=found.title, columns=plans.way_columns(lines, found.chain, found.none), below=tuple(below))
