@@ -146,7 +146,8 @@ def segment_words(segments: Sequence[Segment], blocks: Sequence[str]) -> str:
     parents = {name.rpartition(".")[0] for segment in segments for name in names(segment)}
     parent = parents.pop() if len(parents) == 1 else ""
     places = {name: (at, name[len(parent) + 1 :] if parent else name) for at, name in enumerate(blocks)}
-    text = _words(sorted(segments, key=lambda segment: places[names(segment)[0]]), places)
+    in_order = sorted(segments, key=lambda segment: places[names(segment)[0]])
+    text = _words(in_order, places)
     return f"{parent}: {text}" if parent and text else text or "nothing"
 
 
@@ -180,7 +181,7 @@ def _fault(plan: PlanFile) -> str | None:
 def _words(items: Sequence[str | Segment], places: dict[str, tuple[int, str]]) -> str:
     """Return items in words; `places` are the number and the short name of each block."""
     pieces: list[str] = []
-    for key, group in groupby(enumerate(items), key=lambda numbered: _group_key(*numbered, places)):
+    for key, group in groupby(enumerate(items), key=lambda numbered: _group_key(numbered[0], numbered[1], places)):
         run = [item for _, item in group]
         first, *_, last = [places[name][1] for item in run for name in (_blocks(item) * 2)]
         if key[0] == "alone":
