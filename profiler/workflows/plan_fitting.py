@@ -56,19 +56,28 @@ Try = Callable[[Point], TriedPlan]
 
 
 def offered(chain: Chain, case: Case, budget_bytes: int, most_host_bytes: int | None = None) -> Iterator[Frontier]:
-    """Yield the frontiers of a case's plans: of each depth, then, on a GPU by its name, with inputs in host memory.
-
-    Of the latter, only the inputs of so many first stages may wait there that the fastest plan within the budget takes
-    at most `most_host_bytes` of it.
-    """
+    """Yield the frontiers of a case's plans: of each depth, then, on a GPU by its name, with inputs in host memory."""
     sure = with_sure_options(chain)
     yield from frontiers(sure)
+    if points := offloading(copied(sure, case), budget_bytes, most_host_bytes):
+        yield points
+
+
+def copied(chain: Chain, case: Case) -> Chain:
+    """Return the chain with the rate of copies to host memory of the case's GPU; of 0 where that is not known."""
     gpu = parse(case.device).name
     rate = roofline.host_rate(gpu_specs.find(gpu)) if gpu in gpu_specs.names() else 0.0
-    if not rate:
-        return
-    chain = msgspec.structs.replace(sure, host_rate=rate)
+    return msgspec.structs.replace(chain, host_rate=rate)
 
+
+def offloading(chain: Chain, budget_bytes: int, most_host_bytes: int | None = None) -> Frontier | None:
+    """Return the frontier of plans with inputs in host memory, at the chain's rate of copies; None if it has none.
+
+    Only the inputs of so many first stages may wait there that the fastest plan within the budget takes at most
+    `most_host_bytes` of it.
+    """
+    if not chain.host_rate:
+        return None
     low, at, high, found = 0, len(chain.stages), len(chain.stages) + 1, None
     while high - low > 1:
         points = frontier(chain, points=_most_points(chain), offload=True, waiting=at)
@@ -78,8 +87,7 @@ def offered(chain: Chain, case: Case, budget_bytes: int, most_host_bytes: int | 
         else:
             high = at
         at = (low + high) // 2
-    if found:
-        yield found
+    return found
 
 
 def frontiers(chain: Chain, levels: int | None = None, screen: Screen = SILENT) -> Iterator[Frontier]:

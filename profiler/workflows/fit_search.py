@@ -1,0 +1,315 @@
+"""Searches the combinations of levers for those under which a step fits a memory, the cheapest first.
+
+Gains of levers do not add up, so that none is left out for what it does by itself: a combination is not tried where
+the floor of its chain, which no plan gets below, is above the limit, or where one of its levers lowers neither the
+step's peak nor that floor. What is said to fit was run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+
+from profiler.core import schedule
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.errors import UserError
+from profiler.core.plan_file import PlanFile
+from profiler.core.record import Readings, Record, bytes_needed
+from profiler.planning import candidates
+from profiler.planning import chain as chains
+from profiler.planning.chain import Chain
+from profiler.planning.plan import Plan, host_bytes, plan_file_of
+from profiler.planning.simulator import simulate
+from profiler.planning.solver import Frontier, Point, best
+from profiler.training import levers
+from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, copied, fit_plan, frontiers, offloading, under
+from profiler.workflows.stages import ModelOnDevice, stages
+
+NONE, ALL, PLAN = Choice("none"), Choice("all"), Choice("plan")
+LOSS, FUSED, NO_FOREACH = Choice("chunk-loss"), Choice("fused"), Choice("no-foreach")
+EXPANDABLE = Choice("expandable-segments")
+IN_BACKWARD, OFFLOAD = Choice("in-backward"), Choice("offload-inputs")
+# What costs most is tried where nothing else fits. On an H200, a step of GPT-2 with a batch of 8 x 1024 in bf16 took
+# 62 ms; with steps of each parameter in the backward 110, with two micro-batches 96, and with eight 365.
+COSTLY = ((), (IN_BACKWARD,), *((Choice(f"micro-batches:n={n}"),) for n in (2, 4, 8)))
+CONSENTS = ("8bit", "bf16-state")  # change what is trained
+HELPS = 0.99  # of the bytes without a lever: one that saves less is not proposed
+FASTER = 0.99  # of the seconds without: so is a plan that moves inputs to the host
+SURE = 0.95  # of a floor by the costs of stages, which may be a few percent too high
+
+Levers = tuple[Choice, ...]
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """A strategy or a plan with levers, whose step fits."""
+
+    label: Choice
+    plan: PlanFile | None = None
+    added_seconds: float | None = None  # of the plan by its costs, to the step with its levers alone
+
+    def under(self, case: Case, file: Path) -> Case:
+        """Return the case in this way; `file` is the plan's."""
+        case = case.under(self.label)
+        return under(case, file) if self.plan else case
+
+
+class Search:
+    """Runs a step with combinations of levers, each as it is and, where that does not fit, under its fastest plan."""
+
+    def __init__(
+        self, model: ModelOnDevice, limit: int, context_bytes: int, most_host_bytes: int | None = None
+    ) -> None:
+        self._most_host_bytes = most_host_bytes
+        self._model, self._limit, self._context_bytes = model, limit, context_bytes
+        self._run: dict[Choice, Record] = {}  # by label
+        self._traced: dict[Levers, Chain | None] = {}  # by the levers that change what blocks hold
+        self._is_short = False  # of reserved memory alone, in what was tried last
+        self._has_no_fused = False  # the optimizer's kernels
+        self.floors: dict[Levers, int] = {}  # what the step needs at least under any plan, by the costs of its stages
+        self.left_out: dict[str, str] = {}
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return tuple(self._run.values())
+
+    def ways(self, allowed: Levers) -> list[Way]:
+        """Return what fits of the first tier of which anything does."""
+        if self._fits(self.run(NONE)):
+            return [Way(label=NONE)]
+        self.run_all([ALL])  # to compare with, whether it may fit or not
+        for taken in ((), allowed) if allowed else ((),):  # what changes the training last
+            for tier in self._tiers(taken):
+                self.run_all(_label(NONE, chosen) for chosen in tier)
+                if found := [way for chosen in tier for way in self._ways(chosen)]:
+                    return found
+        return []
+
+    def further(self, way: Way) -> None:
+        """Run what may come next after a way: `all` with its levers, and with each lever that takes more besides."""
+        _, *taken = way.label.parts
+        more = [FUSED, *(() if any(lever.name == "micro-batches" for lever in taken) else (IN_BACKWARD,)), OFFLOAD]
+        added = [_ordered((*taken, lever)) for lever in more if lever not in (*taken, *self.left_out)]
+        self.run_all(_label(ALL, chosen) for chosen in ((*taken,), *added))
+
+    def with_consents(self, allowed: Levers) -> list[Record]:
+        """Run the step that needs least with each lever that needs a consent it does not have."""
+        known = [record for record in self.records if record.outcome == "ok" and self._needed(record.readings)]
+        if not known:
+            return []
+        least = min(known, key=lambda record: self._needed(record.readings) or 0)
+        _, *taken = least.case.label.parts
+        consents = [Choice(word) for word in CONSENTS if word not in allowed]
+        kept = tuple(lever for lever in taken if lever not in (FUSED, NO_FOREACH))
+        labels = [_label(ALL, _ordered((*kept, consent))) for consent in consents]
+        self.run_all(labels)
+        return [self._run[label] for label in labels]
+
+    def _tiers(self, allowed: Levers) -> Iterator[list[Levers]]:
+        """Yield combinations of levers, those that cost least first; all have those that were allowed."""
+        for costly in COSTLY:
+            for has_kernels in (False, True):
+                kernels = () if not has_kernels else (NO_FOREACH if self._has_no_fused else FUSED,)
+                made = [_ordered((*loss, *kernels, *costly, *allowed)) for loss in ((), (LOSS,))]
+                known = [chosen for chosen in made if not any(lever in self.left_out for lever in chosen)]
+                if known:
+                    yield known
+
+    def _ways(self, chosen: Levers) -> list[Way]:
+        """Return the step with these levers if it fits, else its fastest plan or, where that is no better, `all`."""
+        plain = self.run(_label(NONE, chosen))
+        if plain.outcome == "skipped" and len(chosen) == 1:
+            self.left_out[chosen[0]] = plain.detail or "it cannot be applied"
+            self._has_no_fused |= FUSED in chosen
+        if self._fits(plain) or self._needed(plain.readings) is None:
+            return [Way(label=_label(NONE, chosen))] if self._fits(plain) else []
+        if not self._help(chosen) or self._floor(chosen) * SURE > self._limit:
+            return []
+        every = self.run(_label(ALL, chosen))
+        self._is_short = self._lacks_only_reserved(every.readings)
+        way = self._plan(chosen)
+        if way is None and not self._fits(every) and self._is_short and EXPANDABLE not in (*chosen, *self.left_out):
+            return self._ways(_ordered((*chosen, EXPANDABLE))) if EXPANDABLE in levers.TABLE else []
+        is_every = self._fits(every) and (way is None or not self._is_slower(chosen, way))
+        return [Way(label=_label(ALL, chosen))] if is_every else [way] if way else []
+
+    def _help(self, chosen: Levers) -> bool:
+        """Whether each of the levers lowers the peak, or the floor of plans, of the step with the others."""
+        for lever in chosen:
+            others = tuple(one for one in chosen if one != lever)
+            if lever == EXPANDABLE or lever in CONSENTS:
+                continue
+            before, after = self._least(others), self._least(chosen)
+            if not any(now and then and now <= HELPS * then for then, now in zip(before, after, strict=True)):
+                if not others:
+                    self.left_out[lever] = "it lowers neither the step's peak nor the least that plans need"
+                return False
+        return True
+
+    def _least(self, chosen: Levers) -> tuple[int | None, int | None]:
+        """Return the peak of the step as it is, and what its plans need at least."""
+        plain = self.run(_label(NONE, chosen)).readings.peak_bytes
+        floor = self._floor(chosen) or self.run(_label(ALL, chosen)).readings.peak_bytes
+        return plain, floor
+
+    def _floor(self, chosen: Levers) -> int:
+        """Return what the step needs at least under any plan, by the costs of its stages; 0 if they are not known."""
+        if chosen not in self.floors:
+            chain = self._chain(chosen)
+            if chain is None:
+                return 0
+            _, nbytes = candidates.largest_stage(copied(chain, self._model.case))
+            self.floors[chosen] = nbytes + self._context_bytes
+        return self.floors[chosen]
+
+    def _chain(self, chosen: Levers, *, timed: bool = False) -> Chain | None:
+        """Return the chain of the step with these levers; None if its blocks are no chain.
+
+        Its stages are traced with the levers that change what they hold; of the others, what is held throughout and
+        the optimizer's peak are those of the step that was run.
+        """
+        inside = tuple(lever for lever in chosen if lever.name in {LOSS.name, "micro-batches"})
+        if inside not in self._traced or (timed and not _has_seconds(self._traced[inside])):
+            self._traced[inside] = self._trace(inside, timed=timed)
+        chain = self._traced[inside]
+        if chain is None:
+            return None
+        mine, base = (self.run(_label(NONE, one)).readings for one in (chosen, inside))
+        static = chain.static_bytes + (mine.start_bytes or 0) - (base.start_bytes or 0)
+        optimizer = (mine.phases or {}).get("optimizer")
+        floor = optimizer.allocated if optimizer and optimizer.allocated else chain.floor_bytes
+        if IN_BACKWARD in chosen:  # a gradient goes where its parameter steps
+            free = (msgspec.structs.replace(stage, gradient_bytes=0) for stage in chain.stages)
+            chain = msgspec.structs.replace(chain, stages=tuple(free))
+        return msgspec.structs.replace(
+            chain, static_bytes=max(0, static), floor_bytes=floor, traced_peak_bytes=mine.peak_bytes or 0
+        )
+
+    def _trace(self, inside: Levers, *, timed: bool) -> Chain | None:
+        """Trace the stages of the step; those of micro-batches are stages of a smaller batch."""
+        model = self._model
+        case, num_parts = model.case.under(_label(NONE, inside)), _num_parts(inside)
+        if num_parts > 1 and case.batch_size and case.batch_size % num_parts == 0:
+            others = tuple(lever for lever in inside if lever.name != "micro-batches")
+            case = msgspec.structs.replace(case, batch_size=case.batch_size // num_parts, levers=others or UNSET)
+        is_timed = timed or case.has_estimated_times
+        try:  # below the floor nothing is timed
+            budget = None if is_timed else f"{max(1, self._limit - self._context_bytes)}B"
+            chain = stages(model.engine, case, model.calibration(), budget=budget)
+        except UserError as error:  # the blocks are no chain
+            self.left_out[" ".join(("plans", *(("with", *inside) if inside else ())))] = error.message
+            return None
+        if _num_parts(inside) == 1:
+            return chain
+        summed = sum(stage.gradient_bytes for stage in chain.stages) if case.levers != inside else 0
+        parts = (msgspec.structs.replace(stage, gradient_bytes=0) for stage in chain.stages)
+        return msgspec.structs.replace(chain, static_bytes=chain.static_bytes + summed, stages=tuple(parts))
+
+    def _plan(self, chosen: Levers) -> Way | None:
+        """Return the fastest plan with these levers whose step fits; None if none does."""
+        model, chain = self._model, self._chain(chosen, timed=True)
+        if chain is None:
+            return None
+        case, sure = model.case.under(_label(NONE, chosen)), chains.with_sure_options(chain)
+        steps = Steps(
+            model.engine, case, chain, passes=MEMORY, need=self._needed, most_host_bytes=self._most_host_bytes
+        )
+        tries = dict[Plan, TriedPlan]()
+
+        def run(point: Point) -> TriedPlan:
+            if point.plan in tries:
+                return tries[point.plan]
+            tried = tries[point.plan] = steps.run(point)
+            self._is_short |= any(self._lacks_only_reserved(record.readings) for record in tried.records)
+            return tried
+
+        every = self.run(_label(ALL, chosen)).readings
+        beyond = max(self._context_bytes, (self._needed(every) or 0) - (every.peak_bytes or 0))  # a first guess
+
+        def fit(points: Frontier) -> TriedPlan | None:
+            return fit_plan(run, points, self._limit, beyond=beyond, is_rehearsed=case.is_rehearsed)
+
+        deeper = frontiers(sure)
+        shallow = next(deeper)
+        fitted = fit(shallow)
+        left = self._limit - (fitted.reserve_bytes if fitted else beyond)
+        points = offloading(copied(sure, case), left, self._most_host_bytes) or shallow
+        point = best(points, left) or points.point(0)
+        is_large = host_bytes(chain, point.plan) > (1 - HELPS) * chain.traced_peak_bytes
+        seconds = FASTER * fitted.point.step_seconds if fitted else 0.0
+        is_lower = points.peak_bytes[0] < HELPS * shallow.peak_bytes[0]
+        if is_large and (point.step_seconds < seconds if fitted else is_lower):
+            offloaded = fit(points)
+            fitted = offloaded if offloaded and not (fitted and offloaded.point.step_seconds > seconds) else fitted
+        fitted = fitted or next(filter(None, map(fit, deeper)), None)
+        if fitted is None:
+            return None
+        plan, none = fitted.point.plan, candidates.none(chain)
+        added = (fitted.point.step_seconds - none.cost.step_seconds) * _num_parts(chosen)
+        return Way(label=_label(PLAN, chosen), plan=plan_file_of(chain, plan), added_seconds=added)
+
+    def _is_slower(self, chosen: Levers, way: Way) -> bool:
+        """Whether `all` is surely slower than a plan, by the costs of stages."""
+        chain, every = self._chain(chosen), self.added_seconds(_label(ALL, chosen))
+        if chain is None or every is None or way.added_seconds is None or not _has_seconds(chain):
+            return True
+        none = candidates.none(chain).cost.step_seconds * _num_parts(chosen)
+        return every - way.added_seconds > (1 - FASTER) * none
+
+    def added_seconds(self, label: Choice) -> float | None:
+        """Return how much longer a step takes under `all` than with its levers alone, by the costs of its stages."""
+        chosen = tuple(lever for lever in label.parts[1:] if lever.name != OFFLOAD.name)
+        chain = self._chain(chosen) if label.parts[0] == ALL else None
+        if chain is None:
+            return None
+        plan, away = candidates.all_stages(chain), copied(chain, self._model.case)
+        if OFFLOAD in label.parts and away.host_rate:
+            ends = range(1, len(chain.stages) - 1)
+            offloaded = tuple(end for end in ends if (end,) in plan.items and chains.fetches(chain, end + 1))
+            chain, plan = away, msgspec.structs.replace(plan, offloaded=offloaded)
+        added = simulate(chain, plan).step_seconds - candidates.none(chain).cost.step_seconds
+        return added * _num_parts(chosen)
+
+    def run(self, label: Choice) -> Record:
+        """Run the step under a label, once."""
+        self.run_all([label])
+        return self._run[label]
+
+    def run_all(self, labels: Iterable[Choice]) -> None:
+        """Run the step under each of these labels, those together that were not run before."""
+        case = self._model.case
+        passes = schedule.REHEARSED_PASSES if case.is_rehearsed else MEMORY
+        owed = [label for label in dict.fromkeys(labels) if label not in self._run]
+        trials = [Trial(case=case.under(label), passes=passes) for label in owed]
+        for record in self._model.engine.run(trials) if trials else ():
+            self._run[record.case.label] = record
+
+    def _fits(self, record: Record) -> bool:
+        needed = self._needed(record.readings) if record.outcome == "ok" else None
+        return needed is not None and needed <= self._limit
+
+    def _needed(self, readings: Readings) -> int | None:
+        return bytes_needed(readings, self._model.case.device, self._context_bytes)
+
+    def _lacks_only_reserved(self, readings: Readings) -> bool:
+        needed, peak = self._needed(readings), readings.peak_bytes
+        return needed is not None and peak is not None and peak + self._context_bytes <= self._limit < needed
+
+
+def _label(strategy: Choice, chosen: Levers) -> Choice:
+    return levers.resolved(Choice("+".join([strategy, *chosen])))
+
+
+def _ordered(chosen: Levers) -> Levers:
+    order = list(levers.TABLE)
+    return tuple(sorted(chosen, key=lambda lever: order.index(lever.name)))
+
+
+def _num_parts(chosen: Levers) -> int:
+    return next((int(lever.options["n"]) for lever in chosen if lever.name == "micro-batches"), 1)
+
+
+def _has_seconds(chain: Chain | None) -> bool:
+    return chain is None or any(stage.forward_seconds for stage in chain.stages)
