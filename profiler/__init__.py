@@ -1,10 +1,10 @@
-"""gcprof: the memory-time trade-off of gradient checkpointing, measured.
+"""gcprof: the memory-time trade-off of gradient checkpointing, measured. `import gcprof` has the same functions.
 
-`profiler.apply(module, "segments:k=4")` checkpoints a module in place, and `profiler.measure(build, "segments:k=4")`
-measures one; `profiler.predict(build, "segments:k=4", device="h100")` predicts it for a GPU that need not be there;
-`profiler.plan(build, "8GiB")` finds where to checkpoint; `profiler.explain(module, batch)` and
-`profiler.timeline(module, batch)` show what holds the peak; `with profiler.watch() as watch:` follows a loop of your
-own; `profiler.load("last")` reads a run back.
+`gcprof.explain(module, batch)` says what holds the peak of a training step, on a GPU that need not be there, and
+`gcprof.timeline(module, batch)` draws it; `gcprof.predict(module, batch, "all")` and `gcprof.measure(module, batch,
+"all")` give the numbers of one strategy; `gcprof.plan(module, batch, "8GiB")` finds where to checkpoint, and
+`gcprof.apply(module, plan)` does it in place; `with gcprof.watch() as watch:` follows a loop of your own;
+`gcprof.load("last")` reads a run back.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_what_is_no_module_or_no_strategy_is_refused_with_what_is_wanted(module,
 
 
 def test_a_factory_is_measured_in_this_process():
-    record = profiler.measure(factory, "segments:k=3", samples=2)
+    record = profiler.measure(factory, strategy="segments:k=3", samples=2)
 
     assert record.outcome == "ok"
     assert record.built.split == "2x2+2"
@@ -151,8 +151,8 @@ def deep(width: int = 64, layers: int = 12, batch_size: int = 16_384):
 @pytest.mark.slow
 def test_what_is_predicted_for_the_cpu_is_what_is_measured_but_for_what_the_loss_works_in():
     for strategy in ("none", "segments:k=3"):
-        predicted = profiler.predict(deep(), strategy, device="cpu")
-        measured = profiler.measure(deep(), strategy, samples=1)
+        predicted = profiler.predict(deep(), None, strategy, device="cpu")
+        measured = profiler.measure(deep(), None, strategy, samples=1)
 
         squares = deep()()[1][1].nbytes - 4  # of mse_loss, whose mean keeps their storage
         assert predicted.readings.peak_bytes == measured.readings.peak_bytes - squares
@@ -183,14 +183,16 @@ def test_a_prediction_leaves_the_random_state_and_the_default_device_as_they_wer
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
 
-    profiler.predict(deep(), "segments:k=4")
-    profiler.plan(deep(), "60%")
+    profiler.predict(deep(), strategy="segments:k=4")
+    profiler.plan(deep(), budget="60%")
 
     assert torch.equal(torch.random.get_rng_state(), before)
     assert type(torch.ones(2)) is torch.Tensor  # no fake one
 
 
-@pytest.mark.parametrize("call", [profiler.predict, lambda build: profiler.plan(build, "60%")], ids=["predict", "plan"])
+@pytest.mark.parametrize(
+    "call", [profiler.predict, lambda build: profiler.plan(build, None, "60%")], ids=["predict", "plan"]
+)
 def test_a_module_that_was_made_before_is_refused_and_stays_as_it_was(call):
     module, batch, loss = factory()
 
@@ -208,8 +210,8 @@ def test_the_step_under_a_plan_fits_the_budget_and_recomputes_less_than_all(devi
     peak = profiler.predict(deep(), device=device).readings.peak_bytes
     limit = 0.75 * peak if budget == "75%" else budget + 33 * 2**20 * (device == "h100")  # cuBLAS's workspace
 
-    plan = profiler.plan(deep(), budget if budget == "75%" else int(limit), device=device)
-    record = profiler.predict(deep(), plan, device=device)
+    plan = profiler.plan(deep(), budget=budget if budget == "75%" else int(limit), device=device)
+    record = profiler.predict(deep(), strategy=plan, device=device)
 
     assert record.readings.peak_bytes <= limit < peak
     recomputed = sum(len(plan_file.names(one)) for one in plan.segments)
@@ -223,9 +225,9 @@ def test_a_percentage_is_of_the_peak_that_is_predicted_and_max_keeps_all(name):
     build = {"blocks": equal(6, width=600, batch_size=1024), "skips": single}[name]
     whole = profiler.predict(build, device="h100").readings.peak_bytes
 
-    assert profiler.plan(build, "max", device="h100").segments == ()
+    assert profiler.plan(build, budget="max", device="h100").segments == ()
     with pytest.raises(UserError, match=f"no plan fits {bytes_text(int(0.2 * whole))}"):
-        profiler.plan(build, "20%", device="h100")
+        profiler.plan(build, budget="20%", device="h100")
 
 
 def equal(layers: int, width: int = 256, batch_size: int = 4096):
@@ -241,14 +243,14 @@ def equal(layers: int, width: int = 256, batch_size: int = 4096):
 
 @pytest.mark.slow
 def test_a_plan_goes_to_every_other_function_and_to_a_file(here):
-    plan = profiler.plan(deep(), "60%", device="cpu")
+    plan = profiler.plan(deep(), budget="60%", device="cpu")
     plan.save("plan.json")
     module, (x, y), loss = deep()()
     plain = copy.deepcopy(module)
 
     split = profiler.apply(module, plan).split
-    record = profiler.measure(deep(), plan, samples=1)
-    from_file = profiler.predict(deep(), here / "plan.json", device="cpu")
+    record = profiler.measure(deep(), strategy=plan, samples=1)
+    from_file = profiler.predict(deep(), strategy=here / "plan.json", device="cpu")
 
     assert split == record.built.split == from_file.built.split == plan_file.words(plan)
     assert record.equality.gradients_equal

@@ -155,7 +155,7 @@ def test_switches_of_libraries_are_off_but_under_own_and_hf(factory, strategies)
 
 def test_a_plan_starts_from_the_form_without_the_models_own_checkpoints():
     plans = [
-        profiler.plan(lambda way=way: own_checkpoint.wrapped(way, batch_size=256), "70%", device="cpu")
+        profiler.plan(lambda way=way: own_checkpoint.wrapped(way, batch_size=256), budget="70%", device="cpu")
         for way in ("none", "module")
     ]
 

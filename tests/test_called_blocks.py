@@ -109,12 +109,15 @@ def test_a_plan_over_calls_fits_and_is_measured_as_predicted(name):
     build, blocks = BUILDS[name]
     whole = profiler.predict(build, device="cpu", blocks=blocks).readings.peak_bytes
 
-    plan = profiler.plan(build, "92%", device="cpu", blocks=blocks)
+    plan = profiler.plan(build, budget="92%", device="cpu", blocks=blocks)
 
-    record = profiler.measure(build, plan, samples=1, blocks=blocks)
+    record = profiler.measure(build, strategy=plan, samples=1, blocks=blocks)
     assert record.outcome == "ok"
     assert record.equality.gradients_equal
-    assert record.readings.peak_bytes == profiler.predict(build, plan, device="cpu", blocks=blocks).readings.peak_bytes
+    assert (
+        record.readings.peak_bytes
+        == profiler.predict(build, strategy=plan, device="cpu", blocks=blocks).readings.peak_bytes
+    )
     assert record.readings.peak_bytes <= 0.92 * whole
     assert [name.partition("#")[2] for name in plan.fingerprint] == list("123456")
     with pytest.raises(UserError, match="is a call, not a module"):
@@ -167,4 +170,4 @@ def test_a_loop_without_marks_says_what_to_do():
             return x.sum()
 
     with pytest.raises(Unsupported, match=r"mark the function that the forward calls in a loop with profiler\.block"):
-        profiler.plan(lambda: (Bare(), torch.randn(2, 4)), "60%")
+        profiler.plan(lambda: (Bare(), torch.randn(2, 4)), budget="60%")

@@ -40,7 +40,7 @@ def test_a_live_module_has_the_record_of_its_factory(factory, here):
     module, batch, loss = getattr(live_models, factory)()
 
     live = [
-        profiler.predict(module, "all", batch=batch, loss=loss, device="h100", precision=precision)
+        profiler.predict(module, strategy="all", batch=batch, loss=loss, device="h100", precision=precision)
         for precision in PRECISIONS
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from html.parser import HTMLParser
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+import gcprof
 import profiler
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
+from profiler.core.units import bytes_text
 
 
 class Tagged(HTMLParser):
@@ -80,11 +83,57 @@ def test_a_live_module_is_measured_on_copies():
     module, batch = chain(layers=4)
     before = copy.deepcopy(module.state_dict())
 
-    record = profiler.measure(module, "all", batch=batch, loss=nn.functional.mse_loss, samples=1)
+    record = profiler.measure(module, strategy="all", batch=batch, loss=nn.functional.mse_loss, samples=1)
 
     assert record.equality.gradients_equal
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("call", [gcprof.explain, gcprof.predict, gcprof.measure])
+def test_a_live_optimizer_is_taken_as_it_is_and_the_result_prints_as_the_screen(call, capsys):
+    module, batch = chain(layers=4)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.25)
+    before = copy.deepcopy(module.state_dict())
+
+    found = call(module, batch, "all", loss=nn.functional.mse_loss, optimizer=optimizer, device="cpu")
+
+    state = 2 * sum(parameter.nbytes for parameter in module.parameters())
+    if call is gcprof.explain:
+        held = {share.name: share.nbytes for share in found.explanation.categories}
+        assert "the model brings its own optimizer" not in str(found)
+    else:
+        held = found.readings.static_bytes
+    assert 0 <= held["optimizer"] - state < 4 * 1024  # and a count of steps for each parameter
+    assert str(found).startswith("Sequential, ")
+    assert "its own optimizer" in str(found).splitlines()[0]
+    assert "all" in str(found)
+    assert "Record(" not in str(found)
+    assert not optimizer.state
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_what_is_left_out_of_an_assumed_sgd_is_the_state_that_torch_makes():
+    module, batch = chain(layers=4)
+
+    text = str(gcprof.explain(module, batch, loss=nn.functional.mse_loss, device="cpu"))
+
+    optimizer = torch.optim.AdamW(module.parameters())
+    nn.functional.mse_loss(module(batch[0]), batch[1]).backward()
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    assert "sgd (assumed)" in text.splitlines()[0]
+    assert f"optimizer='adamw' adds {bytes_text(sum(value.nbytes for value in states))} of state" in text
+
+
+def test_every_function_has_the_model_then_its_batch_and_gcprof_has_all_of_profiler():
+    calls = (gcprof.explain, gcprof.timeline, gcprof.predict, gcprof.measure, gcprof.plan)
+    first = [[*inspect.signature(call).parameters.values()] for call in calls]
+
+    assert {tuple(parameter.name for parameter in parameters[:2]) for parameters in first} == {("model", "batch")}
+    assert {parameters[3].kind for parameters in first} == {inspect.Parameter.KEYWORD_ONLY}
+    assert gcprof.__all__ == profiler.__all__
+    assert all(getattr(gcprof, name) is getattr(profiler, name) for name in profiler.__all__)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +142,7 @@ def test_a_live_module_is_measured_on_copies():
         (chain()[0], {}, "a module needs a batch"),
         ("mlp", {"batch": torch.ones(2)}, "batch has no effect"),
         (chain, {"loss": nn.functional.mse_loss}, "loss has no effect"),
+        ("mlp", {"optimizer": torch.optim.SGD}, "the optimizer is of another model"),
         ("mlp,transformer", {}, "model: 'mlp,transformer' is more than one"),
         ("mpl", {}, "model: 'mpl' is not known|no model is called 'mpl'|unknown model 'mpl'"),
     ],
@@ -120,7 +170,7 @@ def test_an_explanation_shows_itself_as_tables():
 @pytest.mark.slow
 def test_a_plan_shows_itself_beside_what_one_would_pick_and_is_a_recipe_in_its_file(here):
     module, batch = chain()
-    plan = profiler.plan(module, "70%", batch=batch, loss=nn.functional.mse_loss, device="h100")
+    plan = profiler.plan(module, budget="70%", batch=batch, loss=nn.functional.mse_loss, device="h100")
 
     page, text = Tagged(plan._repr_html_()), plan._repr_markdown_()
     plan.save("plan.json")
@@ -138,13 +188,13 @@ def test_a_real_notebook_shows_tables_and_pictures(tmp_path):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     cells = [
-        "import torch, profiler\nfrom torch import nn\n"
+        "import torch, gcprof\nfrom torch import nn\n"
         "model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))\n"
         "batch = torch.randn(512, 64), torch.zeros(512, 64)\nloss = nn.functional.mse_loss",
-        "profiler.explain(model, batch, loss=loss, device='h100')",
-        "profiler.timeline(model, batch, 'none,all', loss=loss)",
-        "profiler.plan(model, '80%', batch=batch, loss=loss)",
-        "profiler.explain('mlp')",
+        "gcprof.explain(model, batch, loss=loss, device='h100')",
+        "gcprof.timeline(model, batch, 'none,all', loss=loss)",
+        "gcprof.plan(model, budget='80%', batch=batch, loss=loss)",
+        "gcprof.explain('mlp')",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
 

@@ -24,8 +24,8 @@ from tests import trainings
 FUNCTIONS = {
     "explain": lambda net, batch, loss: profiler.explain(net, batch, "all", loss=loss, device="t4"),
     "timeline": lambda net, batch, loss: profiler.timeline(net, batch, loss=loss, device="cpu"),
-    "predict": lambda net, batch, loss: profiler.predict(net, "all", batch=batch, loss=loss, device="t4"),
-    "plan": lambda net, batch, loss: profiler.plan(net, "max", batch=batch, loss=loss, device="t4"),
+    "predict": lambda net, batch, loss: profiler.predict(net, strategy="all", batch=batch, loss=loss, device="t4"),
+    "plan": lambda net, batch, loss: profiler.plan(net, budget="max", batch=batch, loss=loss, device="t4"),
     "measure": lambda net, batch, loss: profiler.measure(net, batch=batch, loss=loss, samples=1),
 }
 REFUSED = {"lazy": "lazy", "ddp": "DistributedDataParallel"}  # kinds, and a noun of the refusal

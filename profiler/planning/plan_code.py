@@ -27,7 +27,7 @@ def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
     if kind not in KINDS:
         raise UserError(f"--emit: '{kind}' is not known", hint=f"choose from {', '.join(KINDS)}")
     if called := [name for name in file.fingerprint if "#" in name]:
-        hint = "profiler.apply(module, Path('plan.json'), example=batch) knows them"
+        hint = "gcprof.apply(module, Path('plan.json'), example=batch) knows them"
         raise UserError(f"--emit: '{called[0]}' is a call, not a module, for which there is no code", hint=hint)
     head = f"The plan {' '.join(words(file).split())} of gcprof {__version__}, which this does not need."
     lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]

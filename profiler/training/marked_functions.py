@@ -51,11 +51,11 @@ def block(function: Callable[..., Any]) -> MarkedFunction:
     """Mark a function that a forward calls in a loop, so that gcprof takes each call as a block.
 
     For models whose layers are no modules, or one module that runs several times. As a decorator, also of methods, or
-    as a context: `with profiler.block(layer) as run: ...`. Blocks are then `layer#1`, `layer#2`, ... in the order of
+    as a context: `with gcprof.block(layer) as run: ...`. Blocks are then `layer#1`, `layer#2`, ... in the order of
     the forward. A function should take what changes from call to call as its first argument, and besides only
     parameters, buffers, submodules of the model and plain values, or what the call before was given too: then several
     calls can be checkpointed together. Outside of gcprof a marked function is the function. It is used by
-    `profiler.apply(module, "sqrt", example=batch)`, and by all commands that are given the model.
+    `gcprof.apply(module, "sqrt", example=batch)`, and by all commands that are given the model.
 
     Example::
 
@@ -63,7 +63,7 @@ def block(function: Callable[..., Any]) -> MarkedFunction:
             return torch.tanh(x @ weight)
 
 
-        layer = profiler.block(layer)  # or @profiler.block above it
+        layer = gcprof.block(layer)  # or @gcprof.block above it
 
 
         class Net(nn.Module):

@@ -51,7 +51,7 @@ def load(run: str | Path = "last") -> Run:
 
     Example::
 
-        run = profiler.load("last")
+        run = gcprof.load("last")
         frame = run.to_pandas()
         frame[["strategy", "saved_bytes", "peak_bytes", "step_seconds"]]
     """

@@ -91,7 +91,7 @@ def _write_stack_on_signal(then: Callable[[], None]) -> None:
 
 
 _file: list[IO[str]] = []
-_kept: list[Callable[[dict[str, Any]], None]] = []  # where lines go instead of a file: `profiler.watch()`
+_kept: list[Callable[[dict[str, Any]], None]] = []  # where lines go instead of a file: `gcprof.watch()`
 
 
 def _path(kind: str) -> str:
@@ -180,7 +180,7 @@ class Watch:
         """
         with _lock:
             if _watches:
-                raise RuntimeError("this process is watched already: by another `with profiler.watch()`, or by gcprof")
+                raise RuntimeError("this process is watched already: by another `with gcprof.watch()`, or by gcprof")
             _watches.append(self)
             _kept[:] = [keep] if keep else []
         try:

@@ -1,4 +1,4 @@
-"""A live module with its batch and loss, or a factory, from another process: what `profiler.predict(model)` rehearses.
+"""A live module with its batch and loss, or a factory, from another process: what `gcprof.predict(model)` rehearses.
 
 Tensors arrive as their shapes, strides and shared storages; the values of small ones and of masks come too.
 """
@@ -30,7 +30,7 @@ SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {  # what 
 
 
 def unpack(path: str) -> Any:
-    """Return the (module, batch[, loss]) in the file, made on the default device, or what the factory there returns."""
+    """Return (module, batch[, loss[, optimizer]]) of the file, on the default device, or what its factory returns."""
     paths, switches, made = pickle.loads(Path(path).read_bytes())
     sys.path[:] = paths
     for name, value in switches.items():

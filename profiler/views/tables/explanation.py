@@ -160,10 +160,11 @@ def remedies_text(explained: Explanation) -> str:
 
 
 def in_python(tables: Sequence[Table]) -> list[Table]:
-    """Return tables that say the command line's `--blocks 'x'` as Python's `blocks='x'`."""
+    """Return tables that say the command line's `--blocks 'x'` and `--optimizer x` as Python's `blocks='x'`."""
 
     def said(lines: Sequence[str]) -> tuple[str, ...]:
-        return tuple(re.sub(r"--blocks (?=')", "blocks=", line).replace("--blocks", "blocks") for line in lines)
+        named = (re.sub(r"--blocks (?=')", "blocks=", line).replace("--blocks", "blocks") for line in lines)
+        return tuple(re.sub(r"--optimizer (\w+)", r"optimizer='\1'", line) for line in named)
 
     return [msgspec.structs.replace(table, above=said(table.above), below=said(table.below)) for table in tables]
 

@@ -37,10 +37,12 @@ from profiler.workflows.absent_gpus import for_gpus
 from profiler.workflows.explain import followed
 from profiler.workflows.in_process.arguments import (
     Model,
+    Optimizer,
     case_of,
     factory,
     in_words_of_python,
     name_of,
+    parts_of,
     predicted,
     undisturbed,
 )
@@ -114,7 +116,7 @@ Source = Rehearsed | Estimated
 
 
 def answer(
-    ask: Callable[[Source, Case], T], model: Model, batch: Any, loss: Any, optimizer: str, **words: Any
+    ask: Callable[[Source, Case], T], model: Model, batch: Any, loss: Any, optimizer: Optimizer, **words: Any
 ) -> tuple[T, str]:
     """Return what is asked of the caller's model, and why it is estimated if it could be rehearsed.
 
@@ -127,20 +129,26 @@ def answer(
 
 @in_words_of_python()
 def _rehearsed(
-    ask: Callable[[Source, Case], T], model: Model, batch: Any, loss: Any, optimizer: str, *, device: str, **words: Any
+    ask: Callable[[Source, Case], T],
+    model: Model,
+    batch: Any,
+    loss: Any,
+    optimizer: Optimizer,
+    *,
+    device: str,
+    **words: Any,
 ) -> tuple[T | None, str]:
     why: list[str] = []
     word = for_gpus(device or device_choice.SEVERAL, say=why.append)
     case = case_of(model, Request(device=word, **words), optimizer, device_choice.any_device)
-    build = factory(model, batch, loss)
+    build = factory(model, batch, loss, optimizer)
     if not case.is_rehearsed:
         return None, "".join(why).removeprefix("note: ")
     try:
         with TemporaryDirectory(prefix="gcprof-") as folder:
             if build is not None:
                 path = Path(folder) / "model.pickle"
-                parts = (model, batch) if loss is None else (model, batch, loss)
-                pack(parts if isinstance(model, nn.Module) else model, path)
+                pack(parts_of(model, batch, loss, optimizer) if isinstance(model, nn.Module) else model, path)
                 case = msgspec.structs.replace(case, model=Choice.of(live.NAME, {"path": path}))
             return ask(Rehearsed(_engine()), case), ""
     except (Unsupported, UserError) as error:
@@ -151,7 +159,7 @@ def _rehearsed(
 
 @undisturbed
 def _estimated(
-    ask: Callable[[Source, Case], T], model: Model, batch: Any, loss: Any, optimizer: str, **words: Any
+    ask: Callable[[Source, Case], T], model: Model, batch: Any, loss: Any, optimizer: Optimizer, **words: Any
 ) -> T:
     case, build = predicted(model, batch, loss, optimizer, **words)
     return ask(Estimated(build), case)
@@ -171,7 +179,7 @@ def _engine() -> Engine:
 
 
 def pack(parts: Any, path: Path) -> None:
-    """Write a tuple (module, batch[, loss]) or a factory as `live.unpack` reads it; nothing of it is changed.
+    """Write a tuple (module, batch[, loss[, optimizer]]) or a factory as `live.unpack` reads it, and change nothing.
 
     What the caller's script or notebook defines is sent whole, what it imports by name. Raises Unsupported for what
     cannot be pickled.

@@ -34,7 +34,7 @@ def apply(
 ) -> Applied:
     """Change a module in place so that its backward recomputes what the strategy or the plan says.
 
-    `strategy` is a word with options (`segments:k=4`, `all`), a plan of `profiler.plan`, or the Path of a plan's file.
+    `strategy` is a word with options (`segments:k=4`, `all`), a plan of `gcprof.plan`, or the Path of a plan's file.
     `blocks` is a pattern of names, `model.layers.*`, or several, `enc1,enc2`; without it blocks are found by the
     module's structure, and a plan names its own. `example` is a batch as the module takes it (a dict as keywords, a
     tuple as arguments): strategies that run several blocks together look at one forward of it, unless the module is
@@ -50,7 +50,7 @@ def apply(
     Example::
 
         module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
-        profiler.apply(module, "segments:k=4").split  # '3x2+2': three segments of two modules, the last two kept
+        gcprof.apply(module, "segments:k=4").split  # '3x2+2': three segments of two modules, the last two kept
     """
     if not isinstance(module, nn.Module):
         what = f"{module.__name__} itself" if isinstance(module, type) else f"a {type(module).__name__}"
@@ -68,7 +68,7 @@ def apply(
         found = tuple(dict.fromkeys(block.partition(called_blocks.SIGN)[0] for block in file.fingerprint))
     else:
         what = "None" if strategy is None else f"of type {type(strategy).__name__}"
-        wanted = "a word such as 'all' or 'segments:k=4', a plan of profiler.plan, or the Path of a plan's file"
+        wanted = "a word such as 'all' or 'segments:k=4', a plan of gcprof.plan, or the Path of a plan's file"
         raise TypeError(f"a strategy is {wanted}, not {what}")
     workload = Workload(module=module, blocks=found, batch=example, loss=_look)
     if marked_functions.are_there() and example is not None:  # blocks are calls then, as where they run several times

@@ -31,6 +31,7 @@ from profiler.training.models.user import as_workload, refuse_other_arguments
 from profiler.training.workload import Workload
 
 Model = Callable[[], Any] | nn.Module | str
+Optimizer = str | torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None  # None: SGD is assumed
 P = ParamSpec("P")
 T = TypeVar("T")
 SPREAD = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # names of classes
@@ -76,7 +77,7 @@ def _python(text: str) -> str:
 
 
 def predicted(
-    model: Model, batch: Any, loss: Any, optimizer: str, *, device: str, **words: Any
+    model: Model, batch: Any, loss: Any, optimizer: Optimizer, *, device: str, **words: Any
 ) -> tuple[Case, Build | None]:
     """Return the case of a prediction, without its strategy, and a function that builds its workload; None for a word.
 
@@ -84,7 +85,7 @@ def predicted(
     """
     request = Request(device=to_predict(device or "cuda"), **words)
     case = case_of(model, request, optimizer, device_choice.any_device)
-    return case, _fresh_workload(factory(model, batch, loss))
+    return case, _fresh_workload(factory(model, batch, loss, optimizer))
 
 
 def _fresh_workload(build: Callable[[], Any] | None) -> Build | None:
@@ -102,13 +103,15 @@ def _fresh_workload(build: Callable[[], Any] | None) -> Build | None:
     return made
 
 
-def case_of(model: Model, words: Request, optimizer: str, choose_device: Callable[[str], str]) -> Case:
+def case_of(model: Model, words: Request, optimizer: Optimizer, choose_device: Callable[[str], str]) -> Case:
     """Return the one case asked for, checked as the command line does, without its strategy."""
     word = model if isinstance(model, str) else None
-    if not isinstance(optimizer, str):
+    named = optimizer if isinstance(optimizer, str) else None
+    if not isinstance(model, nn.Module) and optimizer is not named:
         kind = f"torch:{type(optimizer).__name__}"
-        raise UserError("optimizer takes a name, not an object", hint=f"for example optimizer='{kind}:lr=0.1'")
-    request = msgspec.structs.replace(words, model=word or "mlp", strategies="none", optimizer=optimizer)
+        hint = f"optimizer='{kind}:lr=0.1'; a module that is given itself takes the object"
+        raise UserError("the optimizer is of another model than the one that is made: name it", hint=hint)
+    request = msgspec.structs.replace(words, model=word or "mlp", strategies="none", optimizer=named)
     for name in ("precision", "device", "optimizer", "model"):
         value = getattr(request, name)
         if value and len(split_choices(value)) > 1:
@@ -117,7 +120,7 @@ def case_of(model: Model, words: Request, optimizer: str, choose_device: Callabl
     return case if word else msgspec.structs.replace(case, model=Choice(name_of(model)), batch_size=None)
 
 
-def factory(model: Model, batch: Any, loss: Any) -> Callable[[], Any] | None:
+def factory(model: Model, batch: Any, loss: Any, optimizer: Optimizer = None) -> Callable[[], Any] | None:
     """Return a function that makes a fresh module and batch; None for a word, which the catalogue knows.
 
     A live module stays as it is: each call returns a copy, which takes no memory while a step is traced. Raises
@@ -134,7 +137,7 @@ def factory(model: Model, batch: Any, loss: Any) -> Callable[[], Any] | None:
                 raise UserError(str(error), hint="loss=, a function of (output, targets)") from None
         _refuse_spread(model)
         _refuse_lazy(model)
-        return _copies(model, dict(batch) if isinstance(batch, Mapping) else batch, loss)
+        return _copies(parts_of(model, dict(batch) if isinstance(batch, Mapping) else batch, loss, optimizer))
     for name, value in (("batch", batch), ("loss", loss)):
         if value is not None:
             raise UserError(f"{name} has no effect: the model brings its own", hint="leave it out, or give a module")
@@ -170,9 +173,15 @@ def name_of(model: Model) -> str:
     return model if isinstance(model, str) else getattr(model, "__qualname__", "model")
 
 
-def _copies(module: nn.Module, batch: Any, loss: Any) -> Callable[[], Any]:
+def parts_of(module: nn.Module, batch: Any, loss: Any, optimizer: Optimizer) -> tuple[Any, ...]:
+    """Return what a factory of this module would return; an optimizer by its name is of the case."""
+    own = None if isinstance(optimizer, str) else optimizer
+    parts = (module, batch, loss, own)
+    return parts if own is not None else parts[:3] if loss is not None else parts[:2]
+
+
+def _copies(parts: tuple[Any, ...]) -> Callable[[], Any]:
     def made() -> tuple[Any, ...]:
-        parts = (module, batch) if loss is None else (module, batch, loss)
         owned = {id(source): source.clone_state() for source in kept_state.generators(parts)}
         is_traced = isinstance(torch.empty(0), FakeTensor)
         of = _Twins().of if is_traced else _copied

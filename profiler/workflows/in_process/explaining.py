@@ -16,10 +16,11 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.trace_data import Followed, Trace
 from profiler.views.export import markdown as languages
 from profiler.views.tables import explanation
+from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.views.tables.grid import Table, text
-from profiler.workflows.explain import explanation_of, heading
+from profiler.workflows.explain import assumed, explanation_of, heading
 from profiler.workflows.in_process.answering import Source, answer, named
-from profiler.workflows.in_process.arguments import Model
+from profiler.workflows.in_process.arguments import Model, Optimizer
 from profiler.workflows.in_process.trials import under
 
 
@@ -29,7 +30,7 @@ def explain(
     strategy: str | PlanFile | Path = "none",
     *,
     loss: Callable[..., Any] | None = None,
-    optimizer: str = "sgd",
+    optimizer: Optimizer = None,
     device: str = "cuda",
     precision: str = "fp32",
     blocks: str | None = None,
@@ -38,8 +39,9 @@ def explain(
     """Explain the predicted peak of a training step: where it is, what holds it, how low it could be, and why.
 
     `model` is a module with its `batch`, a function as for `predict`, or a word (`mlp`, `train.py:make`). The module is
-    called with the batch as `apply` calls it; with a `loss`, a batch of two is inputs and targets. It stays as it is,
-    and the step takes no memory. Bytes are rehearsed or estimated as for `predict`, and so are the other keywords. A
+    called with the batch as `apply` calls it; with a `loss`, a batch of two is inputs and targets. `optimizer` is the
+    module's own, a function of parameters, or a name (`adamw`); without it SGD is assumed. All stay as they are, and
+    the step takes no memory. Bytes are rehearsed or estimated as for `predict`, and so are the other keywords. A
     notebook shows the result as tables, `print` as text; `peak_bytes` and `explanation` hold the numbers.
 
     Raises UserError for what cannot be asked for, Unsupported where the step cannot be traced, and whatever the model
@@ -49,7 +51,7 @@ def explain(
 
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(16)))
         batch = torch.randn(4096, 256), torch.zeros(4096, 256)
-        profiler.explain(model, batch, loss=nn.functional.mse_loss, device="h100")
+        gcprof.explain(model, batch, loss=nn.functional.mse_loss, optimizer="adamw", device="h100")
     """
     steps, why = _steps(
         ["none", *([strategy] if strategy != "none" else [])], model, batch, loss, optimizer, device=device,
@@ -57,10 +59,12 @@ def explain(
     )  # fmt: skip
     (_, baseline), (step, chosen) = steps[0], steps[-1]
     explained = explanation_of(step, chosen, baseline)
+    is_given = not isinstance(optimizer, str | None)  # then it is no news that the model has its own
+    remarks = [remark for remark in chosen.remarks if not (is_given and OWN_OPTIMIZER in remark)]
     return StepExplanation(
-        title=heading(step, chosen, with_strategy=True),
+        title=heading(step, chosen, with_strategy=True, is_assumed=optimizer is None),
         explanation=explained,
-        notes=(*chosen.remarks, *([why] if why else [])),
+        notes=(*(assumed(chosen) if optimizer is None else ()), *remarks, *([why] if why else [])),
     )
 
 
@@ -70,7 +74,7 @@ def timeline(
     strategies: str | Iterable[str | PlanFile | Path] = "none,all",
     *,
     loss: Callable[..., Any] | None = None,
-    optimizer: str = "sgd",
+    optimizer: Optimizer = None,
     device: str = "cuda",
     precision: str = "fp32",
     blocks: str | None = None,
@@ -86,7 +90,7 @@ def timeline(
 
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(16)))
         batch = torch.randn(4096, 256), torch.zeros(4096, 256)
-        profiler.timeline(model, batch, "none,segments:k=4", loss=nn.functional.mse_loss).peak_bytes
+        gcprof.timeline(model, batch, "none,segments:k=4", loss=nn.functional.mse_loss).peak_bytes
     """
     chosen = split_choices(strategies) if isinstance(strategies, str) else strategies
     steps, _ = _steps(
@@ -162,7 +166,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return drawn
 
     def __repr__(self) -> str:
-        return f"<gcprof timeline of {self.title}: {', '.join(self.traces)}>"
+        return text([explanation.timelines(self.traces, title=self.title)]).plain
 
     def _repr_png_(self) -> bytes:
         return languages.png(self.save)

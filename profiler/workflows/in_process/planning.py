@@ -23,21 +23,21 @@ from profiler.request.spec import optimizer_text
 from profiler.views.export import markdown as languages
 from profiler.views.tables import plans
 from profiler.views.tables.evidence import device_word
-from profiler.views.tables.grid import Table
+from profiler.views.tables.grid import Table, text
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows.in_process.answering import Source, answer, named
-from profiler.workflows.in_process.arguments import Model
+from profiler.workflows.in_process.arguments import Model, Optimizer
 from profiler.workflows.plan_fitting import Steps, fit_plan, frontiers
 from profiler.workflows.planner import GATE
 
 
 def plan(
-    build: Model,
-    budget: str | int,
-    *,
+    model: Model,
     batch: Any = None,
+    budget: str | int | None = None,
+    *,
     loss: Callable[..., Any] | None = None,
-    optimizer: str = "sgd",
+    optimizer: Optimizer = None,
     device: str = "cuda",
     precision: str = "fp32",
     blocks: str | None = None,
@@ -68,15 +68,17 @@ def plan(
             return module, (torch.randn(4096, 256), torch.zeros(4096, 256)), nn.functional.mse_loss
 
 
-        plan = profiler.plan(build, "60%", device="h100")
+        plan = gcprof.plan(build, budget="60%", device="h100")
         module, batch, loss = build()
-        profiler.apply(module, plan)
+        gcprof.apply(module, plan)
     """
 
     def ask(source: Source, case: Case) -> Plan:
-        return _planned(source, case, budget, named(case, build))
+        return _planned(source, case, budget, named(case, model))  # type: ignore[arg-type]  # refused below
 
-    made, _ = answer(ask, build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
+    if budget is None:
+        raise UserError("plan needs a budget", hint="budget='8GiB', bytes, or '60%' of the peak without checkpointing")
+    made, _ = answer(ask, model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
     return made
 
 
@@ -138,6 +140,9 @@ class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
         plan.__dict__["found"] = found
         return plan
 
+    def __repr__(self) -> str:
+        return text([self._table(self._found)]).plain if self._found else super().__repr__()
+
     def _repr_html_(self) -> str | None:
         found = self._found
         if found is None:
@@ -162,6 +167,6 @@ class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
         below = [
             *plans.reading(found.chain, (line.way.plan for line in lines)),
             "by the costs of the stages, predicted; times are against the step without checkpointing",
-            "profiler.apply(module, plan) checkpoints a module so; plan.save('plan.json') keeps it",
+            "gcprof.apply(module, plan) checkpoints a module so; plan.save('plan.json') keeps it",
         ]
         return Table(title=found.title, columns=plans.way_columns(lines, found.chain, found.none), below=tuple(below))

@@ -11,6 +11,7 @@ from typing import Any, Self
 import msgspec
 import torch
 
+from profiler.analysis.rows import rows
 from profiler.core import plan_file
 from profiler.core.case import PASSES, Case, Choice, Trial
 from profiler.core.errors import UserError
@@ -22,21 +23,24 @@ from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.training import levers
 from profiler.training.models.user import as_workload
+from profiler.views.export import markdown as languages
+from profiler.views.tables.columns import main
 from profiler.views.tables.evidence import device_word
+from profiler.views.tables.grid import text
 from profiler.workflows.in_process.answering import Source, answer, named
-from profiler.workflows.in_process.arguments import Model, case_of, factory, undisturbed
+from profiler.workflows.in_process.arguments import Model, Optimizer, case_of, factory, undisturbed
 
 REHEARSED = "by='predicted' rehearses a GPU where that is possible"
 
 
 @undisturbed
 def measure(
-    build: Model,
+    model: Model,
+    batch: Any = None,
     strategy: str | PlanFile | Path = "none",
     *,
-    batch: Any = None,
     loss: Callable[..., Any] | None = None,
-    optimizer: str = "sgd",
+    optimizer: Optimizer = None,
     device: str = "cpu",
     precision: str = "fp32",
     blocks: str | None = None,
@@ -62,7 +66,7 @@ def measure(
             return module, (torch.randn(32, 64), torch.zeros(32, 64)), nn.functional.mse_loss
 
 
-        record = profiler.measure(build, "segments:k=4")
+        record = gcprof.measure(build, strategy="segments:k=4")
         record.readings.saved_bytes, record.equality.gradients_equal
     """
     words = Request(
@@ -70,8 +74,8 @@ def measure(
     )
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = ["cpu", *(f"cuda:{index}" for index in range(count))]
-    checked = case_of(build, words, optimizer, lambda word: device_choice.choose_device(word, devices))
-    make = factory(build, batch, loss)
+    checked = case_of(model, words, optimizer, lambda word: device_choice.choose_device(word, devices))
+    make = factory(model, batch, loss, optimizer)
     made = None if make is None else lambda: as_workload(make())
 
     with under(checked, strategy) as (case, shown):
@@ -79,16 +83,16 @@ def measure(
         if case != case.baseline:
             equality = measure_trial(Trial(case=case.baseline, passes=("equality",)), build=made).equality
             trial = msgspec.structs.replace(trial, digests=equality.digests if equality else None)
-        return msgspec.structs.replace(measure_trial(trial, build=made), case=shown)
+        return ShownRecord.of(msgspec.structs.replace(measure_trial(trial, build=made), case=shown))
 
 
 def predict(
-    build: Model,
+    model: Model,
+    batch: Any = None,
     strategy: str | PlanFile | Path = "none",
     *,
-    batch: Any = None,
     loss: Callable[..., Any] | None = None,
-    optimizer: str = "sgd",
+    optimizer: Optimizer = None,
     device: str = "cuda",
     precision: str = "fp32",
     blocks: str | None = None,
@@ -117,18 +121,37 @@ def predict(
             return module, (torch.randn(32, 4096), torch.zeros(32, 4096)), nn.functional.mse_loss
 
 
-        before = profiler.predict(build, device="h100", precision="bf16").readings.peak_bytes
-        after = profiler.predict(build, "segments:k=4", device="h100", precision="bf16").readings.peak_bytes
+        before = gcprof.predict(build, device="h100", precision="bf16").readings.peak_bytes
+        after = gcprof.predict(build, strategy="segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
 
     def ask(source: Source, case: Case) -> Record:
         with under(case, strategy) as (chosen, shown):
-            return msgspec.structs.replace(source.record(chosen), case=named(shown, build))
+            return msgspec.structs.replace(source.record(chosen), case=named(shown, model))
 
     record, why = answer(
-        ask, build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
+        ask, model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
     )
-    return msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP068", text=why))) if why else record
+    if why:
+        record = msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP068", text=why)))
+    return ShownRecord.of(record)
+
+
+class ShownRecord(Record, frozen=True, kw_only=True):
+    """A record that `print` and a notebook show as the table of its command."""
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        return cls(**msgspec.structs.asdict(record))
+
+    def __repr__(self) -> str:
+        return text(main(rows((self,)))).plain
+
+    def _repr_html_(self) -> str:
+        return languages.html(main(rows((self,))))
+
+    def _repr_markdown_(self) -> str:
+        return languages.markdown(main(rows((self,))))
 
 
 @contextmanager
@@ -147,7 +170,7 @@ def under(case: Case, strategy: str | PlanFile | Path) -> Iterator[tuple[Case, C
     yield chosen, chosen
 
 
-BY = {"predicted": predict, "measured": measure}
+BY: dict[str, Callable[..., Record]] = {"predicted": predict, "measured": measure}
 
 
 class PeakMemory(int):
@@ -183,12 +206,12 @@ def peak_memory(
 ) -> PeakMemory:
     """Returns the peak of one training step; predicted, or measured on a device that is here.
 
-    The model and the settings are as for `profiler.predict` and `profiler.measure`. Raises UserError for what cannot be
+    The model and the settings are as for `gcprof.predict` and `gcprof.measure`. Raises UserError for what cannot be
     asked for, and as these do.
     """
     if by not in BY:
         raise UserError(f"by: '{by}' is not known", hint=REHEARSED if by == "rehearsed" else f"try {', '.join(BY)}")
-    return PeakMemory.of(BY[by](model, strategy, batch=batch, **settings))
+    return PeakMemory.of(BY[by](model, batch, strategy, **settings))
 
 
 def budget_bytes(budget: str | int) -> int:
@@ -209,5 +232,5 @@ def failure(peak: PeakMemory, budget: int | None, *, named: str) -> str | None:
         lines.append(f"in the {readings.peak_phase} the most is held by {', '.join(held)}")
     elif readings:
         lines.append(f"the peak is in the {readings.peak_phase}")
-    lines.append("profiler.explain says why, profiler.plan where to checkpoint so that it fits")
+    lines.append("gcprof.explain says why, gcprof.plan where to checkpoint so that it fits")
     return "\n".join(lines)

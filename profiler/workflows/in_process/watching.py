@@ -18,7 +18,7 @@ from profiler.views.tables.script import watched
 
 
 class Watching:
-    """What ran within `with profiler.watch() as watch:`; `print` and a notebook show it as a table."""
+    """What ran within `with gcprof.watch() as watch:`; `print` and a notebook show it as a table."""
 
     def __init__(self) -> None:
         self._lines: list[dict[str, Any]] = []
@@ -75,7 +75,7 @@ def watch() -> Watching:
 
         model = nn.Linear(8, 1)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with profiler.watch() as watch:
+        with gcprof.watch() as watch:
             for _ in range(3):
                 model(torch.randn(4, 8)).sum().backward()
                 optimizer.step()
