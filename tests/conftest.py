@@ -69,12 +69,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
+def _frozen() -> None:
     """As in a trial's own process, collections need not look at all of torch."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -62,7 +62,9 @@ def codes(record):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [way if way in ("module", "blocks") else pytest.param(way, marks=pytest.mark.nightly) for way in WAYS]
+)
 def test_checkpoints_in_compiled_code_are_off_but_under_own(way):
     options = {"way": way, **WAYS[way]}
     plain, checkpointed = (saved_by_pytorch(compiled.make, own=own, **options) for own in (False, True))
@@ -111,7 +113,7 @@ def test_other_kernels_of_a_compiled_model_may_round_otherwise(way):
     assert verdict(result) == ("within noise" if way == "module" else "bit-equal")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_wrong_gradients_of_a_compiled_model_are_called_wrong():
     """The recompute draws its dropout anew."""
     choice = model(backend=PARTITION, drop=0.5)
@@ -125,13 +127,13 @@ def test_wrong_gradients_of_a_compiled_model_are_called_wrong():
 
 SLOW = [
     pytest.param(way, strategy, marks=pytest.mark.nightly)
-    for way in ("blocks", "graphs")
+    for way in ("module", "blocks", "graphs")
     for strategy in ("none", "all")
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "strategy"), [("module", "none"), ("module", "own"), *SLOW])
+@pytest.mark.parametrize(("way", "strategy"), [("module", "own"), *SLOW])
 def test_compiled_models_are_predicted_without_their_kernels(way, strategy):
     choice = model(way=way, own=strategy == "own")
 

@@ -256,9 +256,9 @@ def partition(monkeypatch):
 @pytest.mark.parametrize(
     "model",
     [
-        "mnist-cnn:channels=4",
         "dense-chain:widths=16+32",
-        "transformer:layers=2,width=32,heads=2,sequence=16,vocabulary=64",
+        pytest.param("mnist-cnn:channels=4", marks=pytest.mark.nightly),
+        pytest.param("transformer:layers=2,width=32,heads=2,sequence=16,vocabulary=64", marks=pytest.mark.nightly),
     ],
 )
 def test_every_built_in_model_has_its_gradients_when_it_is_compiled(model):

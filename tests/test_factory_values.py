@@ -68,7 +68,13 @@ def test_a_batch_from_data_is_measured_on_a_gpu_as_a_drawn_one(source):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factory", ["make:source=workers", "make:source=statistics", "wide"])
+@pytest.mark.parametrize(
+    "factory",
+    [
+        "make:source=workers",
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in ("make:source=statistics", "wide")),
+    ],
+)
 def test_a_factory_that_computes_on_its_data_is_rehearsed_on_the_device(factory, tmp_path):
     words = ("rehearse", f"{from_data.__file__}:{factory}", "--device", "h100", "--memory", "200GiB")
     done = gcprof(*words, "--strategies", "none", cwd=tmp_path)

@@ -23,7 +23,7 @@ def evidence(folder: Path, *words: str) -> tuple[int, dict[str, str]]:
         return done.returncode, {Path(name).stem: archive.extractfile(name).read().decode() for name in names}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_that_fails_stops_no_other_and_all_that_was_printed_is_in_one_archive(tmp_path: Path):
     code, texts = evidence(tmp_path, "--small", "--only", "facts,bare", "--patience", "10")
 

@@ -419,7 +419,7 @@ optimizer.step()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_takes_them(hollow, tmp_path):
     (tmp_path / "convolutions.py").write_text(SCRIPT)
     words = ("python", "convolutions.py")

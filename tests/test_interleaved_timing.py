@@ -38,7 +38,9 @@ def later(*strategies: str, model: str = "mlp", **fields: Any) -> list[Trial]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [model if "transformer" in model else pytest.param(model, marks=pytest.mark.nightly) for model in MODELS]
+)
 def test_each_strategy_of_the_catalogue_is_beside_the_others_as_it_is_by_itself(model, tmp_path):
     shared, alone = built(model, "none"), {}
     strategies = [str(written(strategy, model, tmp_path)) for strategy in CHOICES]

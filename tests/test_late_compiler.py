@@ -51,7 +51,7 @@ assert not isinstance(len, flop_counter._JITFunction)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kernels_of_triton_are_known_to_the_counter_of_flops_which_came_before_it():
     run(TRITON)
 
@@ -90,9 +90,15 @@ assert num_compiled() == 1
 @pytest.mark.parametrize(
     "then",
     [
-        "assert is_compile_supported('cpu')\nassert linear_sum_assignment([[1, 0], [0, 1]])[1].tolist() == [1, 0]",
         "import torch._dynamo.eval_frame\nimport scipy.optimize._lsap",
-        "import torch._dynamo.utils\ntorch._dynamo.utils.counters\nimport scipy.optimize\nscipy.optimize.minimize",
+        pytest.param(
+            "assert is_compile_supported('cpu')\nassert linear_sum_assignment([[1, 0], [0, 1]])[1].tolist() == [1, 0]",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            "import torch._dynamo.utils\ntorch._dynamo.utils.counters\nimport scipy.optimize\nscipy.optimize.minimize",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_what_model_libraries_import_is_the_real_thing_once_it_is_used(then):

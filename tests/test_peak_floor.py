@@ -71,7 +71,10 @@ MODELS = [  # a model, and by how much its floor may be below the peak of `all`
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize(("model", "distance"), MODELS, ids=[model for model, _ in MODELS])
+@pytest.mark.parametrize(
+    ("model", "distance"),
+    [pytest.param(*one, marks=[pytest.mark.nightly] * one[0].startswith("torchvision"), id=one[0]) for one in MODELS],
+)
 def test_no_checkpointing_of_blocks_passes_the_floor(model: str, distance: float, optimizer: str):
     baseline, blocks = traced(model, optimizer=optimizer)
     every, _ = traced(model, "all", optimizer=optimizer)

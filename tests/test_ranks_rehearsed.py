@@ -48,7 +48,9 @@ def shard_bytes(shape, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "ranks"), [(TINY, 4), (TINY, 4096), (UNEVEN, 8)])
+@pytest.mark.parametrize(
+    ("model", "ranks"), [pytest.param(TINY, 4, marks=pytest.mark.nightly), (TINY, 4096), (UNEVEN, 8)]
+)
 def test_static_bytes_are_the_arithmetic_of_sharding(rehearsed, model, ranks):
     shapes = [tuple(parameter.shape) for parameter in BUILDS[model]().module.parameters()]
     expected = sum(shard_bytes(shape, ranks) for shape in shapes)

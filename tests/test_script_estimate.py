@@ -71,7 +71,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["none", "all"])
+@pytest.mark.parametrize("strategy", [pytest.param("none", marks=pytest.mark.nightly), "all"])
 def test_flops_of_the_second_step_are_those_that_pytorch_counts(strategy, hollow, folder):
     gpus = devices.rehearsed("t4", context="600MiB")
 

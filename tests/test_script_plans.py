@@ -92,7 +92,7 @@ def written(folder, *, batch=16384, large=0):
     return ("python", "mine.py")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_code_of_a_plan_takes_in_plain_pytorch_what_the_plan_was_said_to_take(folder, kept):
     words = written(folder)
     (as_it_is,) = control(words, cwd=folder, kept=kept).figures
@@ -112,7 +112,7 @@ def test_the_code_of_a_plan_takes_in_plain_pytorch_what_the_plan_was_said_to_tak
     assert figures.peak_bytes <= 0.75 * as_it_is.peak_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_budget_below_what_training_can_reach_is_refused_with_what_it_can(folder):
     plan = Planned(written(folder), "--budget", "64MiB", "--json", cwd=folder)
 

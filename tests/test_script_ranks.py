@@ -161,7 +161,7 @@ def test_each_replay_of_a_step_is_a_step(graphs):
     assert num["graph replay"] == 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_ends_after_as_many_replays_as_steps_are_asked_for(graphs, hollow, tmp_path):
     done = rehearsed(("python", "graphs.py"), "--steps", "5", cwd=copied(tmp_path))
 
@@ -221,7 +221,7 @@ def test_a_loop_on_a_flag_that_is_never_computed_ends_with_its_line(folder):
     assert line_of("unknown_values.py", "while not") in variant["processes"][0]["detail"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_that_runs_out_for_an_assumed_size_ends_a_script_that_would_catch_it(folder):
     done = rehearsed(("python", "unknown_values.py", "caught"), "--values", "all", cwd=folder)
 

@@ -75,7 +75,7 @@ def script(*, model=CHAIN, more="", wraps="", loss="model(x).sum()"):
 @pytest.mark.parametrize(
     ("given", "strategy", "reason"),
     [
-        pytest.param({"model": "nn.Linear(256, 256)"}, "all", "no modules", marks=pytest.mark.slow),
+        pytest.param({"model": "nn.Linear(256, 256)"}, "all", "no modules", marks=pytest.mark.nightly),
         pytest.param({"wraps": "model = torch.compile(model, backend='eager')"}, "all", "compiled",
                      marks=pytest.mark.nightly),
         pytest.param({"model": "nn.Sequential(nn.Linear(256, 256), nn.ReLU())"}, "sqrt", "nothing",

@@ -77,7 +77,7 @@ def test_files_of_the_user_keep_their_bytes_and_times(pair):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("nanogpt_like", "resume") else pytest.mark.nightly)
+        pytest.param(name, marks=pytest.mark.slow if name == "nanogpt_like" else pytest.mark.nightly)
         for name in by_hand.MARKS
         if name in TABLE
     ],

@@ -74,7 +74,7 @@ def traced_peak(model: str, chain: Chain, plan: Plan, device: str, folder: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", [*MODELS[:2], *(pytest.param(model, marks=pytest.mark.nightly) for model in MODELS[2:])]
+    "model", [MODELS[0], *(pytest.param(model, marks=pytest.mark.nightly) for model in MODELS[1:])]
 )
 def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, tmp_path):
     chain = chain_of(model)
@@ -315,7 +315,13 @@ def test_every_operator_of_forward_and_backward_is_in_one_stage():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", [*MODELS, "tests/user_models/lstm.py:char_rnn", "tests/user_models/unet.py:segmentation"]
+    "model",
+    [
+        *MODELS[:3],
+        *(pytest.param(model, marks=pytest.mark.nightly) for model in MODELS[3:]),
+        "tests/user_models/lstm.py:char_rnn",
+        "tests/user_models/unet.py:segmentation",
+    ],
 )
 def test_no_plan_is_below_the_floor(model):
     chain = stages(Trial(case=case(model, device="fake:t4", **({"batch_size": None} if "user" in model else {}))))
