@@ -81,7 +81,7 @@ def step(net, loss):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", BY_HAND)
+@pytest.mark.parametrize("strategy", [name for name in BY_HAND if name != "emitted plan"])  # its hooks run around it
 @pytest.mark.parametrize("build", [hooks.hooked, partial(hooks.hooked, named=False)], ids=["named", "unnamed"])
 def test_hooks_run_as_often_in_the_order_and_with_the_values_of_checkpoints_by_hand(strategy, build):
     expected, events = by_hand(strategy, build)

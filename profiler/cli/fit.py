@@ -11,6 +11,7 @@ import typer
 from profiler.cli import options
 from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, aside, interruptible, next_command, say, say_bytes
+from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, parse_bytes, parse_memory
 from profiler.request.spec import Request
 
@@ -34,6 +35,9 @@ def fit(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="plan.json for the plan, if there is one.")
     ] = None,
+    emit: Annotated[
+        str | None, typer.Option(help="Print code to paste instead: python, hf, accelerate or torchtitan.")
+    ] = None,
     force: options.Force = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -51,16 +55,21 @@ def fit(
 
     if output is not None:
         refuse_output(output, force=force)
+    if emit is not None and json:
+        raise UserError("--json has no effect with --emit", hint="it prints the code alone; leave one of them out")
     terminal = Terminal(is_quiet=quiet)
     words = msgspec.structs.replace(words, strategies="none", device=planned(device, say=terminal.say))
     request = FitRequest(
         words=words, limit=parse_memory(memory, flag="--memory"), allow=tuple(allow.split(",")) if allow else (),
         context_bytes=_size(context, flag="--context"), most_host_bytes=_size(host_memory, flag="--host-memory"),
-        typed=COMMAND.get(),
+        emit=emit, typed=COMMAND.get(),
     )  # fmt: skip
     with interruptible(json=json):
         fitted = work(request, terminal)
-        _print(fitted, json=json)
+        if fitted.code is None:
+            _print(fitted, json=json)
+        else:
+            say_bytes(fitted.code.encode())
         if output is not None and fitted.plan:
             _write(fitted, output, force=force)
         raise typer.Exit(fitted.exit_code)

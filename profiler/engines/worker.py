@@ -32,6 +32,7 @@ from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
 from profiler.measuring.failure_causes import CAUSE, CLOSURE, WHERE, lacks_closure
 from profiler.predicting import prediction
+from profiler.predicting.traced_case import code_way
 from profiler.rehearsal.device import is_open
 from profiler.training.checkpointing.own_checkpoints import HAS_OWN
 from profiler.training.inspect_blocks import describe
@@ -149,6 +150,12 @@ def outline(request: str, channel: int) -> None:
     """Send a summary of the model of the case in `request`: its blocks, or why it has none."""
     case: Case = decode(request, Case)
     answer(channel, "outline", lambda: describe(case))
+
+
+def way(request: str, channel: int) -> None:
+    """Send what code is written for of the case in `request`."""
+    case: Case = decode(request, Case)
+    answer(channel, "way", lambda: code_way(case))
 
 
 def follow(request: str, channel: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from functools import partial
 from textwrap import wrap
 
 from profiler import __version__
@@ -26,38 +26,63 @@ def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
     """
     if kind not in KINDS:
         raise UserError(f"--emit: '{kind}' is not known", hint=f"choose from {', '.join(KINDS)}")
+    head = f"The plan {' '.join(words(file).split())} of gcprof {__version__}, which this does not need."
+    lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
+    return "".join(f"# {line}\n" for line in lines) + body(file, kind, repair_batchnorm=repair_batchnorm)
+
+
+def body(file: PlanFile, kind: str, *, repair_batchnorm: bool = False, least: int = 0) -> str:
+    """Return the code without its head; inputs of fewer than `least` bytes do not wait in host memory.
+
+    Raises UserError as `emit` does, but for another kind.
+    """
     if called := [name for name in file.fingerprint if "#" in name]:
         hint = "gcprof.apply(module, Path('plan.json'), example=batch) knows them"
         raise UserError(f"--emit: '{called[0]}' is a call, not a module, for which there is no code", hint=hint)
-    head = f"The plan {' '.join(words(file).split())} of gcprof {__version__}, which this does not need."
-    lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
-    code = KINDS[kind](file, templates.REPAIRING if repair_batchnorm else "").rstrip("\n") + "\n"
+    make = partial(_python, least=least) if kind == "python" else KINDS[kind]
+    code = make(file, templates.REPAIRING if repair_batchnorm else "").rstrip("\n") + "\n"
     if _draws(operators(save) for save in _saves(file)):
         code = _drawing(code)
-    return "".join(f"# {line}\n" for line in lines) + code + (templates.REPAIR if repair_batchnorm else "")
+    return code + (templates.REPAIR if repair_batchnorm else "")
 
 
-def _python(file: PlanFile, first: str) -> str:
-    saves = _saves(file)
-    note = "# A tuple is such a list, and what is kept of it.\n" if saves else ""
-    plan = _filled("PLAN = [", [_run(segment) for segment in file.segments], "]")
+def _python(file: PlanFile, first: str, *, least: int = 0) -> str:
+    saves, fetched = _saves(file), {names(one)[0]: one.fetched_at for one in file.segments if one.fetched_at}
     parts = templates.SAVING if saves else templates.PLAIN
-    code = templates.PYTHON.substitute(parts, plan=note + _kept(saves) + plan, first=first)
-    return _offloading(code, file) if any(segment.fetched_at for segment in file.segments) else code
+    if fetched and not saves:
+        parts = {**parts, "imports": f"import torch\n{parts['imports']}"}
+    kept = _kept(saves)
+    if fetched:
+        entries = [[f"{_quoted(name)}: {_quoted(after)},"] for name, after in fetched.items()]
+        kept += "# The input of a block waits in host memory until the gradient of the other one's output arrives.\n"
+        kept += _filled("FETCHED_AT = {", entries, "}")
+    if all(len(segment.blocks) == 1 and isinstance(segment.blocks[0], str) for segment in file.segments):
+        code = _of_blocks(file, parts, kept, first, fetches=bool(fetched))
+    else:
+        note = "# A tuple is such a list, and what is kept of it.\n" if saves else ""
+        plan = note + kept + _filled("PLAN = [", [_run(segment) for segment in file.segments], "]")
+        around = "self.checkpointed"
+        if fetched:
+            around = "_around(model, _names(run)[0]), self.checkpointed"
+        code = templates.RUNS.substitute(parts, plan=plan, first=first, around=around)
+    return code + templates.OFFLOADED.substitute(least=least) if fetched else code
 
 
-def _offloading(code: str, file: PlanFile) -> str:
-    """Return the code with inputs in host memory: by the classes that carry a plan out, which are plain PyTorch."""
-    own = Path(__file__).parents[1].joinpath("training", "checkpointing", "host_memory.py").read_text("utf-8")
-    _, _, classes = own.partition("from __future__ import annotations\n\n")
-    fetched = [(names(segment)[0], segment.fetched_at) for segment in file.segments if segment.fetched_at]
-    entries = [[f"{_quoted(first)}: {_quoted(after)},"] for first, after in fetched]
-    waiting = "# The input of the run that begins at one block waits in host memory until the backward is at another.\n"
-    waiting += _filled("FETCHED_AT = {", entries, "}") + "MEMORY = HostMemory()\n"
-    for before, after in templates.OFFLOADING.items():
-        assert before in code
-        code = code.replace(before, after)
-    return f"{classes}\n\n{waiting}\n{code}"
+def _of_blocks(file: PlanFile, parts: dict[str, str], kept: str, first: str, *, fetches: bool) -> str:
+    """Return the code of a plan whose segments are single blocks."""
+    blocks = [(str(segment.blocks[0]), segment.save) for segment in file.segments]
+    if _saves(file):
+        entries = [[f"{_quoted(name)}: {_quoted(save) if save else None},"] for name, save in blocks]
+        plan = _filled("BLOCKS = {  # and what is kept of them", entries, "}")
+    else:
+        plan = _filled("BLOCKS = [", [[f"{_quoted(name)}," for name, _ in blocks]] if blocks else [], "]")
+    if fetches or _saves(file):
+        call = "_around(model, name), under" if fetches else "under"
+        forward = f"        under = {parts['under']}\n        block.forward = partial({call}, block.forward)"
+    else:
+        forward = "        block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
+    code = templates.BLOCKS.substitute(parts, plan=kept + plan, first=first, forward=forward)
+    return code + templates.OVERLOADS if _saves(file) else code
 
 
 def _hugging_face(file: PlanFile, first: str) -> str:

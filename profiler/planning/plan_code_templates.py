@@ -46,7 +46,24 @@ def _keeping(names):
     return tuple(_Draws(one, states, again) for one, again in zip(both, (False, True)))
 '''
 
-PYTHON = Template('''\
+BLOCKS = Template('''\
+from functools import partial
+
+$imports
+
+# Each of these blocks is computed again in the backward.
+$plan
+
+def apply_plan(model):
+    """Change the model in place, after LoRA if it has any: names stay, and hooks of the blocks run around them."""
+$first    for $each:
+        block = model.get_submodule(name)
+        if getattr(block, "inplace", False):
+            block.inplace = False  # it would write over what the block is computed from again
+$forward
+''')
+
+RUNS = Template('''\
 from functools import partial
 
 $imports
@@ -55,49 +72,34 @@ $imports
 $plan
 
 def apply_plan(model):
-    """Change the model in place, after LoRA if it has any. Names stay: save its state_dict, not the model."""
+    """Change the model in place, after LoRA if it has any: names stay, and hooks of the blocks run around them."""
 $first    for run in PLAN:
         _Run(model, run)
 
 
-class _Block:  # its call is above the hooks, which run where the block does its own work
-    def __call__(self, *args, **kwargs):
-        run, name = self._place
-        if run.inside:
-            return super().__call__(*args, **kwargs)
-        if name == next(iter(run.blocks)):
-            return run.checkpointed(run.run, *args, **kwargs)
-        return (args[0],) if name in run.in_tuples else args[0]
-
-
-class _Run:
-    """Consecutive blocks: a call of the first one computes them all, the others' pass on what they are given."""
-
+class _Run:  # consecutive blocks: the forward of the first computes them all, the others pass it on
     def __init__(self, model, run):
-        self.run, self.inside, self.in_tuples = run, False, set()
-        self.blocks = {name: model.get_submodule(name) for name in _names(run)}
+        self.blocks, self.in_tuples = {name: model.get_submodule(name) for name in _names(run)}, set()
+        self.forwards = {name: block.forward for name, block in self.blocks.items()}
         for name, block in self.blocks.items():
-            assert not hasattr(block, "_place"), f"a plan is applied once, and {name} has one"
-            block._place, kind = (self, name), type(block)
-            block.__class__ = type(kind.__name__, (_Block, kind), {"__module__": kind.__module__})
+            block.forward = partial(self.passed, name)
+        self.blocks[_names(run)[0]].forward = partial($around, run)
 
-    def checkpointed(self, run, /, *args, **kwargs):
+    def passed(self, name, value, *args, **kwargs):
+        return (value,) if name in self.in_tuples else value
+
+    def checkpointed(self, run, *args, **kwargs):
         first = self.blocks[_names(run)[0]]
         if getattr(first, "inplace", False):
             first.inplace = False  # it would write over what the run is computed from again
 $checkpoint
 
-    def compute(self, run, /, *args, **kwargs):
-        before, self.inside = self.inside, True
-        try:
-            for item in run:
-                step = self.blocks[item] if isinstance(item, str) else partial(self.checkpointed, item)
-                output = step(*args, **kwargs)
-                bare = output[0] if isinstance(output, tuple) and len(output) == 1 else output
-                self.in_tuples.update([] if bare is output else _names([item])[-1:])
-                args = (bare, *args[1:])
-        finally:
-            self.inside = before
+    def compute(self, run, value, *args, **kwargs):
+        for item in run:
+            step = self.forwards[item] if isinstance(item, str) else partial(self.checkpointed, item)
+            output = step(value, *args, **kwargs)
+            value = output[0] if isinstance(output, tuple) and len(output) == 1 else output
+            self.in_tuples.update([] if value is output else _names([item])[-1:])
         return output
 
 
@@ -106,39 +108,115 @@ def _names(run):
 $names
 ''')
 
+KEEPING = "partial(create_selective_checkpoint_contexts, _overloads(KEPT[save]))"
 PLAIN = {
     "imports": "from torch.utils.checkpoint import checkpoint",
     "checkpoint": "        return checkpoint(partial(self.compute, run), *args, use_reentrant=False, **kwargs)",
     "names": "    return [name for item in run for name in ([item] if isinstance(item, str) else _names(item))]",
+    "each": "name in BLOCKS",
+    "under": "partial(checkpoint, use_reentrant=False)",
 }
 SAVING = {
     "imports": "import torch\nfrom torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts",
-    "checkpoint": """\
+    "checkpoint": f"""\
         run, save = run if isinstance(run, tuple) else (run, None)
-        keeping = partial(create_selective_checkpoint_contexts, _overloads(KEPT[save])) if save else None
-        options = {"context_fn": keeping} if save else {}
+        options = {{"context_fn": {KEEPING}}} if save else {{}}
         return checkpoint(partial(self.compute, run), *args, use_reentrant=False, **options, **kwargs)""",
     "names": f"""\
     items = run[0] if isinstance(run, tuple) else run
     return [name for item in items for name in ([item] if isinstance(item, str) else _names(item))]
 {OVERLOADS}""",
+    "each": "name, save in BLOCKS.items()",
+    "under": f"""partial(checkpoint, use_reentrant=False)
+        if save:
+            under = partial(under, context_fn={KEEPING})""",
 }
 
-OFFLOADING = {  # what changes in the code above where inputs wait in host memory
-    "return run.checkpointed(run.run, *": "return run.around(run.checkpointed, run.run, *",
-    "        self.run, self.inside, self.in_tuples = run, False, set()\n": """\
-        self.run, self.inside, self.in_tuples = run, False, set()
-        after = FETCHED_AT.get(_names(run)[0])
-        self.around = OffloadedInput(MEMORY, model.get_submodule(after), least=0) if after else _called
-""",
-    "\n\ndef _names(run):": """
+OFFLOADED = Template('''
 
-def _called(checkpoint, *args, **kwargs):
-    return checkpoint(*args, **kwargs)
+STREAMS = {}  # by device, that of its copies
 
 
-def _names(run):""",
-}
+def _around(model, name):
+    """What calls the checkpoint that begins at this block."""
+    return _Offloaded(model.get_submodule(FETCHED_AT[name])) if name in FETCHED_AT else _called
+
+
+def _called(checkpoint, function, *args, **kwargs):
+    return checkpoint(function, *args, **kwargs)
+
+
+class _Offloaded:
+    """Calls a checkpoint whose input waits in pinned host memory until the other block's backward."""
+
+    def __init__(self, fetched_at):
+        self.sent = []
+        fetched_at.register_forward_hook(self.watch)
+
+    def __call__(self, checkpoint, function, given, *args, **kwargs):
+        sent, is_sent = [], torch.is_grad_enabled() and not given.is_leaf and given.nbytes >= $least
+        place = given.data_ptr(), given.shape  # pack must not hold the tensor: it lives as long as the graph
+
+        def pack(saved):
+            if not is_sent or sent or (saved.data_ptr(), saved.shape) != place:
+                return saved
+            sent.append(_Sent(saved))
+            return sent[0]
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.back() if type(one) is _Sent else one):
+            output = checkpoint(function, given, *args, **kwargs)
+        for one in sent:
+            one.land()
+            self.sent = sent
+        return output
+
+    def watch(self, block, args, output):
+        waiting, output = self.sent, output[0] if isinstance(output, tuple) else output
+        if waiting and output.requires_grad and torch._C._current_graph_task_id() == -1:  # not in a recompute
+            self.sent = []
+            output.register_hook(lambda gradient: waiting.pop().fetch() if waiting else None)
+
+
+class _Sent:
+    def __init__(self, tensor):
+        self.tensor, self.device, self.fetched = tensor.detach(), tensor.device, None
+        self.host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        self.landed = _copy(self.host, self.tensor, tensor.device)
+
+    def land(self):
+        """Free the device's memory, once the copy has ended."""
+        _wait(self.landed, self.device)
+        self.tensor = None
+
+    def fetch(self):
+        if self.fetched is None:
+            made = torch.empty_like(self.host, device=self.device)
+            self.fetched = made, _copy(made, self.host, self.device)
+
+    def back(self):
+        self.fetch()
+        (made, event), self.fetched = self.fetched, None
+        _wait(event, self.device)
+        return made
+
+
+def _copy(to, source, device):
+    """Begin a copy after all that was computed until now; return the event of its end."""
+    if device.type == "cpu":
+        to.copy_(source)
+        return None
+    if device not in STREAMS:
+        STREAMS[device] = torch.cuda.Stream(device)
+    STREAMS[device].wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(STREAMS[device]):
+        to.copy_(source, non_blocking=True)
+    return STREAMS[device].record_event()
+
+
+def _wait(event, device):
+    if event is not None:
+        torch.cuda.current_stream(device).wait_event(event)
+''')
 
 HUGGING_FACE = Template('''\
 from transformers.modeling_layers import GradientCheckpointingLayer

@@ -13,6 +13,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record, bytes_needed
+from profiler.planning import lever_code
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.workflows import SILENT, Screen
@@ -32,10 +33,12 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     context_bytes: int | None = None  # of it, what CUDA takes besides tensors; None: measured, or assumed
     most_host_bytes: int | None = None  # of pinned host memory, for what waits there; None: any
     allow: tuple[str, ...] = ()  # of CONSENTS
+    emit: str | None = None  # the kind of code to write for the chosen way
     typed: tuple[str, ...] = ()  # the words of the command line
 
     def check(self) -> None:
-        """Raise UserError for a consent that is not known."""
+        """Raise UserError for a consent or a kind of code that is not known."""
+        lever_code.check(self.emit)
         for word in self.allow:
             if word not in CONSENTS:
                 raise UserError(f"--allow {word}: no lever needs it", hint=f"--allow {' or '.join(CONSENTS)}")
@@ -53,6 +56,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     floors: dict[Levers, int] = {}  # if nothing fits: by levers, what plans with them need at least, by their costs
     chosen: Row | None = None
     plan: PlanFile | None = None  # the chosen one's, if it has one
+    code: str | None = None  # for the chosen one, if it was asked for
     exit_code: int = 0
 
     @property
@@ -127,7 +131,10 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
         chosen = _chosen([row for row in fitted.rows if row.case in cases and fitted.fits(row)])
         if chosen is None:
             return msgspec.structs.replace(fitted, exit_code=code or GATE)
-        return msgspec.structs.replace(fitted, chosen=chosen, plan=cases[chosen.case].plan)
+        plan = cases[chosen.case].plan
+        is_changed = request.emit is not None and chosen.case != model.case
+        written = lever_code.emit(model.way(chosen.case, plan), str(request.emit)) if is_changed else None
+        return msgspec.structs.replace(fitted, chosen=chosen, plan=plan, code=written)
 
 
 def _timed(record: Record, added_seconds: float | None, plain: dict[Choice, Record]) -> Record:

@@ -22,6 +22,7 @@ from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text, bytes_text
 from profiler.engines import MEASURED, REHEARSED, STAGE_SECONDS, WORKER, Engine, read_answer
 from profiler.planning.chain import Chain
+from profiler.planning.lever_code import Way
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request, command_line, flags, optimizer_text
 from profiler.runs import store
@@ -137,6 +138,19 @@ class ModelOnDevice:
             plan_file.write(plan, path)
         code, run = follow(self.engine, run, self._screen, ready=ready)
         return code or progress.exit_code(run.records), run
+
+    def way(self, case: Case, plan: PlanFile | None) -> Way:
+        """Return what code is written for of a case; `plan` is that of its strategy, if it is one. Raises UserError."""
+        heads = tuple(lever for lever in case.levers or () if lever.name == "chunk-loss")
+        asked = msgspec.structs.replace(case.foreseen, levers=heads or UNSET)
+        asked = asked.uncheckpointed if plan else asked
+        failing = f"the levers of '{case.model}' ended without a result"
+        answer = self.engine.ask(f"{WORKER}:way", encode(asked).decode(), failing=failing)
+        way: Way = read_answer(answer, "way", Way, of=str(case.model))
+        label = str((msgspec.structs.replace(case, strategy=Choice("plan")) if plan else case).label)
+        return msgspec.structs.replace(
+            way, label=label, levers=case.levers or (), plan=plan or way.plan, batch_size=case.batch_size
+        )
 
     def better_blocks(self, below_bytes: int) -> str | None:
         """Return what `better_blocks_text` returns for a lower bound below so many bytes."""

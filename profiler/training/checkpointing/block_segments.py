@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from profiler.core.errors import Unsupported
-from profiler.core.plan_file import recompute_counts
+from profiler.core.plan_file import Segment, recompute_counts
 from profiler.core.record import Applied, Note
 from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.called_blocks import CalledBlock
@@ -198,6 +198,10 @@ class CheckpointedSegment(Route):
             f"{what}: a forward that skips blocks at random cannot be cut into segments; --strategies all works"
         )
 
+    def planned(self, save: str | None) -> Segment:
+        """Return the segment as a plan file has it, with an option of what its checkpoints keep."""
+        return _planned(self._segment, self._names, save)
+
     def name(self, place: int) -> str:
         """Return the name of the block at this position."""
         return self._names[self._order[place]]
@@ -225,6 +229,11 @@ class CheckpointedSegment(Route):
         finally:
             self.inside = before
         return value
+
+
+def _planned(segment: BlockSegment, names: dict[int, str], save: str | None) -> Segment:
+    inside = [_planned(item, names, None) if isinstance(item, Sequence) else names[item] for item in items(segment)]
+    return Segment(blocks=tuple(inside), save=save)
 
 
 class _WholeForward(Route):

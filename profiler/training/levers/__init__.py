@@ -90,6 +90,7 @@ def with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Workl
             applied,
             split="; ".join(filter(None, (applied.split, own.split))) or None,
             rounds=applied.rounds or own.rounds,
+            heads=own.heads or applied.heads,
             notes=(*applied.notes, *own.notes),
             remark=partial(_either, applied.remark, own.remark),
             switch=partial(_both, applied.switch, own.switch) if applied.switch and own.switch else None,

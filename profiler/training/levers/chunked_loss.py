@@ -23,10 +23,11 @@ from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.kept_state import kept
 from profiler.training.workload import Workload
 
-POINTWISE = {  # what a part may do with its own logits: casts, and the scale and tanh of a softcap
+POINTWISE = {  # what a part may do with its own logits: casts, the scale and tanh of a softcap, and a bias
     torch.Tensor.float, torch.Tensor.to, torch.Tensor.type, torch.Tensor.bfloat16, torch.Tensor.half,
     torch.Tensor.double, torch.Tensor.div, torch.Tensor.mul, torch.Tensor.__truediv__, torch.Tensor.__mul__,
-    torch.Tensor.__rmul__, torch.Tensor.tanh, torch.tanh, torch.div, torch.mul,
+    torch.Tensor.__rmul__, torch.Tensor.tanh, torch.tanh, torch.div, torch.mul, torch.Tensor.__add__,
+    torch.Tensor.add, torch.add,
 }  # fmt: skip
 CASTS = (torch.Tensor.float, torch.Tensor.to, torch.Tensor.type)
 ASKED = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "get_device", "__len__", "is_contiguous")
@@ -34,7 +35,6 @@ UNSEEN = (
     "F.linear_cross_entropy is one operator: its products are counted, what it reads and writes is not, so that its "
     "time is estimated too low; chunk-loss:by=parts has an estimate of all"
 )
-LINEAR = torch._C._nn.linear  # F.linear, which a trace replaces for a time
 BY_TORCH = hasattr(F, "linear_cross_entropy")
 
 
@@ -57,7 +57,8 @@ def apply(
     heads.weights = {id(weight): name for name, weight in workload.module.named_parameters() if name in found}
     text = f"the loss of {', '.join(name.removesuffix('.weight') for name in found)} in parts"
     notes = (Note(code="GCP071", text=UNSEEN),) if heads.is_by_torch and case.has_estimated_times else ()
-    applied = Applied(split=text, rounds=True, notes=notes, switch=heads.switch)
+    by_name = dict.fromkeys(heads.linears(workload.module), "torch" if heads.is_by_torch else "parts")
+    applied = Applied(split=text, rounds=True, notes=notes, switch=heads.switch, heads=by_name)
     return msgspec.structs.replace(workload, loss=heads.around(workload.loss)), applied
 
 
@@ -70,6 +71,7 @@ class _Heads(TorchFunctionMode):
         self.weights: dict[int, str] = {}
         self.chunked: set[str] = set()  # weights whose logits met cross entropy
         self.readers: dict[str, str] = {}  # by weight: what else read the logits, and where
+        self.called: set[nn.Module] = set()  # Linears, in the forward that looks for heads
 
     def switch(self, on: bool) -> None:
         self.is_on = on
@@ -88,14 +90,23 @@ class _Heads(TorchFunctionMode):
         """Run one forward with every F.linear put off; return the weights whose output meets cross entropy alone."""
         named = {name: weight for name, weight in workload.module.named_parameters() if weight.ndim == 2}
         self.weights = {id(weight): name for name, weight in named.items()}
+        linears = [part for part in workload.module.modules() if isinstance(part, nn.Linear)]
+        handles = [linear.register_forward_pre_hook(lambda linear, _: self.called.add(linear)) for linear in linears]
         with torch.no_grad(), kept(workload.module):
             self.around(workload.loss)(workload.module, workload.batch)
+        for handle in handles:
+            handle.remove()
         whole = {name: self.readers[name] for name in self.chunked if name in self.readers}
         if whole and len(whole) == len(self.chunked):
             raise Unsupported("; ".join(f"the logits of {name} are also read: {why}" for name, why in whole.items()))
         if not self.chunked:
             raise Unsupported("no head was found: no Linear whose output only meets cross entropy")
         return sorted(self.chunked - whole.keys())
+
+    def linears(self, module: nn.Module) -> list[str]:
+        """Return the names of the Linears that are the heads; none if a head is an F.linear of the model's own code."""
+        names: dict[int, str] = {id(part.weight): name for name, part in module.named_modules() if part in self.called}
+        return [names[key] for key in self.weights] if self.weights.keys() <= names.keys() else []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -182,15 +193,23 @@ def _put_off(own: Logits, func: Any, name: str, rest: Any, kwargs: Any) -> Any:
     """Return what a function makes of logits that stay put off, or their cross entropy; None if it reads them."""
     if name == "cross_entropy":  # the function itself may be replaced, where steps are traced
         return _cross_entropy(own, *rest, **kwargs)
-    if func in POINTWISE and not any(isinstance(one, torch.Tensor) and one.ndim for one in (*rest, *kwargs.values())):
+    if func in POINTWISE and all(_is_for_each_row(own, one) for one in (*rest, *kwargs.values())):
+        alike = pytree.tree_map_only(torch.Tensor, partial(torch.empty_like, device="meta"), (rest, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
-            dtype = func(torch.empty((), dtype=own.dtype, device="meta"), *rest, **kwargs).dtype
+            dtype = func(torch.empty(1, dtype=own.dtype, device="meta"), *alike[0], **alike[1]).dtype
         return own.like(pointwise=(*own.pointwise, (func, rest, kwargs)), dtype=dtype)
     is_transpose = name == "transpose" and own.ndim == 3 and not kwargs
     if is_transpose and {place % 3 for place in rest} == {1, 2}:
         return own.like(classes_first=not own.classes_first)
     hidden = None if own.classes_first else _of_leading(own, name, rest, kwargs)
     return None if hidden is None else own.like(hidden)
+
+
+def _is_for_each_row(own: Logits, value: Any) -> bool:
+    """Whether a value is the same for each row: no tensor, a scalar, or one for each class, as a bias is."""
+    if not isinstance(value, torch.Tensor) or not value.ndim:
+        return True
+    return value.numel() == value.shape[-1] == own.shape[-1] and not own.classes_first
 
 
 def _of_leading(own: Logits, name: str, rest: Any, kwargs: Any) -> torch.Tensor | None:

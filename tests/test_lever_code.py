@@ -1,0 +1,339 @@
+"""Code for levers: a plain loop with it, in a process that has no gcprof, takes the bytes of the row."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import UNSET
+
+from profiler.cli import answer
+from profiler.core import plan_file
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.devices import parse
+from profiler.core.errors import UserError
+from profiler.core.plan_file import OFFLOADING, PlanFile, Segment
+from profiler.measuring.trial import measure
+from profiler.planning.lever_code import Way, emit
+from profiler.predicting.traced_case import code_way
+from profiler.rehearsal import device
+from profiler.rehearsal.smoke import proven_libraries
+from profiler.training import levers
+from tests import make
+from tests.program import PATIENCE_SECONDS, gcprof
+from tests.user_models import small_llm
+
+pytestmark = pytest.mark.usefixtures("shared")
+
+MODEL = f"{small_llm.__file__}:make"
+LABELS = [
+    "none",
+    "none+chunk-loss:rows=64,by=parts",
+    "none+chunk-loss:rows=64",
+    "none+fused",
+    "none+no-foreach",
+    "none+in-backward",
+    "none+bf16-state",
+    "none+micro-batches:n=4",
+    "all+offload-inputs:least=1",
+    "segments:k=2+chunk-loss:rows=64,by=parts+fused",
+    "all+chunk-loss:rows=64,by=parts+micro-batches:n=2+fused",
+    "all+bf16-state+in-backward",
+    "all+chunk-loss:rows=64,by=parts+in-backward",
+]
+PLAN = "plan with offload"  # the inputs of two checkpoints wait in host memory, one of which keeps results
+INPUT_BYTES = 8 * 64 * 64 * 4  # of a block
+WAITING = {PLAN: 2, "all+offload-inputs:least=1": 3}  # inputs in host memory
+PLAIN = '''
+import ctypes, importlib.util, json, os, sys
+
+class Absent:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "profiler":
+            raise ImportError("there is no gcprof here")
+
+sys.meta_path.insert(0, Absent)
+asked = json.loads(sys.stdin.read())
+for path in asked["libraries"]:
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+import torch
+import torch._dynamo  # which checkpoints and optimizers import: once here, not in each fork
+from torch.profiler import ProfilerActivity, profile, record_function
+
+spec = importlib.util.spec_from_file_location("small_llm", asked["file"])
+file = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(file)
+code = {}
+
+
+def loss(model, batch):
+    return file.loss(model(batch[0]), batch[1])
+
+
+def steps(look):
+    with torch.device(asked["device"]):
+        model, batch, _ = file.make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+    optimizer = code["apply_levers"](model, optimizer)
+    for number in range(2):
+        look(f"step {number}")
+        optimizer.zero_grad()
+        look("start")
+        if "backward" in code:
+            value = code["backward"](model, batch, loss)
+        else:
+            value = loss(model, batch)
+            look("forward")
+            value.backward()
+        optimizer.step()
+        del value
+    look("end")
+
+
+def on_cuda():
+    seen = {}
+
+    def look(name):
+        if name == "step 1":
+            torch.cuda.reset_peak_memory_stats()
+        seen[name] = torch.cuda.memory_allocated()
+
+    steps(look)
+    return {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved(),
+            "saved_bytes": seen.get("forward", 0) - seen["start"]}
+
+
+def on_cpu():
+    """All bytes that the allocator gave since the model was made, less those that it took back."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watch:
+        steps(lambda name: record_function(f"look: {name}").__enter__().__exit__(None, None, None))
+    events, found = list(watch.profiler.kineto_results.experimental_event_tree()), []
+    while events:
+        event = events.pop()
+        events += event.children
+        if event.name == "[memory]" or event.name.startswith("look: "):
+            is_look = event.name != "[memory]"
+            found.append((event.start_time_ns, event.name if is_look else event.extra_fields.alloc_size))
+    live, held, seen = 0, [], {}
+    for _, what in sorted(found, key=lambda pair: pair[0]):
+        if isinstance(what, str):
+            seen[what.removeprefix("look: ")] = live
+        else:
+            live += what
+        if "step 1" in seen and "end" not in seen:
+            held.append(live)
+    return {"peak_bytes": max(held), "saved_bytes": seen.get("forward", 0) - seen["start"]}
+
+
+for label, text in asked["codes"].items():
+    if not os.fork():
+        exec(text, code)
+        figures = on_cpu() if asked["device"] == "cpu" else on_cuda()
+        assert "profiler" not in sys.modules
+        os.write(1, json.dumps({label: figures}).encode() + b"\\n")
+        os._exit(0)
+    os.wait()
+os._exit(0)
+'''
+
+
+def plain(codes: dict[str, str], *, where: str = "cpu", libraries: Sequence[str] = (), **more: str) -> dict[str, Any]:
+    """The bytes of a plain loop with each code, in processes without gcprof."""
+    asked = {"file": small_llm.__file__, "codes": codes, "device": where, "libraries": libraries}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PLAIN], env={**kept, **more}, input=json.dumps(asked), capture_output=True,
+        text=True, timeout=PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(found) == len(codes), done.stderr
+    return {label: figures for one in found for label, figures in one.items()}
+
+
+def case_of(device: str) -> Case:
+    return make.case("none", model=Choice(MODEL), optimizer=Choice("adamw"), batch_size=8, device=device)
+
+
+def written(device: str, folder: Path) -> dict[str, tuple[str, str]]:
+    """By label, how gcprof names it, which for the plan is by its file, and the code for it."""
+    case = case_of(device).foreseen
+    bare = code_way(case).plan
+    assert bare is not None
+    plan = offloading(bare)
+    plan_file.write(plan, folder / "plan.json")
+    found = {PLAN: (f"plan:file={folder / 'plan.json'}", emit(Way(label="plan", plan=plan), "python"))}
+    for label in LABELS:
+        asked = case.under(levers.resolved(Choice(label)))
+        kept = tuple(lever for lever in asked.levers or () if lever.name == "chunk-loss") or UNSET
+        way = code_way(msgspec.structs.replace(asked, levers=kept))
+        found[label] = label, emit(msgspec.structs.replace(way, label=label, levers=asked.levers or ()), "python")
+    return found
+
+
+def offloading(bare: PlanFile) -> PlanFile:
+    blocks = [name for name in bare.fingerprint if name.startswith("blocks.")]
+    segments = (
+        Segment(blocks=(blocks[1],), fetched_at=blocks[2]),
+        Segment(blocks=(blocks[2],), save="matmul", fetched_at=blocks[3]),
+    )
+    return msgspec.structs.replace(bare, schema=OFFLOADING, segments=segments)
+
+
+def alike(readings: dict[str, Any], figures: dict[str, int], label: str) -> None:
+    """Of micro-batches the forward saves several times, and the loop looks at none of them."""
+    fields = [name for name in figures if name != "saved_bytes" or "micro-batches" not in label]
+    assert {name: readings[name] for name in fields} == {name: figures[name] for name in fields}
+
+
+@pytest.mark.slow
+def test_a_loop_of_plain_pytorch_with_the_code_takes_the_bytes_of_the_row_on_the_cpu(tmp_path, subtests):
+    codes = written("cpu", tmp_path)
+    bare = plain({label: code for label, (_, code) in codes.items()})
+
+    for label, (name, code) in codes.items():
+        with subtests.test(label):
+            trial = Trial(case=case_of("cpu").under(levers.resolved(Choice(name))), passes=("memory",))
+            readings = measure(trial).readings
+
+            assert "profiler" not in code
+            # on a CPU host memory counts too: the loop takes it in each forward, where gcprof keeps its buffers
+            bare[label]["saved_bytes"] -= WAITING.get(label, 0) * INPUT_BYTES
+            alike(msgspec.structs.asdict(readings), bare[label], label)
+
+
+@pytest.mark.slow
+def test_a_loop_of_plain_pytorch_with_the_code_takes_the_bytes_of_the_row_on_a_hollow_gpu(hollow, tmp_path, subtests):
+    codes = written("rehearse:h100", tmp_path)
+    folder, verdict = proven_libraries()
+    libraries = [str(path) for name in device.ORDER for path in sorted(folder.glob(f"{name}.so.*"))]
+    own = device.own_cudnn()
+    variables = {"HOLLOW_ARCHS": verdict.archs, "HOLLOW_CUDNN": own, "CUDNN_NVRTC_RUNTIME_LINKING": "1"}
+    variables |= device.variables(parse("rehearse:h100")) | ({} if own else {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"})
+    bare = plain({label: code for label, (_, code) in codes.items()}, where="cuda", libraries=libraries, **variables)
+
+    words = ("--batch-size", "8", "--optimizer", "adamw", "--device", "h100", "--json")
+    done = gcprof("rehearse", MODEL, "--strategies", ",".join(name for name, _ in codes.values()), *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    records = {case_label(record["case"]): record for record in json.loads(done.stdout)["records"]}
+    for label, (name, _) in codes.items():
+        with subtests.test(label):
+            alike(records[name]["readings"], bare[label], label)
+
+
+def case_label(case: dict[str, Any]) -> str:
+    return "+".join([case["strategy"], *case.get("levers", ())]) if case.get("levers") else case["strategy"]
+
+
+# what is said where others have words of their own
+
+
+def way(label: str, plan: tuple[Segment, ...] = (), **more: Any) -> Way:
+    """A way of a model with four blocks."""
+    _, *chosen = Choice(label).parts
+    file = PlanFile(plan="by hand", segments=plan, fingerprint={f"h.{index}": () for index in range(4)})
+    return Way(label=label, levers=tuple(chosen), plan=file, optimizer="AdamW", **more)
+
+
+EACH = tuple(Segment(blocks=(f"h.{index}",)) for index in range(4))
+SECOND = EACH[1::2]
+
+
+def body(text: str) -> str:
+    """Without the comments at the top."""
+    lines = text.splitlines()
+    return "\n".join(lines[next(index for index, line in enumerate(lines) if line[:1] != "#") :])
+
+
+def test_fused_is_nine_lines_of_pytorch():
+    assert (
+        body(emit(way("none+fused"), "python")).strip()
+        == '''
+def apply_levers(model, optimizer):
+    """Change the model in place; return the optimizer to use instead."""
+    optimizer = _like(optimizer, fused=True, foreach=None)
+    return optimizer
+
+
+def _like(optimizer, **options):
+    """A fresh optimizer, as if it had been made with these options too."""
+    return type(optimizer)([{**group, **options} for group in optimizer.param_groups], **options)
+'''.strip()
+    )
+
+
+def test_a_trainer_is_told_in_its_installed_words():
+    transformers = pytest.importorskip("transformers")
+    code = emit(way("all+micro-batches:n=4+fused", EACH, batch_size=16), "hf")
+
+    space: dict[str, Any] = {}
+    exec(code, space)
+
+    arguments = space["arguments"]
+    assert isinstance(arguments, transformers.TrainingArguments)
+    assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (4, 4)
+    assert arguments.optim == "adamw_torch_fused"
+    assert getattr(arguments, "activation_checkpointing", arguments.gradient_checkpointing) is True
+
+
+def test_a_file_of_torchtitan_is_toml_with_its_names():
+    text = emit(way("plan+chunk-loss+micro-batches:n=2+fused", SECOND, batch_size=8), "torchtitan")
+
+    assert tomllib.loads(text) == {
+        "activation_checkpoint": {"mode": "selective", "selective_ac_option": "2"},
+        "optimizer": {"implementation": "fused"},
+        "training": {"local_batch_size": 4, "global_batch_size": 8},
+    }
+    assert "chunk-loss has no word in torchtitan" in text
+
+
+def test_accelerate_accumulates_by_itself():
+    code = emit(way("all+micro-batches:n=2+fused", EACH, batch_size=8), "accelerate")
+
+    assert "accelerator = Accelerator(gradient_accumulation_steps=2)\n" in code
+    assert "def backward" not in code
+    assert "The loader's batches are of 4" in code
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "plan", "noun"),
+    [
+        ("none+in-backward", "hf", (), "clips"),
+        ("none+micro-batches:n=3", "hf", (), "a batch of 8 is not 3 equal parts"),
+        ("plan", "torchtitan", EACH[:1], "every so many"),
+        ("plan", "hf", (Segment(blocks=("h.0", "h.1")),), "2 blocks together"),
+        ("none+chunk-loss", "python", (), "F.linear"),
+        ("none+fused", "jax", (), "'jax' is not known"),
+    ],
+)
+def test_what_has_no_words_is_refused_in_one_line(label, kind, plan, noun):
+    with pytest.raises(UserError, match=noun) as refusal:
+        emit(way(label, plan, batch_size=8), kind)
+
+    assert "\n" not in refusal.value.message
+    assert refusal.value.hint
+
+
+@pytest.mark.slow
+def test_the_code_of_what_fits_is_printed_alone(here, capsys):
+    model = ("transformer:layers=2,width=32", "--batch-size", "8", "--optimizer", "adamw", "--device", "cpu")
+    assert answer(["fit", *model, "--memory", "1GiB", "--json"]) == 0
+    peak = json.loads(capsys.readouterr().out)["ways"][0]["peak_bytes"]
+
+    assert answer(["fit", *model, "--memory", f"{peak * 3 // 4}B", "--emit", "python"]) == 0
+
+    code: dict[str, Any] = {}
+    exec(capsys.readouterr().out, code)
+    assert callable(code["apply_levers"])
+
+
+def test_json_and_code_at_once_are_refused(capsys):
+    assert answer(["fit", "mlp", "--memory", "1GiB", "--emit", "hf", "--json"]) == 2
+    assert "--json" in capsys.readouterr().err
