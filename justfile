@@ -65,6 +65,10 @@ bench-answers *words:
 bench-planner:
     {{python}} -m benchmarks.planner
 
+# eleven steps under a limit: which ways fit, and how much longer a step then takes; writes results/fit
+bench-fit *words:
+    {{python}} -m benchmarks.fit {{words}}
+
 # whether the chosen plan is as fast as those beside it, measured anew; and ten plans beside four busy processes
 bench-worth *names:
     {{python}} -m benchmarks.chosen {{names}}

@@ -95,15 +95,11 @@ def _print(fitted: Fitted, *, json: bool) -> None:
     limit = bytes_text(fitted.limit_bytes)
     source = f"; {context_text(fitted.context_bytes, fitted.context_source)}" if fitted.context_source else ""
     below = [f"to fit: {limit}{source}", *(f"left out: {lever}: {why}" for lever, why in fitted.left_out.items())]
-    known = [(nbytes, row) for nbytes, row in zip(needed, rows, strict=True) if nbytes is not None]
-    if chosen is None and known:
-        least, row = min(known, key=lambda pair: pair[0])
-        below.append(
-            f"nothing fits: the least is {row.case.label}, which needs {bytes_text(least - fitted.limit_bytes)} more"
-        )
+    if chosen is None:
+        below += fitted.missing
     elif chosen is rows[0]:
         below.append("it fits as it is")
-    say(view.table(rows, needed, fits, chosen=chosen, below=below))
+    say(view.table(rows, needed, fits, chosen=chosen, places=fitted.places, below=below))
     if chosen and chosen is not rows[0]:
         next_command("gcprof", "run", *fitted.words, "--strategies", str(chosen.case.label))
 

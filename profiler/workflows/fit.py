@@ -6,17 +6,20 @@ from collections.abc import Sequence
 
 import msgspec
 
+from profiler.analysis.live_bytes import peak
 from profiler.analysis.rows import Row, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import schedule
-from profiler.core.case import Choice
+from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record, bytes_needed
+from profiler.core.units import bytes_text
 from profiler.planning import lever_code
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.workflows import SILENT, Screen
+from profiler.workflows.explain import followed
 from profiler.workflows.fit_search import CONSENTS, OFFLOAD, Levers, Search
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.planner import GATE
@@ -53,6 +56,8 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     context_source: str | None
     rows: tuple[Row, ...]  # the step as it is first
     left_out: dict[str, str]  # by lever, why
+    allow: tuple[str, ...] = ()  # consents that were given
+    places: dict[Case, str] = {}  # of some rows: the phase, the module and the line of the peak
     floors: dict[Levers, int] = {}  # if nothing fits: by levers, what plans with them need at least, by their costs
     chosen: Row | None = None
     plan: PlanFile | None = None  # the chosen one's, if it has one
@@ -64,6 +69,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
         """The step as it is, then what needs less, in order: `all`, the chosen, and what no other row beats."""
         none, *others = self.rows
         ran = [row for row in others if self.needed_bytes(row) is not None]
+        ran = [row for row in ran if not self.consents(row)]
         rungs = [row for row in ran if row is self.chosen or row.case.label == "all" or not self._is_beaten(row, ran)]
         return none, *sorted(rungs, key=lambda row: -(self.needed_bytes(row) or 0))
 
@@ -79,6 +85,35 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
             for other in others
             if other.time_ratio is not None or row.time_ratio is None
         )
+
+    @property
+    def missing(self) -> list[str]:
+        """What is missing where nothing fits: of the least row, of plans with each lever, and with consents."""
+        ran = [(nbytes, row) for row in self.rows if (nbytes := self.needed_bytes(row)) is not None]
+        asks = [row for _, row in ran if self.consents(row)]
+        given = [(nbytes, row) for nbytes, row in ran if row not in asks]
+        lines = []
+        if given:
+            least, row = min(given, key=lambda pair: pair[0])
+            more = bytes_text(least - self.limit_bytes)
+            lines.append(f"nothing fits: the least is {row.case.label}, which needs {more} more")
+        floors = sorted((nbytes, len(chosen), "+".join(chosen)) for chosen, nbytes in self.floors.items())
+        if floors:
+            said = ", ".join(
+                f"{label or 'without levers'} {bytes_text(nbytes)}" for nbytes, _, label in reversed(floors)
+            )
+            lines.append(f"plans need at least, by the costs of stages: {said}")
+        for row in asks:
+            over = (self.needed_bytes(row) or 0) - self.limit_bytes
+            does = "fits" if over <= 0 else f"needs {bytes_text(over)} more"
+            lines.append(f"with --allow {','.join(self.consents(row))}: {row.case.label} {does}")
+        return lines
+
+    def consents(self, row: Row) -> list[str]:
+        """Return the consents that a row takes and that were not given."""
+        return [
+            lever.name for lever in row.case.levers or () if lever.name in CONSENTS and lever.name not in self.allow
+        ]
 
     def needed_bytes(self, row: Row) -> int | None:
         """Return what a row takes of the device, CUDA's context included; None if it did not run."""
@@ -126,15 +161,32 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
         fitted = Fitted(
             words=model.words, limit_bytes=limit, context_bytes=context_bytes, context_source=source,
             rows=tuple(sorted(rows, key=lambda row: row.case != row.baseline)), left_out=search.left_out,
-            floors={} if ways else search.floors,
+            allow=request.allow, floors={} if ways else search.floors,
         )  # fmt: skip
         chosen = _chosen([row for row in fitted.rows if row.case in cases and fitted.fits(row)])
+        looked_at = [fitted.rows[0], *([chosen] if chosen and chosen is not fitted.rows[0] else [])]
+        with screen.doing("looking where the peak is"):
+            places = {row.case: _place(model, row.case) for row in looked_at if row.case.has_estimated_times}
+        fitted = msgspec.structs.replace(fitted, places={case: place for case, place in places.items() if place})
         if chosen is None:
             return msgspec.structs.replace(fitted, exit_code=code or GATE)
         plan = cases[chosen.case].plan
         is_changed = request.emit is not None and chosen.case != model.case
         written = lever_code.emit(model.way(chosen.case, plan), str(request.emit)) if is_changed else None
         return msgspec.structs.replace(fitted, chosen=chosen, plan=plan, code=written)
+
+
+def _place(model: ModelOnDevice, case: Case) -> str:
+    """Return the phase of a followed step's peak, and its module or line of code; nothing if it cannot be followed."""
+    try:
+        trace = followed(model.engine, Trial(case=case)).trace
+    except UserError:  # a step whose inputs wait in host memory, for example
+        return ""
+    top = peak(trace)
+    made = [one for one in trace.allocations if one.born == top.number]
+    is_users = ".py:" in case.model
+    line = max(made, key=lambda one: one.nbytes).line if made and is_users else ""
+    return ", ".join(filter(None, (top.phase, top.module, line)))
 
 
 def _timed(record: Record, added_seconds: float | None, plain: dict[Choice, Record]) -> Record:

@@ -237,7 +237,7 @@ def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
     return (
         numbers("step", unit, [scaled(row.shown_seconds, size) for row in rows]),
         numbers("spread", "", [spread_text(row.step_spread) for row in rows]),
-        numbers("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
+        numbers("time", "against none", [_against_none(row, row.step_seconds, time_change(row)) for row in rows]),
     )
 
 
@@ -246,7 +246,8 @@ def _against_none(row: Row, value: float | None, change: str) -> str:
     return "baseline" if is_baseline else change
 
 
-def _time_change(row: Row) -> str:
+def time_change(row: Row) -> str:
+    """Return how much longer than the baseline's a step takes, with its interval if it was measured."""
     time = row.time
     if time is None:
         return MISSING

@@ -1,31 +1,46 @@
-"""The ways to make a step fit a memory: the table of a run, with what each row takes of the device."""
+"""The ways to make a step fit a memory: a row for each, with what it takes of the device and how much longer it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgspec
+from collections.abc import Mapping, Sequence
 
 from profiler.analysis.rows import Row
-from profiler.core.case import encode_indented
-from profiler.core.units import bytes_text
-from profiler.views.tables.columns import group_table
-from profiler.views.tables.grid import Table, numbers, words
+from profiler.core.case import Case, encode_indented
+from profiler.core.plan_file import strategy_labels
+from profiler.core.units import MISSING, byte_unit, scaled
+from profiler.views.tables import columns
+from profiler.views.tables.grid import Table, numbers, telling, words
 
 FITS = "<- fits"
-LEFT_OUT = ("split", "saved", "static", "step", "spread")  # columns of a run's table, which `gcprof show` has
 
 
 def table(
-    rows: Sequence[Row], needed: Sequence[int | None], fits: Sequence[bool], *, chosen: Row | None, below: Sequence[str]
-) -> Table:
-    """Return the table of the ways, with the bytes that each needs and whether it fits."""
-    plain = group_table(rows)
+    rows: Sequence[Row], needed: Sequence[int | None], fits: Sequence[bool], *, chosen: Row | None,
+    places: Mapping[Case, str], below: Sequence[str],
+) -> Table:  # fmt: skip
+    """Return the table of the ways, with the bytes that each needs, where its peak is and whether it fits."""
+    peaks = [row.readings.peak_bytes for row in rows]
+    reserved = [row.readings.reserved_bytes for row in rows]
+    size, unit = byte_unit([*peaks, *reserved, *needed])
     said = [FITS if row is chosen else "fits" if does else "" for row, does in zip(rows, fits, strict=True)]
-    alike = {("peak", "phase"), *([("outcome", "")] if len({row.outcome for row in rows}) == 1 else [])}
-    kept = (column for column in plain.columns if column.head[0] not in LEFT_OUT and column.head not in alike)
-    columns = (*kept, numbers("needed", "", map(bytes_text, needed)), words("", "", said))
-    return msgspec.structs.replace(plain, columns=columns, cuts=(1,), below=(*plain.below, *below))
+    where = [places.get(row.case, row.readings.peak_phase or MISSING) for row in rows]
+    known = "estimated" if rows[0].case.has_estimated_times else rows[0].evidence
+    shown = (
+        numbers("peak", unit, [scaled(nbytes, size) for nbytes in peaks]),
+        *telling([numbers("reserved", unit, [scaled(nbytes, size) for nbytes in reserved])]),
+        numbers("needed", unit, [scaled(nbytes, size) for nbytes in needed]),
+        *telling(
+            [numbers("time", known, ["baseline" if row is rows[0] else columns.time_change(row) for row in rows])]
+        ),
+        *telling([words("gradients", "", [row.gradients for row in rows])]),
+        words("", "", said),
+        words("peak in", "", where),
+    )
+    labels = words("strategy and levers", "", strategy_labels(row.case.label for row in rows))
+    return Table(
+        title=columns.heading(rows), columns=(labels, *shown), cuts=(1, len(shown)),
+        below=(*columns.below(rows), *below),
+    )  # fmt: skip
 
 
 def document(

@@ -1,0 +1,264 @@
+"""Which of the ways to fit a memory fit it, and how much longer a step then takes: `just bench-fit`.
+
+Eleven steps on a rehearsed H100, each with a limit of what the allocator reserves. `gcprof fit` is held to checkpoints
+of every block with levers added greedily, to saved tensors on the host (save_on_cpu), and to a compiled budget. Bytes
+are rehearsed; times are the estimate for the GPU. Writes results/fit/fit.md and fit.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from profiler import __version__
+from profiler.analysis.rows import rows as read_rows
+from profiler.core import schedule
+from profiler.core.case import Choice, Trial, encode_indented
+from profiler.core.errors import UserError
+from profiler.core.record import Record
+from profiler.core.units import bytes_text
+from profiler.request.spec import Request
+from profiler.training import levers
+from profiler.workflows.fit import FitRequest, Fitted, fit
+from profiler.workflows.stages import ModelOnDevice
+
+DEVICE, SHARE = "h100", 0.4
+FILE = "benchmarks/fit_models.py"
+FOLDER = Path("results/fit")
+GIB = 1 << 30
+BUDGETS = (0.8, 0.6, 0.4, 0.2, 0.0)  # of a compiled budget, the largest that fits
+LADDER = ("chunk-loss", "fused", "offload-inputs", "in-backward", "micro-batches:n=2", "micro-batches:n=8")
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A training step, and the limit of what its allocator reserves."""
+
+    name: str
+    model: str
+    batch_size: int
+    precision: str = "fp32"
+    limit_bytes: int | None = None  # None: SHARE of what it reserves as it is
+
+    @property
+    def words(self) -> Request:
+        return Request(
+            model=self.model, batch_size=str(self.batch_size), precision=self.precision, optimizer="adamw",
+            strategies="none", device=f"rehearse:{DEVICE}",
+        )  # fmt: skip
+
+
+def _gib(number: float) -> int:
+    return int(number * GIB)
+
+
+STEPS = (
+    Step(name="GPT-2", model="hf:gpt2:sequence=1024", batch_size=8, precision="amp-bf16", limit_bytes=_gib(4.5)),
+    Step(name="Llama-1B", model=f"{FILE}:llama_1b", batch_size=4, precision="bf16", limit_bytes=_gib(12)),
+    Step(name="BERT-base", model="hf:bert:sequence=128", batch_size=64, precision="amp-bf16", limit_bytes=_gib(2.2)),
+    Step(name="ViT-L", model="timm:vit_large_patch16_224", batch_size=32, precision="amp-bf16", limit_bytes=_gib(4.4)),
+    Step(name="ResNet-50", model="torchvision:resnet50", batch_size=64, limit_bytes=_gib(2.8)),
+    Step(name="MNIST CNN", model="mnist-cnn:channels=320", batch_size=64, limit_bytes=_gib(0.85)),
+    Step(name="LSTM", model=f"{FILE}:lstm", batch_size=64),
+    Step(name="U-Net", model=f"{FILE}:unet", batch_size=32),
+    Step(name="MoE", model=f"{FILE}:moe", batch_size=16, precision="amp-bf16"),
+)
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What one way does with one step."""
+
+    way: str
+    label: str  # the strategy with its levers, or why there is none
+    reserved_bytes: int | None = None
+    peak_bytes: int | None = None
+    time_ratio: float | None = None  # to the step as it is, estimated for the GPU
+    fits: bool = False
+    took_seconds: float = 0.0
+
+
+class Fits(msgspec.Struct, frozen=True, kw_only=True):
+    """One step under its limit, by each way; the first is the step as it is, the second gcprof's."""
+
+    name: str
+    model: str
+    batch_size: int
+    precision: str
+    limit_bytes: int
+    results: tuple[Result, ...]
+    floor_bytes: int | None = None  # if gcprof finds no way: what any of its plans needs at least
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """All steps, with what they were run by."""
+
+    made: str
+    versions: dict[str, str]
+    device: str
+    steps: tuple[Fits, ...]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="names of steps")
+    parser.add_argument("--one", help="run one step in this process, and print it as JSON")
+    parser.add_argument("-o", "--output", type=Path, default=FOLDER)
+    asked = parser.parse_args()
+    if asked.one:
+        (step,) = (step for step in STEPS if step.name == asked.one)
+        sys.stdout.buffer.write(msgspec.json.encode(judged(step)))
+        return 0
+    known = {one.name: one for one in _read(asked.output).steps} if (asked.output / "fit.json").exists() else {}
+    for step in STEPS:
+        if not asked.only or step.name in asked.only:
+            command = [sys.executable, "-m", "benchmarks.fit", "--one", step.name]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+            known[step.name] = msgspec.json.decode(done.stdout, type=Fits)
+            _write(asked.output, [known[step.name] for step in STEPS if step.name in known])
+            print(_line(known[step.name]), flush=True)
+    ours = [one.results[1] for one in known.values()]
+    return int(not all(result.fits for result in ours))
+
+
+def judged(step: Step) -> Fits:
+    """Run the step by each way."""
+    with ModelOnDevice(step.words) as model:
+        rivals = Rivals(model)
+        none = rivals.record("none")
+        limit = step.limit_bytes or int(SHARE * (none.readings.reserved_bytes or 0))
+        results = [rivals.result("as it is", "none", limit)]
+        for way, labels in {
+            "all": ["all"], "save_on_cpu": ["offload"],
+            "compiled budget": [f"compile-budget:budget={budget}" for budget in BUDGETS],
+        }.items():  # fmt: skip
+            results.append(rivals.first(way, labels, limit))
+        results.append(rivals.greedy(limit))
+    ours, floor = _ours(step, limit)
+    return Fits(
+        name=step.name, model=step.model, batch_size=step.batch_size, precision=step.precision, limit_bytes=limit,
+        results=(results[0], ours, *results[1:]), floor_bytes=floor,
+    )  # fmt: skip
+
+
+def _ours(step: Step, limit: int) -> tuple[Result, int | None]:
+    """Return the way that `gcprof fit` chooses; or what the least of its rows needs, and the floor that it proves."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        words = msgspec.structs.replace(step.words, model=step.model.replace(FILE, str(Path(FILE).resolve())))
+        fitted = _in(Path(folder), FitRequest(words=words, limit=limit, context_bytes=0))
+        took = time.monotonic() - began
+    row = fitted.chosen or min(fitted.rows, key=lambda row: fitted.needed_bytes(row) or 1 << 62)
+    label = str(row.case.label) if row.case.strategy.name != "plan" else "+".join(["plan", *row.case.label.parts[1:]])
+    plan = f" {fitted.plan.plan}" if fitted.plan else ""
+    result = Result(
+        way="gcprof fit", label=label + plan, reserved_bytes=row.readings.reserved_bytes,
+        peak_bytes=row.readings.peak_bytes, time_ratio=row.time_ratio, fits=fitted.chosen is not None,
+        took_seconds=took,
+    )  # fmt: skip
+    return result, min(fitted.floors.values(), default=None)
+
+
+def _in(folder: Path, request: FitRequest) -> Fitted:
+    with contextlib.chdir(folder):
+        return fit(request)
+
+
+class Rivals:
+    """Runs the step under labels, each once."""
+
+    def __init__(self, model: ModelOnDevice) -> None:
+        self._model, self._run = model, dict[str, Record]()
+
+    def record(self, label: str) -> Record:
+        if label not in self._run:
+            case = self._model.case.under(levers.resolved(Choice(label)))
+            trial = Trial(case=case, passes=schedule.REHEARSED_PASSES)
+            (self._run[label],) = self._model.engine.run([trial])
+        return self._run[label]
+
+    def result(self, way: str, label: str, limit: int) -> Result:
+        record = self.record(label)
+        if record.outcome != "ok":
+            return Result(way=way, label=f"{label}: {record.outcome}: {record.detail}")
+        (row,) = (row for row in read_rows([self.record("none"), record]) if row.case == record.case)
+        reserved = record.readings.reserved_bytes
+        return Result(
+            way=way, label=label, reserved_bytes=reserved, peak_bytes=record.readings.peak_bytes,
+            time_ratio=row.time_ratio, fits=reserved is not None and reserved <= limit,
+        )  # fmt: skip
+
+    def first(self, way: str, labels: list[str], limit: int) -> Result:
+        """Return the first of the labels that fits, else the last."""
+        for label in labels:
+            result = self.result(way, label, limit)
+            if result.fits or result.reserved_bytes is None:
+                return result
+        return result
+
+    def greedy(self, limit: int) -> Result:
+        """Return `all`, with the lever that lowers reserved bytes most added until it fits or none does."""
+        way, label = "all + greedy levers", "all"
+        result = self.result(way, label, limit)
+        while not result.fits and result.reserved_bytes:
+            more = [lever for lever in LADDER if lever.split(":")[0] not in label]
+            tried = list[Result]()
+            for lever in more:
+                try:
+                    tried.append(self.result(way, str(levers.resolved(Choice(f"{label}+{lever}"))), limit))
+                except UserError:  # in-backward with micro-batches
+                    continue
+            best = min(
+                (one for one in tried if one.reserved_bytes), key=lambda one: one.reserved_bytes or 0, default=None
+            )
+            if best is None or (best.reserved_bytes or 0) >= result.reserved_bytes:
+                break
+            result, label = best, best.label
+        return result
+
+
+def _read(folder: Path) -> Document:
+    return msgspec.json.decode((folder / "fit.json").read_bytes(), type=Document)
+
+
+def _write(folder: Path, steps: list[Fits]) -> None:
+    versions = {"gcprof": __version__, "torch": version("torch"), "transformers": version("transformers")}
+    made = datetime.now(UTC).date().isoformat()
+    document = Document(made=made, versions=versions, device=DEVICE, steps=tuple(steps))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "fit.json").write_bytes(encode_indented(document))
+    said = ", ".join(f"{name} {number}" for name, number in versions.items())
+    text = f"# What fits\n\nMade by `just bench-fit` on {made} with {said}, on a rehearsed {DEVICE.upper()}.\n"
+    text += (
+        "Limits are of what the allocator reserves. Bytes are rehearsed; times are estimated for the GPU, and none\n"
+    )
+    text += "are measured.\n\n"
+    text += "| step | limit | way | with | reserved | time | fits |\n|---|--:|---|---|--:|--:|---|\n"
+    for one in steps:
+        for place, result in enumerate(one.results):
+            name = f"{one.name}, {one.batch_size}, {one.precision}" if not place else ""
+            limit = bytes_text(one.limit_bytes) if not place else ""
+            ratio = "" if result.time_ratio is None else f"{result.time_ratio - 1:+.1%}"
+            cells = (name, limit, result.way, result.label, bytes_text(result.reserved_bytes), ratio)
+            text += f"| {' | '.join(cells)} | {'yes' if result.fits else 'no'} |\n"
+    (folder / "fit.md").write_text(text)
+
+
+def _line(one: Fits) -> str:
+    ways = "; ".join(
+        f"{result.way} {'fits' if result.fits else 'no'} {bytes_text(result.reserved_bytes)}"
+        + ("" if result.time_ratio is None else f" {result.time_ratio - 1:+.1%}")
+        for result in one.results
+    )
+    return f"{one.name} in {bytes_text(one.limit_bytes)}: {ways}; gcprof took {one.results[1].took_seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
