@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 
 from profiler.cli import application
@@ -150,3 +152,21 @@ def test_its_command_is_one_and_draws_what_is_shown(picture):
 
 def test_the_page_is_what_the_script_writes():
     assert gallery.PAGE.read_text(encoding="utf-8") == gallery.page()
+
+
+# --- the first page
+
+
+@pytest.mark.slow
+def test_the_line_of_the_first_page_explains_a_live_model_with_its_optimizer(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(pages.DOCS / "examples")
+    mine = importlib.import_module("mine")
+    (line,) = re.findall(r"```python\n(import gcprof;.*)\n```", (ROOT / "README.md").read_text(encoding="utf-8"))
+    model, batch, criterion = mine.make(layers=2)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    exec(line, {"model": model, "batch": batch, "criterion": criterion, "optimizer": optimizer})
+    shown = capsys.readouterr().out
+
+    assert "its own optimizer, fp32, rtx-4090" in shown
+    assert "floor" in shown
