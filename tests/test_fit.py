@@ -66,3 +66,9 @@ def test_a_consent_that_no_lever_needs_is_refused(here, capsys):
     assert answer(["fit", *MODEL, "--memory", "1GiB", "--allow", "4bit"]) == 2
     assert "8bit" in capsys.readouterr().err
     assert not list(here.iterdir())
+
+
+@pytest.mark.slow
+def test_a_step_that_cannot_run_is_an_error_in_one_line(here, capsys):
+    assert answer(["fit", "hf:gpt2:seq=8", "--memory", "1GiB", "--device", "cpu"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "gcprof: hf:gpt2 has no 'seq'; the nearest is 'sequence'"

@@ -76,8 +76,11 @@ class Search:
         return tuple(self._run.values())
 
     def ways(self, allowed: Levers) -> list[Way]:
-        """Return what fits of the first tier of which anything does."""
-        if self._fits(self.run(NONE)):
+        """Return what fits of the first tier of which anything does. Raises UserError if the step itself cannot run."""
+        as_it_is = self.run(NONE)
+        if as_it_is.outcome not in ("ok", "out_of_memory"):
+            raise UserError(as_it_is.detail or f"the step {as_it_is.outcome}", exit_code=1)
+        if self._fits(as_it_is):
             return [Way(label=NONE)]
         self.run_all([ALL])  # to compare with, whether it may fit or not
         for taken in ((), allowed) if allowed else ((),):  # what changes the training last

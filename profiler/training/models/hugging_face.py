@@ -79,7 +79,7 @@ def _settings(name: str, config: dict[str, Any]) -> Any:
     defaults = kind()
     for key in config:
         if not hasattr(defaults, key):
-            near = similar(key, defaults.to_dict())
+            near = similar(key, ["batch_size", "head", "sequence", "size", *defaults.to_dict()])
             raise Unsupported(f"hf:{name} has no '{key}'" + (f"; the nearest is '{near[0]}'" if near else ""))
     try:
         return kind(**config)
