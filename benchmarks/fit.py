@@ -1,8 +1,8 @@
 """Which of the ways to fit a memory fit it, and how much longer a step then takes: `just bench-fit`.
 
 Eleven steps on a rehearsed H100, each with a limit of what the allocator reserves. `gcprof fit` is held to checkpoints
-of every block with levers added greedily, to saved tensors on the host (save_on_cpu), and to a compiled budget. Bytes
-are rehearsed; times are the estimate for the GPU. Writes results/fit/fit.md and fit.json.
+of every block with levers added by their cost, to saved tensors on the host (save_on_cpu), and to a compiled budget.
+Bytes are rehearsed; times are the estimate for the GPU. Writes results/fit/fit.md and fit.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,15 @@ FILE = "benchmarks/fit_models.py"
 FOLDER = Path("results/fit")
 GIB = 1 << 30
 BUDGETS = (0.8, 0.6, 0.4, 0.2, 0.0)  # of a compiled budget, the largest that fits
-LADDER = ("chunk-loss", "fused", "offload-inputs", "in-backward", "micro-batches:n=2", "micro-batches:n=8")
+LADDER = (
+    "chunk-loss",
+    "fused",
+    "offload-inputs",
+    "in-backward",
+    "micro-batches:n=2",
+    "micro-batches:n=4",
+    "micro-batches:n=8",
+)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,23 +212,16 @@ class Rivals:
         return result
 
     def greedy(self, limit: int) -> Result:
-        """Return `all`, with the lever that lowers reserved bytes most added until it fits or none does."""
-        way, label = "all + greedy levers", "all"
-        result = self.result(way, label, limit)
-        while not result.fits and result.reserved_bytes:
-            more = [lever for lever in LADDER if lever.split(":")[0] not in label]
-            tried = list[Result]()
-            for lever in more:
-                try:
-                    tried.append(self.result(way, str(levers.resolved(Choice(f"{label}+{lever}"))), limit))
-                except UserError:  # in-backward with micro-batches
-                    continue
-            best = min(
-                (one for one in tried if one.reserved_bytes), key=lambda one: one.reserved_bytes or 0, default=None
-            )
-            if best is None or (best.reserved_bytes or 0) >= result.reserved_bytes:
+        """Return `all` with levers added by their cost, each if it lowers reserved bytes, until it fits."""
+        result = self.result("all + levers by cost", "all", limit)
+        for lever in LADDER:
+            if result.fits or not result.reserved_bytes:
                 break
-            result, label = best, best.label
+            parts = [part for part in result.label.split("+") if part.split(":")[0] != lever.split(":")[0]]
+            with contextlib.suppress(UserError):  # in-backward with micro-batches
+                more = self.result(result.way, str(levers.resolved(Choice("+".join([*parts, lever])))), limit)
+                if more.reserved_bytes and more.reserved_bytes < result.reserved_bytes:
+                    result = more
         return result
 
 

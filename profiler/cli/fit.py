@@ -33,7 +33,8 @@ def fit(
     allow: Annotated[str | None, typer.Option(help="Levers that change what is trained: 8bit, bf16-state.")] = None,
     device: options.PlannedDevice = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="plan.json for the plan, if there is one.")
+        Path | None,
+        typer.Option("-o", "--output", help="plan.json for the plan, if there is one; or frontier.png, .svg, .pdf."),
     ] = None,
     emit: Annotated[
         str | None, typer.Option(help="Print code to paste instead: python, hf, accelerate or torchtitan.")
@@ -52,9 +53,13 @@ def fit(
     from profiler.workflows.absent_gpus import planned
     from profiler.workflows.fit import FitRequest
     from profiler.workflows.fit import fit as work
+    from profiler.workflows.planner import PICTURES
 
+    draws = output is not None and output.suffix.lower() in PICTURES
     if output is not None:
         refuse_output(output, force=force)
+        if output.suffix.lower() not in (".json", *PICTURES):
+            raise UserError(f"cannot write '{output.name}'", hint="plan.json, or frontier.png, .svg, .pdf")
     if emit is not None and json:
         raise UserError("--json has no effect with --emit", hint="it prints the code alone; leave one of them out")
     terminal = Terminal(is_quiet=quiet)
@@ -62,7 +67,7 @@ def fit(
     request = FitRequest(
         words=words, limit=parse_memory(memory, flag="--memory"), allow=tuple(allow.split(",")) if allow else (),
         context_bytes=_size(context, flag="--context"), most_host_bytes=_size(host_memory, flag="--host-memory"),
-        emit=emit, typed=COMMAND.get(),
+        emit=emit, draws=draws, typed=COMMAND.get(),
     )  # fmt: skip
     with interruptible(json=json):
         fitted = work(request, terminal)
@@ -70,7 +75,9 @@ def fit(
             _print(fitted, json=json)
         else:
             say_bytes(fitted.code.encode())
-        if output is not None and fitted.plan:
+        if output is not None and fitted.curves:
+            _draw(fitted, output, force=force)
+        elif output is not None and fitted.plan:
             _write(fitted, output, force=force)
         raise typer.Exit(fitted.exit_code)
 
@@ -102,6 +109,14 @@ def _print(fitted: Fitted, *, json: bool) -> None:
     say(view.table(rows, needed, fits, chosen=chosen, places=fitted.places, below=below))
     if chosen and chosen is not rows[0]:
         next_command("gcprof", "run", *fitted.words, "--strategies", str(chosen.case.label))
+
+
+def _draw(fitted: Fitted, path: Path, *, force: bool) -> None:
+    from profiler.core import optional_deps
+
+    view = optional_deps.load("profiler.views.plots.fit", needs="matplotlib")
+    view.plot(fitted.curves, fitted.shown, chosen=fitted.chosen, limit=fitted.limit_bytes, path=path, force=force)
+    aside(f"wrote {path}")
 
 
 def _write(fitted: Fitted, path: Path, *, force: bool) -> None:

@@ -37,6 +37,7 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     most_host_bytes: int | None = None  # of pinned host memory, for what waits there; None: any
     allow: tuple[str, ...] = ()  # of CONSENTS
     emit: str | None = None  # the kind of code to write for the chosen way
+    draws: bool = False  # whether the curves of plans are wanted
     typed: tuple[str, ...] = ()  # the words of the command line
 
     def check(self) -> None:
@@ -57,6 +58,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]  # the step as it is first
     left_out: dict[str, str]  # by lever, why
     allow: tuple[str, ...] = ()  # consents that were given
+    curves: dict[str, list[tuple[int, float]]] = {}  # of plans with each lever: peaks, and times as ratios
     places: dict[Case, str] = {}  # of some rows: the phase, the module and the line of the peak
     floors: dict[Levers, int] = {}  # if nothing fits: by levers, what plans with them need at least, by their costs
     chosen: Row | None = None
@@ -167,7 +169,10 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
         looked_at = [fitted.rows[0], *([chosen] if chosen and chosen is not fitted.rows[0] else [])]
         with screen.doing("looking where the peak is"):
             places = {row.case: _place(model, row.case) for row in looked_at if row.case.has_estimated_times}
-        fitted = msgspec.structs.replace(fitted, places={case: place for case, place in places.items() if place})
+        curves = search.curves() if request.draws else {}
+        fitted = msgspec.structs.replace(
+            fitted, curves=curves, places={case: place for case, place in places.items() if place}
+        )
         if chosen is None:
             return msgspec.structs.replace(fitted, exit_code=code or GATE)
         plan = cases[chosen.case].plan

@@ -67,7 +67,7 @@ class Search:
         self._run: dict[Choice, Record] = {}  # by label
         self._traced: dict[Levers, Chain | None] = {}  # by the levers that change what blocks hold
         self._is_short = False  # of reserved memory alone, in what was tried last
-        self._has_no_fused = False  # the optimizer's kernels
+        self._refused: set[Choice] = set()  # levers that cannot be applied
         self.floors: dict[Levers, int] = {}  # what the step needs at least under any plan, by the costs of its stages
         self.left_out: dict[str, str] = {}
 
@@ -87,14 +87,43 @@ class Search:
             for tier in self._tiers(taken):
                 self.run_all(_label(NONE, chosen) for chosen in tier)
                 if found := [way for chosen in tier for way in self._ways(chosen)]:
+                    taken_too = {lever for way in found for lever in way.label.parts}
+                    self.left_out = {lever: why for lever, why in self.left_out.items() if lever not in taken_too}
                     return found
         return []
+
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """Return the plans with each lever, and last with all: their peaks, and times as ratios to the step as it is.
+
+        Peaks and what plans add are by the costs of stages; levers that are left out have none.
+        """
+        kernels = NO_FOREACH if FUSED in self._refused else FUSED
+        singles = [lever for lever in (LOSS, kernels, IN_BACKWARD) if lever not in self._refused]
+        asked = {"without levers": ((), False), **{f"with {lever}": ((lever,), False) for lever in singles}}
+        asked |= {"with inputs on the host": ((), True), "with all": (_ordered(tuple(singles)), True)}
+        curves = {name: self._curve(chosen, is_away=is_away) for name, (chosen, is_away) in asked.items()}
+        return {name: curve for name, curve in curves.items() if curve}
+
+    def _curve(self, chosen: Levers, *, is_away: bool) -> list[tuple[int, float]]:
+        chain, base = self._chain(chosen, timed=True), self._chain((), timed=True)
+        if chain is None or base is None:
+            return []
+        sure = chains.with_sure_options(chain)
+        away = offloading(copied(sure, self._model.case), 0, self._most_host_bytes) if is_away else None
+        points = away or next(frontiers(sure))
+        none, whole = (candidates.none(one).cost.step_seconds for one in (chain, base))
+        mine, plain = (self.run(_label(NONE, one)).readings.step_seconds for one in (chosen, ()))
+        own, whole = (mine[0], plain[0]) if mine and plain else (none, whole)
+        added = [(seconds - none) * _num_parts(chosen) for seconds in points.step_seconds]
+        return (
+            [(peak, (own + more) / whole) for peak, more in zip(points.peak_bytes, added, strict=True)] if whole else []
+        )
 
     def further(self, way: Way) -> None:
         """Run what may come next after a way: `all` with its levers, and with each lever that takes more besides."""
         _, *taken = way.label.parts
         more = [FUSED, *(() if any(lever.name == "micro-batches" for lever in taken) else (IN_BACKWARD,)), OFFLOAD]
-        added = [_ordered((*taken, lever)) for lever in more if lever not in (*taken, *self.left_out)]
+        added = [_ordered((*taken, lever)) for lever in more if lever not in (*taken, *self._refused)]
         self.run_all(_label(ALL, chosen) for chosen in ((*taken,), *added))
 
     def with_consents(self, allowed: Levers) -> list[Record]:
@@ -114,9 +143,9 @@ class Search:
         """Yield combinations of levers, those that cost least first; all have those that were allowed."""
         for costly in COSTLY:
             for has_kernels in (False, True):
-                kernels = () if not has_kernels else (NO_FOREACH if self._has_no_fused else FUSED,)
+                kernels = () if not has_kernels else (NO_FOREACH if FUSED in self._refused else FUSED,)
                 made = [_ordered((*loss, *kernels, *costly, *allowed)) for loss in ((), (LOSS,))]
-                known = [chosen for chosen in made if not any(lever in self.left_out for lever in chosen)]
+                known = [chosen for chosen in made if not self._refused.intersection(chosen)]
                 if known:
                     yield known
 
@@ -125,7 +154,7 @@ class Search:
         plain = self.run(_label(NONE, chosen))
         if plain.outcome == "skipped" and len(chosen) == 1:
             self.left_out[chosen[0]] = plain.detail or "it cannot be applied"
-            self._has_no_fused |= FUSED in chosen
+            self._refused.add(chosen[0])
         if self._fits(plain) or self._needed(plain.readings) is None:
             return [Way(label=_label(NONE, chosen))] if self._fits(plain) else []
         if not self._help(chosen) or self._floor(chosen) * SURE > self._limit:
@@ -133,8 +162,10 @@ class Search:
         every = self.run(_label(ALL, chosen))
         self._is_short = self._lacks_only_reserved(every.readings)
         way = self._plan(chosen)
-        if way is None and not self._fits(every) and self._is_short and EXPANDABLE not in (*chosen, *self.left_out):
-            return self._ways(_ordered((*chosen, EXPANDABLE))) if EXPANDABLE in levers.TABLE else []
+        if way is None and not self._fits(every) and self._is_short and EXPANDABLE in levers.TABLE.keys() - {*chosen}:
+            if found := self._ways(_ordered((*chosen, EXPANDABLE))):
+                return found
+            self.left_out[EXPANDABLE] = "what the allocator reserves stays too large with it"
         is_every = self._fits(every) and (way is None or not self._is_slower(chosen, way))
         return [Way(label=_label(ALL, chosen))] if is_every else [way] if way else []
 
@@ -240,7 +271,7 @@ class Search:
         left = self._limit - (fitted.reserve_bytes if fitted else beyond)
         points = offloading(copied(sure, case), left, self._most_host_bytes) or shallow
         point = best(points, left) or points.point(0)
-        is_large = host_bytes(chain, point.plan) > (1 - HELPS) * chain.traced_peak_bytes
+        is_large = moves_enough(chain, point.plan)
         seconds = FASTER * fitted.point.step_seconds if fitted else 0.0
         is_lower = points.peak_bytes[0] < HELPS * shallow.peak_bytes[0]
         if is_large and (point.step_seconds < seconds if fitted else is_lower):
@@ -299,6 +330,11 @@ class Search:
     def _lacks_only_reserved(self, readings: Readings) -> bool:
         needed, peak = self._needed(readings), readings.peak_bytes
         return needed is not None and peak is not None and peak + self._context_bytes <= self._limit < needed
+
+
+def moves_enough(chain: Chain, plan: Plan) -> bool:
+    """Whether a plan moves at least 1 % of the peak to the host; less is not worth the copies."""
+    return host_bytes(chain, plan) >= (1 - HELPS) * chain.traced_peak_bytes
 
 
 def _label(strategy: Choice, chosen: Levers) -> Choice:

@@ -1,0 +1,132 @@
+"""Which levers `gcprof fit` tries and proposes, on steps whose bytes are set by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from profiler.analysis.rows import rows as read_rows
+from profiler.core.case import Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Record
+from profiler.planning.chain import Chain, Stage
+from profiler.planning.plan import Plan
+from profiler.views.plots import fit as picture
+from profiler.views.plots import theme
+from profiler.workflows import fit_search
+from profiler.workflows.fit_search import Search, moves_enough
+from tests import make
+
+MIB = 1 << 20
+
+
+class Steps:
+    """A model on a rehearsed GPU, whose blocks are no chain; `peaks` are MiB by label, or two: peak and reserved."""
+
+    def __init__(self, peaks: dict[str, int | tuple[int, int]], default: int) -> None:
+        self.peaks, self.default, self.ran = peaks, default, list[str]()
+        self.case = replace(make.record("none").case, device="rehearse:h100")
+        self.engine = self
+
+    def calibration(self) -> None:
+        return None
+
+    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
+        for trial in trials:
+            label = str(trial.case.label)
+            self.ran.append(label)
+            both = self.peaks.get(label, self.default)
+            peak, reserved = both if isinstance(both, tuple) else (both, both)
+            record = make.record(str(trial.case.strategy), peak=peak * MIB)
+            readings = replace(record.readings, reserved_bytes=reserved * MIB)
+            yield replace(record, case=trial.case, readings=readings)
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def refuse(*words: object, **named: object) -> None:
+        raise UserError("no chain", hint="")
+
+    monkeypatch.setattr(fit_search, "stages", refuse)
+
+    def made(peaks: dict[str, int | tuple[int, int]], *, limit: int, default: int) -> tuple[Search, Steps]:
+        model: Any = Steps(peaks, default)
+        return Search(model, limit * MIB, 0), model
+
+    return made
+
+
+def labels(ways: Iterable[Any]) -> list[str]:
+    return [str(way.label) for way in ways]
+
+
+def test_a_loss_in_chunks_that_saves_under_one_percent_is_left_out(search):
+    """A small head: 1,000 MiB become 995, and under `all` 600 become 599."""
+    finder, _ = search({"all": 600, "none+chunk-loss": 995, "all+chunk-loss": 599}, limit=500, default=1000)
+    ways = finder.ways(())
+
+    assert not ways
+    assert "chunk-loss" in finder.left_out
+
+
+def test_a_loss_in_chunks_that_lets_the_step_fit_is_proposed(search):
+    finder, _ = search({"all": 60, "none+chunk-loss": 80, "all+chunk-loss": 40}, limit=50, default=100)
+
+    assert labels(finder.ways(())) == ["all+chunk-loss"]
+    assert "chunk-loss" not in finder.left_out
+
+
+def test_levers_help_together_that_do_not_help_alone(search):
+    """Other kernels lower nothing by themselves: with steps in the backward the two fit."""
+    peaks = {"all": 60, "none+in-backward": 90, "all+in-backward": 55, "none+fused+in-backward": 80,
+             "all+fused+in-backward": 45}  # fmt: skip
+    finder, _ = search(peaks, limit=50, default=100)
+
+    assert labels(finder.ways(())) == ["all+fused+in-backward"]
+
+
+def test_a_step_that_fits_is_run_once(search):
+    finder, model = search({}, limit=200, default=100)
+
+    assert labels(finder.ways(())) == model.ran == ["none"]
+
+
+def chain(output_bytes: int) -> Chain:
+    stage = Stage(
+        name="a", forward_seconds=1, backward_seconds=2, output_bytes=output_bytes, saved_bytes=output_bytes,
+        forward_extra_bytes=0, backward_extra_bytes=0,
+    )  # fmt: skip
+    stages = tuple(replace(stage, name=name) for name in "abc")
+    return Chain(input_bytes=0, stages=stages, traced_peak_bytes=100 * MIB)
+
+
+@pytest.mark.parametrize(("output_bytes", "is_enough"), [(MIB // 2, False), (2 * MIB, True)])
+def test_inputs_of_under_one_percent_of_the_peak_are_not_moved_to_the_host(output_bytes, is_enough):
+    plan = Plan(items=(0, (1,), 2), offloaded=(1,))
+
+    assert moves_enough(chain(output_bytes), plan) is is_enough
+
+
+def test_the_picture_has_a_step_line_for_each_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A plan serves every memory from its own peak to that of the next plan."""
+    drawn = dict[str, list[tuple[float, float]]]()
+    save = theme.save
+
+    def kept(figure: Any, **words: Any) -> Path:
+        for line in figure.axes[0].get_lines():
+            drawn[str(line.get_label())] = [(float(x), float(y)) for x, y in line.get_xydata()]
+        return save(figure, **words)
+
+    monkeypatch.setattr(theme, "save", kept)
+    rows = read_rows([make.record("none", peak=100 * MIB), make.record("all", peak=50 * MIB)])
+    curves = {"without levers": [(50 * MIB, 1.3), (100 * MIB, 1.0)], "with all": [(25 * MIB, 1.5)]}
+    path = picture.plot(curves, rows, chosen=rows[1], limit=60 * MIB, path=tmp_path / "frontier.png")
+
+    assert path.read_bytes().startswith(b"\x89PNG")
+    points = [(x, round(y)) for x, y in drawn["plans without levers"]]
+    assert points == [(50.0, 30), (100.0, 30), (100.0, 0)]
+    assert drawn["chosen"][0][0] == 50.0
