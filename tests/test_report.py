@@ -279,7 +279,7 @@ def test_points_and_budget_lie_where_the_frontier_is_drawn():
     assert found is not None
     lowest = min(found["points"], key=lambda point: point["peak_bytes"])
     share = (lowest["peak_bytes"] - found["low"]) / (found["high"] - found["low"])
-    assert lowest["at"][1] == pytest.approx(found["bottom"] + share * (found["top"] - found["bottom"]), abs=0.2)
+    assert lowest["at"][0] == pytest.approx(found["left"] + share * (found["right"] - found["left"]), abs=0.2)
     marks = {(float(x), float(y)) for x, y in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', found["svg"])}
     for point in found["points"]:  # matplotlib drew a mark there
         assert any(abs(x - point["at"][0]) < 0.2 and abs(y - point["at"][1]) < 0.2 for x, y in marks)

@@ -240,7 +240,7 @@ def test_the_best_within_the_budget_is_marked_among_the_points_and_what_is_beyon
     assert found.page.locator(".point.beyond").count() == found.page.locator(".point").count() == 7
 
 
-def test_points_are_read_by_pointer_and_by_keyboard_in_the_order_of_their_times(visit: Visitor):
+def test_points_are_read_by_pointer_and_by_keyboard_in_the_order_of_their_peaks(visit: Visitor):
     found = visit("sweep")
     shown = found.page.locator(".shown")
 

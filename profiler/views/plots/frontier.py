@@ -1,4 +1,4 @@
-"""Peak memory against step time: what each strategy saves, and what it costs."""
+"""Step time against peak memory: what each strategy saves, and what it costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from profiler.core.case import Case
 from profiler.core.units import byte_unit, second_unit
 from profiler.views.plots import theme
 from profiler.views.plots.panels import Plot, alike
-from profiler.views.plots.theme import BLUE, GREY, INK, SKY, VERMILLION, Label, Pair, sized
+from profiler.views.plots.theme import BLUE, GREY, INK, VERMILLION, Label, Pair, sized
 from profiler.views.tables.columns import is_point
 from profiler.views.tables.evidence import marked
 
@@ -26,15 +26,18 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     _, second_name = second_unit(row.step_seconds for row in shown)
     at, spans = positions(shown)
     _limits(axes, list(at.values()), spans.values())
-    crosses, lines = _crosses(axes, rows, size)
-    lines.append(_frontier(axes, [row.case for row in shown if row.on_frontier], at, spans))
+    crosses = _crosses(axes, rows, size)
+    lines = [_frontier(axes, [row.case for row in shown if row.on_frontier], at, spans)]
     lines += _points(axes, shown, at, spans)
     floors = [row.static_bytes / size for row in shown if row.static_bytes is not None]
-    if floors and min(floors) >= axes.get_ylim()[0]:  # no checkpointing gets below it
-        lines.append(_level(axes, min(floors), GREY, "static memory"))
-    by_ratio = ", by its ratio to none" if any(row.time and row.time.num_pairs for row in shown) else ""
-    axes.set_xlabel(f"step time{by_ratio} ({second_name})")
-    axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})")
+    if floors and min(floors) >= axes.get_xlim()[0]:  # no checkpointing gets below it
+        axes.axvline(
+            min(floors), color=GREY, linewidth=sized(1.1), linestyle=(0, (1, 2)), zorder=1, label="static memory"
+        )
+        lines.append([(min(floors), end) for end in axes.get_ylim()])
+    lines.append(theme.limit(axes, rows, size, upright=True))
+    axes.set_xlabel(f"{marked('peak memory', rows)} ({unit})")
+    axes.set_ylabel(f"step time ({second_name})")
     theme.number_axis(axes.xaxis)
     theme.number_axis(axes.yaxis)
     labels = [*_labels(shown, at), *crosses]
@@ -42,11 +45,11 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def positions(rows: Sequence[Row]) -> tuple[dict[Case, Pair], dict[Case, Pair]]:
-    """Return for each case its step time and its peak, and the interval of its time, in the units of the axes."""
+    """Return for each case its peak and its step time, and the interval of its time, in the units of the axes."""
     size, _ = byte_unit(row.readings.peak_bytes for row in rows)
     second, _ = second_unit(row.step_seconds for row in rows)
     places = list(zip(rows, time_places(rows), strict=True))
-    at = {row.case: (place.middle / second, (row.readings.peak_bytes or 0) / size) for row, place in places}
+    at = {row.case: ((row.readings.peak_bytes or 0) / size, place.middle / second) for row, place in places}
     return at, {row.case: (place.low / second, place.high / second) for row, place in places}
 
 
@@ -55,14 +58,14 @@ def _limits(axes: Axes, points: Sequence[Pair], spans: Iterable[Pair]) -> None:
 
     The points decide the range of times; intervals extend it by at most its width on each side, and are cut off there.
     """
-    left, right = min(x for x, _ in points), max(x for x, _ in points)
-    peaks = [y for _, y in points]
-    wide = (right - left) or right or 1
-    tall = (max(peaks) - min(peaks)) or max(peaks) or 1
+    peaks, times = zip(*points, strict=True)
+    low, high = min(times), max(times)
+    wide = (max(peaks) - min(peaks)) or max(peaks) or 1
+    tall = (high - low) or high or 1
     ends = [end for span in spans for end in span]
-    least, most = max(min(ends), left - wide, 0), min(max(ends), right + wide)
-    axes.set_xlim(min(left - 0.14 * wide, least - 0.02 * wide), max(right + 0.22 * wide, most + 0.02 * wide))
-    axes.set_ylim(theme.memory_floor(peaks), max(peaks) + 0.18 * tall)
+    least, most = max(min(ends), low - tall, 0), min(max(ends), high + tall)
+    axes.set_xlim(theme.memory_floor(peaks), max(peaks) + 0.22 * wide)
+    axes.set_ylim(max(0, min(low - 0.14 * tall, least - 0.02 * tall)), max(high + 0.18 * tall, most + 0.02 * tall))
 
 
 def _frontier(axes: Axes, cases: Sequence[Case], at: Mapping[Case, Pair], spans: Mapping[Case, Pair]) -> list[Pair]:
@@ -76,7 +79,7 @@ def _frontier(axes: Axes, cases: Sequence[Case], at: Mapping[Case, Pair], spans:
         lowest = theme.lower_left(points)
         return theme.stairs([(lowest[0][0], axes.get_ylim()[1]), *lowest, (axes.get_xlim()[1], lowest[-1][1])])
 
-    fast, slow = ([(spans[case][end], at[case][1]) for case in cases] for end in (0, 1))
+    fast, slow = ([(at[case][0], spans[case][end]) for case in cases] for end in (0, 1))
     if fast != slow:
         around = [*line(fast), *reversed(line(slow))]
         label = "cannot be told apart"
@@ -90,7 +93,7 @@ def _points(axes: Axes, rows: Sequence[Row], at: Mapping[Case, Pair], spans: Map
     """Draw markers with the intervals of their times; return the lines of the intervals."""
     kinds: dict[tuple[str, str, str], list[Case]] = {}
     for row in sorted(rows, key=lambda row: (row.case.label != "none", not row.on_frontier)):
-        kind = ("surely beaten in memory and time", SKY, "o")
+        kind = ("surely beaten in memory and time", GREY, "o")
         if row.case.label == "none":
             kind = ("no checkpointing", INK, "s")
         elif row.on_frontier:
@@ -98,37 +101,33 @@ def _points(axes: Axes, rows: Sequence[Row], at: Mapping[Case, Pair], spans: Map
         kinds.setdefault(kind, []).append(row.case)
     for (label, colour, marker), cases in kinds.items():
         x, y = zip(*(at[case] for case in cases), strict=True)
-        axes.hlines(
-            y, *zip(*(spans[case] for case in cases), strict=True), color=colour, linewidth=sized(1.2), alpha=0.5
+        axes.vlines(
+            x, *zip(*(spans[case] for case in cases), strict=True), color=colour, linewidth=sized(3), alpha=0.35
         )
         edge = "white" if len(rows) <= CROWD else colour  # of very many only the edges would be seen
-        look = {"color": colour, "marker": marker, "edgecolors": edge, "linewidths": sized(0.8), "label": label}
+        face, edge = ("white", GREY) if colour == GREY else (colour, edge)  # beaten points are hollow
+        look = {"facecolors": face, "marker": marker, "edgecolors": edge, "linewidths": sized(1), "label": label}
         axes.scatter(x, y, s=theme.area(46), zorder=5 if marker == "s" else 4, **look)  # type: ignore[arg-type]
-    return [[(end, at[row.case][1]) for end in spans[row.case]] for row in rows]
+    if any(low < high for low, high in spans.values()):
+        axes.plot([], [], color=GREY, linewidth=sized(3), alpha=0.35, label="interval of the time")
+    return [[(at[row.case][0], end) for end in spans[row.case]] for row in rows]
 
 
-def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> tuple[list[Label], list[list[Pair]]]:
-    """Draw a cross per out-of-memory row, which has no time: at the device's limit, or at the top if that is far."""
+def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> list[Label]:
+    """Draw a cross per out-of-memory row, which has no time: at the device's limit, or at the right if that is far."""
     out = [row for row in rows if row.outcome == "out_of_memory"]
     if not out:
-        return [], []
-    bottom, top = axes.get_ylim()
+        return []
+    left, right = axes.get_xlim()
     limits = [row.environment.device_bytes / size for row in out if row.environment and row.environment.device_bytes]
-    near = bool(limits) and top * 0.8 < limits[0] < top * 3
-    y = limits[0] if near else top + 0.08 * (top - bottom)
-    axes.set_ylim(bottom, y + 0.14 * (y - bottom))
-    left, right = axes.get_xlim()
-    xs = [left + (right - left) * (index + 0.5) / len(out) for index in range(len(out))]
+    near = bool(limits) and right * 0.8 < limits[0] < right * 3
+    x = limits[0] if near else right + 0.08 * (right - left)
+    axes.set_xlim(left, x + 0.2 * (x - left))
+    bottom, top = axes.get_ylim()
+    ys = [bottom + (top - bottom) * (index + 0.5) / len(out) for index in range(len(out))]
     look = {"color": VERMILLION, "marker": "x", "linewidths": sized(2), "label": "out of memory, no time"}
-    axes.scatter(xs, [y] * len(out), s=theme.area(52), zorder=4, **look)  # type: ignore[arg-type]
-    labels = [Label(x, y, theme.name(row), len(rows) <= ALL_NAMED) for x, row in zip(xs, out, strict=True)]
-    return labels, [_level(axes, y, VERMILLION, "memory of the device")] if near else []
-
-
-def _level(axes: Axes, y: float, colour: str, label: str) -> list[Pair]:
-    axes.axhline(y, color=colour, linewidth=sized(1.1), linestyle=(0, (4, 3)), zorder=1, label=label)
-    left, right = axes.get_xlim()
-    return [(left, y), (right, y)]
+    axes.scatter([x] * len(out), ys, s=theme.area(52), zorder=4, **look)  # type: ignore[arg-type]
+    return [Label(x, y, theme.name(row), len(rows) <= ALL_NAMED) for y, row in zip(ys, out, strict=True)]
 
 
 def _labels(rows: Sequence[Row], at: Mapping[Case, Pair]) -> list[Label]:

@@ -26,7 +26,7 @@ from profiler.views.plots.theme import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, S
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked
 
-COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY)  # what is out of memory is vermillion
 MARKERS = "o^vDPX<>ph"
 PROPORTIONAL = "1.00"  # the usual exponent of saved bytes over the batch size: not shown
 SMOOTH = 40  # pieces of a dotted curve
@@ -37,7 +37,7 @@ CROWD = 60  # plans; of more, only the step line is drawn
 RIVALS = {
     "uniform": ("uniform splits", "o", ORANGE, 9),
     "first": ("the first N", "^", GREEN, 5),
-    "every": ("every j-th", "s", VERMILLION, 6),
+    "every": ("every j-th", "s", PURPLE, 6),
 }  # in different sizes, since they often coincide
 assert tuple(RIVALS) == KINDS, "every kind of rival has its mark"
 

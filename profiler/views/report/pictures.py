@@ -33,9 +33,9 @@ Picture = dict[str, Any]  # what pictures.html draws
 
 
 def frontier(rows: Sequence[Row], anchor: str) -> Picture | None:
-    """Return peaks against times, with a point for each strategy; None if no row has both.
+    """Return times against peaks, with a point for each strategy; None if no row has both.
 
-    Bytes from `low` to `high` are drawn from `bottom` to `top`, and `left` to `right` is the frame: the page's script
+    Bytes from `low` to `high` are drawn from `left` to `right`, and `bottom` to `top` is the frame: the page's script
     draws the budget there.
     """
     shown = [row for row in rows if is_point(row)]
@@ -50,8 +50,8 @@ def frontier(rows: Sequence[Row], anchor: str) -> Picture | None:
         x, y = axes.transData.transform(point) * 72 / figure.dpi
         return round(float(x), 1), round(height - float(y), 1)
 
-    (low, high), (first, last) = axes.get_ylim(), axes.get_xlim()
-    (left, bottom), (right, top) = place((first, low)), place((last, high))
+    (low, high), (first, last) = axes.get_xlim(), axes.get_ylim()
+    (left, bottom), (right, top) = place((low, first)), place((high, last))
     size, _ = byte_unit(row.readings.peak_bytes for row in shown)
     at, _ = positions(shown)
     points = [
@@ -60,7 +60,7 @@ def frontier(rows: Sequence[Row], anchor: str) -> Picture | None:
     ]
     ends = {"low": low * size, "high": high * size, "bottom": bottom, "top": top, "left": left, "right": right}
     return {
-        **_picture(figure, "Peak memory against step time, a point for each strategy", f"{anchor}-frontier"),
+        **_picture(figure, "Step time against peak memory, a point for each strategy", f"{anchor}-frontier"),
         "points": points,
         **ends,
     }

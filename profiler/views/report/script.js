@@ -32,9 +32,9 @@ function followBudget(section) {
 }
 
 function drawBudget(chart, budget, best) {
-  const [low, high, bottom, top] = ["low", "high", "bottom", "top"].map((name) => Number(chart.dataset[name]));
-  const y = bottom + ((budget - low) / (high - low)) * (top - bottom);
-  for (const name of ["y1", "y2"]) chart.querySelector(".budget").setAttribute(name, Math.min(Math.max(y, top), bottom));
+  const [low, high, left, right] = ["low", "high", "left", "right"].map((name) => Number(chart.dataset[name]));
+  const x = left + ((budget - low) / (high - low)) * (right - left);
+  for (const name of ["x1", "x2"]) chart.querySelector(".budget").setAttribute(name, Math.min(Math.max(x, left), right));
   for (const point of all(".point", chart)) {
     point.classList.toggle("beyond", Number(point.dataset.peak) > budget);
     point.classList.toggle("best", point.dataset.case === best);
@@ -44,8 +44,8 @@ function drawBudget(chart, budget, best) {
 // --- the points of the frontier: one stop of the tab key, arrow keys within
 
 function followPoints(chart) {
-  const time = (point) => Number.parseFloat(point.querySelector(".mark").getAttribute("cx"));
-  const points = all(".point", chart).sort((one, other) => time(one) - time(other));
+  const memory = (point) => Number.parseFloat(point.querySelector(".mark").getAttribute("cx"));
+  const points = all(".point", chart).sort((one, other) => memory(one) - memory(other));
   const shown = chart.closest("figure").querySelector(".shown");
   const show = (point) => { shown.textContent = point.getAttribute("aria-label"); };
   const enter = (point) => {
