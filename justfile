@@ -37,8 +37,8 @@ mutants *words:
 golden:
     GCPROF_GOLDEN=1 {{python}} -m pytest -m "" tests/test_views.py tests/test_views_widths.py tests/test_comparison_views.py tests/test_axes_views.py tests/test_plan_views.py tests/test_progress_lines.py tests/test_screens.py
 
-# every kind of picture from committed runs: writes its part of docs/results.md, and docs/gallery/
-gallery *words:
+# every picture of the README and the docs: writes docs/gallery/, and its part of docs/results.md
+pictures *words:
     {{python}} -m tests.gallery {{words}}
 
 # the first ten minutes on a CUDA machine, in the order of their worth: all results in one archive

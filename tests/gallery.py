@@ -1,11 +1,13 @@
-"""Every kind of picture from runs that are committed: writes its part of docs/results.md and docs/gallery/*.png.
+"""Every picture of the README and the docs, by the commands that draw them: writes docs/gallery and a part of a page.
 
 Run it as `python -m tests.gallery`; with words, only the pictures whose names hold one of them are drawn anew.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,13 +16,16 @@ from pathlib import Path
 
 import msgspec
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from profiler.cli import answer
 
 ROOT = Path(__file__).parent.parent
 PAGE, FOLDER = ROOT / "docs" / "results.md", ROOT / "docs" / "gallery"
 BEGIN = "<!-- gallery -->\n"
-WIDTH, COLOURS = 1200, 128  # pixels, and how many colours they have: small enough for a page of many
+WIDTH, COLOURS = 1200, 255  # pixels, and how many colours they have: small enough for a page of many
+DRAWN_FROM = "drawn from"  # the field of a PNG that has the SHA-256 of its SVG, or of its page
+SCREEN = 1280, 1000  # pixels
 MEASURED = "ref:cpu/mnist-cnn"
 BATCHES = "ref:predicted-t4/transformer-batches"
 DEPTHS = "ref:predicted-t4/cifar-resnet-depths"
@@ -101,7 +106,7 @@ PICTURES = (
     ),
     Picture(
         name="plans", title="Every plan that no other beats",
-        command="gcprof plan transformer:layers=12 --device fake:t4 --frontier -o plans.png",
+        command="gcprof plan torchvision:resnet50 --batch-size 16 --device fake:t4 --frontier -o plans.png",
         about="Beside what one would pick instead: uniform splits, the first N blocks, every j-th.",
     ),
     plot(
@@ -116,31 +121,69 @@ PICTURES = (
 )  # fmt: skip
 
 
+REPORT = Picture(
+    name="report", title="The first screen of a report", command=f"gcprof report {MEASURED} -o report.html",
+    about="Shown where the report is explained.",
+)  # fmt: skip
+
+
 def main(words: Sequence[str]) -> None:
     """Draw the pictures whose names hold one of the words, and write the page."""
     FOLDER.mkdir(exist_ok=True)
-    for picture in PICTURES:
+    for picture in (*PICTURES, REPORT):
         if not words or any(word in picture.name for word in words):
-            (FOLDER / f"{picture.name}.png").write_bytes(small(drawn(picture)))
+            png = photographed(source(picture)) if picture is REPORT else drawn(picture, "png")
+            (FOLDER / f"{picture.name}.png").write_bytes(small(png, digest=digest(picture)))
     PAGE.write_text(page(), encoding="utf-8")
 
 
-def drawn(picture: Picture) -> bytes:
-    """What the command writes, drawn elsewhere."""
+def drawn(picture: Picture, suffix: str) -> bytes:
+    """What the command writes for this suffix, drawn elsewhere."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "picture.png"
+        path = Path(folder) / f"picture.{suffix}"
         code = answer([*picture.words[:-1], str(path)])
         assert code == 0, f"{picture.command} ended with {code}"
         return path.read_bytes()
 
 
-def small(png: bytes) -> bytes:
-    """The picture with fewer pixels and colours."""
+def source(picture: Picture) -> bytes:
+    """The page or the lines that a picture is made of, the same whenever it is drawn by the same code."""
+    return drawn(picture, "html" if picture is REPORT else "svg")
+
+
+def digest(picture: Picture) -> str:
+    return hashlib.sha256(source(picture)).hexdigest()
+
+
+def stored_digest(picture: Picture) -> str | None:
+    """The digest of what the stored picture was made of."""
+    return Image.open(FOLDER / f"{picture.name}.png").info.get(DRAWN_FROM)
+
+
+def photographed(html: bytes) -> bytes:
+    """The first screen of a page."""
+    from playwright.sync_api import sync_playwright
+
+    program = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
+        (Path(folder) / "report.html").write_bytes(html)
+        browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": SCREEN[0], "height": SCREEN[1]}, color_scheme="light")
+        page.goto((Path(folder) / "report.html").as_uri())
+        png = page.screenshot()
+        browser.close()
+    return png
+
+
+def small(png: bytes, *, digest: str) -> bytes:
+    """The picture with fewer pixels and colours, and the digest of what it is made of."""
     found = Image.open(BytesIO(png)).convert("RGB")
     if found.width > WIDTH:
         found = found.resize((WIDTH, round(found.height * WIDTH / found.width)), Image.Resampling.LANCZOS)
     text = BytesIO()
-    found.quantize(COLOURS, dither=Image.Dither.NONE).save(text, format="PNG", optimize=True)
+    said = PngInfo()
+    said.add_text(DRAWN_FROM, digest)
+    found.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(text, format="PNG", optimize=True, pnginfo=said)
     return text.getvalue()
 
 
