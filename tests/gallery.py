@@ -183,7 +183,8 @@ def small(png: bytes, *, digest: str) -> bytes:
     text = BytesIO()
     said = PngInfo()
     said.add_text(DRAWN_FROM, digest)
-    found.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(text, format="PNG", optimize=True, pnginfo=said)
+    few = found.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(text, format="PNG", optimize=True, pnginfo=said)
     return text.getvalue()
 
 
