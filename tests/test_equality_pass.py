@@ -517,7 +517,9 @@ class Scripted:
     def build(self, case=None, rank=None):
         case = case or self.trial.case
         ran = self._script(case, rank)
-        applied = self._applied or SimpleNamespace(reference=None, changes_kernels=False, rounds=False)
+        applied = self._applied or SimpleNamespace(
+            reference=None, changes_kernels=False, rounds=False, draws_apart=False
+        )
         trainer = SimpleNamespace(step=lambda: None)
         return SimpleNamespace(
             case=case, workload=ran.workload, applied=applied, ran=ran, trainer=lambda: (trainer, None)
@@ -614,7 +616,7 @@ def test_a_strategy_with_other_gradients_is_invalid(unrepairable):
 
 
 def test_compiled_code_that_rounds_otherwise_is_compared_with_what_it_names(unrepairable):
-    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=True, rounds=False)
+    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=True, rounds=False, draws_apart=False)
     script = by_strategy(all=[4.0, 1.0], none=[4.0, 1.0001], every=[4.0, 1.0])
     bench = Scripted(make.case("all"), script, digests={}, applied=applied)
 
@@ -627,7 +629,7 @@ def test_compiled_code_that_rounds_otherwise_is_compared_with_what_it_names(unre
 
 
 def test_compiled_code_that_differs_by_more_than_rounding_is_not_compared_anew(unrepairable):
-    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=True, rounds=False)
+    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=True, rounds=False, draws_apart=False)
     script = by_strategy(all=[4.0, 1.0], none=[4.0, 3.0], every=[4.0, 1.0])
     bench = Scripted(make.case("all"), script, digests={}, applied=applied)
 
@@ -639,7 +641,7 @@ def test_compiled_code_that_differs_by_more_than_rounding_is_not_compared_anew(u
 
 
 def test_compiled_code_that_draws_otherwise_is_compared_with_what_it_names(unrepairable):
-    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=False, rounds=False)
+    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=False, rounds=False, draws_apart=False)
 
     def script(case, rank):
         torch.manual_seed(0 if case.strategy.name == "none" else 1)
@@ -656,7 +658,7 @@ def test_compiled_code_that_draws_otherwise_is_compared_with_what_it_names(unrep
 
 
 def test_kernels_that_change_are_held_to_what_the_last_bit_of_the_weights_changes(unrepairable):
-    applied = SimpleNamespace(reference=None, changes_kernels=True, rounds=False)
+    applied = SimpleNamespace(reference=None, changes_kernels=True, rounds=False, draws_apart=False)
 
     def script(case, rank):
         return left({"a": [4.0, 1.0] if case.strategy.name == "all" else [4.0, 2.0]})

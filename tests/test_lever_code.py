@@ -162,7 +162,7 @@ def case_of(device: str) -> Case:
     return make.case("none", model=Choice(MODEL), optimizer=Choice("adamw"), batch_size=8, device=device)
 
 
-def written(device: str, folder: Path) -> dict[str, tuple[str, str]]:
+def written(labels: Sequence[str], device: str, folder: Path) -> dict[str, tuple[str, str]]:
     """By label, how gcprof names it, which for the plan is by its file, and the code for it."""
     case = case_of(device).foreseen
     bare = code_way(case).plan
@@ -170,7 +170,7 @@ def written(device: str, folder: Path) -> dict[str, tuple[str, str]]:
     plan = offloading(bare)
     plan_file.write(plan, folder / "plan.json")
     found = {PLAN: (f"plan:file={folder / 'plan.json'}", emit(Way(label="plan", plan=plan), "python"))}
-    for label in LABELS:
+    for label in labels:
         asked = case.under(levers.resolved(Choice(label)))
         kept = tuple(lever for lever in asked.levers or () if lever.name == "chunk-loss") or UNSET
         way = code_way(msgspec.structs.replace(asked, levers=kept))
@@ -195,7 +195,7 @@ def alike(readings: dict[str, Any], figures: dict[str, int], label: str) -> None
 
 @pytest.mark.slow
 def test_a_loop_of_plain_pytorch_with_the_code_takes_the_bytes_of_the_row_on_the_cpu(tmp_path, subtests):
-    codes = written("cpu", tmp_path)
+    codes = written(LABELS, "cpu", tmp_path)
     bare = plain({label: code for label, (_, code) in codes.items()})
 
     for label, (name, code) in codes.items():
@@ -211,21 +211,61 @@ def test_a_loop_of_plain_pytorch_with_the_code_takes_the_bytes_of_the_row_on_the
 
 @pytest.mark.slow
 def test_a_loop_of_plain_pytorch_with_the_code_takes_the_bytes_of_the_row_on_a_hollow_gpu(hollow, tmp_path, subtests):
-    codes = written("rehearse:h100", tmp_path)
+    codes = written(LABELS, "rehearse:h100", tmp_path)
+    bare = on_hollow_gpu(codes)
+
+    readings = rehearsed(codes, MODEL, tmp_path)
+
+    for label in codes:
+        with subtests.test(label):
+            alike(readings[label], bare[label], label)
+
+
+@pytest.mark.slow
+def test_segments_grow_as_in_a_process_that_is_started_with_them(hollow, tmp_path, subtests):
+    labels = ["none+expandable-segments", "all+chunk-loss:rows=64,by=parts+fused+expandable-segments"]
+    codes = written(labels, "rehearse:h100", tmp_path)
+    bare, others = on_hollow_gpu(codes, PYTORCH_ALLOC_CONF="expandable_segments:True"), on_hollow_gpu(codes)
+
+    readings = rehearsed(codes, MODEL, tmp_path)
+
+    assert all("PYTORCH_ALLOC_CONF=expandable_segments:True" in codes[label][1] for label in labels)
+    for label in labels:
+        with subtests.test(label):
+            alike(readings[label], bare[label], label)
+            assert bare[label]["reserved_bytes"] != others[label]["reserved_bytes"]
+
+
+@pytest.mark.slow
+def test_segments_grow_where_rows_share_a_model_as_where_one_is_alone(hollow, tmp_path):
+    model, label = "transformer:layers=2,width=64", "none+expandable-segments"
+
+    (alone,) = [rehearsed({label: (label, "")}, model, tmp_path)[label]]
+    shared = rehearsed({name: (name, "") for name in ("all", label, "all+fused")}, model, tmp_path)[label]
+
+    assert shared["reserved_bytes"] == alone["reserved_bytes"]
+    assert shared["peak_bytes"] == alone["peak_bytes"]
+
+
+def on_hollow_gpu(codes: dict[str, tuple[str, str]], **more: str) -> dict[str, Any]:
+    """The bytes of a plain loop with each code, on a device of this process's libraries."""
     folder, verdict = proven_libraries()
     libraries = [str(path) for name in device.ORDER for path in sorted(folder.glob(f"{name}.so.*"))]
     own = device.own_cudnn()
     variables = {"HOLLOW_ARCHS": verdict.archs, "HOLLOW_CUDNN": own, "CUDNN_NVRTC_RUNTIME_LINKING": "1"}
     variables |= device.variables(parse("rehearse:h100")) | ({} if own else {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"})
-    bare = plain({label: code for label, (_, code) in codes.items()}, where="cuda", libraries=libraries, **variables)
+    texts = {label: code for label, (_, code) in codes.items()}
+    return plain(texts, where="cuda", libraries=libraries, **variables, **more)
 
+
+def rehearsed(codes: dict[str, tuple[str, str]], model: str, folder: Path) -> dict[str, Any]:
+    """By label, the readings of rows that gcprof rehearses."""
+    names = {name: label for label, (name, _) in codes.items()}
     words = ("--batch-size", "8", "--optimizer", "adamw", "--device", "h100", "--json")
-    done = gcprof("rehearse", MODEL, "--strategies", ",".join(name for name, _ in codes.values()), *words, cwd=tmp_path)
+    done = gcprof("rehearse", model, "--strategies", ",".join(names), *words, cwd=folder)
     assert done.returncode == 0, done.stderr
-    records = {case_label(record["case"]): record for record in json.loads(done.stdout)["records"]}
-    for label, (name, _) in codes.items():
-        with subtests.test(label):
-            alike(records[name]["readings"], bare[label], label)
+    records = json.loads(done.stdout)["records"]
+    return {names.get(case_label(record["case"]), ""): record["readings"] for record in records}
 
 
 def case_label(case: dict[str, Any]) -> str:

@@ -319,6 +319,48 @@ def test_a_wrong_weight_of_tokens_is_found(monkeypatch):
     assert "differ" in record.detail
 
 
+@pytest.mark.parametrize("dropped", ["module", "function", "attention"])
+def test_micro_batches_of_a_model_with_dropout_are_compared_without_it(monkeypatch, dropped):
+    build = partial(Workload, module=Dropping(dropped), batch=torch.randn(8, 4, 6), loss=_squares)
+
+    record = _measured(build, "micro-batches:n=2")
+
+    assert (record.outcome, record.detail) == ("ok", None)
+    assert "GCP073" in {note.code for note in record.notes}
+    monkeypatch.setattr(micro_batches, "_shares", lambda counts: [1.0] * len(counts))
+    assert _measured(build, "micro-batches:n=2").outcome == "invalid"
+
+
+def test_without_dropout_nothing_is_said_of_it():
+    build = partial(Workload, module=Dropping("none"), batch=torch.randn(8, 4, 6), loss=_squares)
+
+    record = _measured(build, "micro-batches:n=2")
+
+    assert record.outcome == "ok"
+    assert "GCP073" not in {note.code for note in record.notes}
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.linear, self.way, self.drop = torch.nn.Linear(6, 6), way, torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.dropped(self.linear(self.dropped(self.linear(x))))  # the second draws after the first
+
+    def dropped(self, x):
+        if self.way == "module":
+            return self.drop(x)
+        if self.way == "function":
+            return torch.nn.functional.dropout(x, 0.3, self.training)
+        p = 0.4 if self.way == "attention" else 0.0
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=p)
+
+
+def _squares(module, batch):
+    return module(batch).square().mean()
+
+
 def test_micro_batches_under_batchnorm_are_refused():
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     build = partial(Workload, module=module, batch=torch.randn(4, 4), loss=lambda module, batch: module(batch).sum())

@@ -18,6 +18,7 @@ LEVERS = {  # in the order of labels, and of how they are applied: whether a ste
     "bf16-state": False,
     "in-backward": False,
     "offload-inputs": True,
+    "expandable-segments": False,
 }
 JOINT = re.compile(rf"\+(?=(?:{'|'.join(LEVERS)})(?:[:+]|$))")  # not in `selective:save=attention+matmul`
 

@@ -199,6 +199,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     reference: Choice | None = None  # what to compare with instead of `none`, if random numbers are drawn differently
     changes_kernels: bool = False  # whether other operators do the same work: equal except for rounding
     rounds: bool = False  # whether a lever does: other sums in kernels that are as known
+    draws_apart: bool = False  # whether a lever draws dropout's masks for parts of the batch
     heads: dict[str, str] = {}  # Linears whose loss a lever computes in parts, by name: "parts" or "torch", which does
     recomputes: dict[int, int] = {}  # by block index: how often it is recomputed in the backward
     kept: tuple[str, ...] = ()  # operators that are not recomputed in these blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import msgspec
@@ -24,6 +24,7 @@ from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.compiled_code import forget, num_compiled
 from profiler.training.optimizers import torch_optim
+from profiler.training.without_dropout import without_dropout
 from profiler.training.workload import INPUT, OF_LOSS, batch_statistics, compared, local, tensors
 
 COUNT = "num_batches_tracked"
@@ -127,6 +128,7 @@ class _Comparison:
         self._lost: tuple[str, ...] = ()  # parameters that train and got no gradient in the trial's own step
         self._bench = bench
         self._case = bench.trial.case
+        self._dropping: Callable[[], AbstractContextManager[None]] = nullcontext  # around a step: dropout may be off
         self._group = bench.group
 
     def of_baseline(self) -> Equality:
@@ -170,6 +172,8 @@ class _Comparison:
             return self._run(ready.pop()) if ready else self._gradients(case)
 
         result = self._against(case.baseline, step, digests, applied)
+        if applied.draws_apart and gradient_verdict.judge(result, strict=False) is not None:
+            result = self._undropped(result, applied)
         if applied.reference is None or gradient_verdict.judge(result, strict=False) is None:
             return result
         if result.random_state_equal and not equality.is_rounding(result):
@@ -180,6 +184,17 @@ class _Comparison:
         reference = msgspec.structs.replace(case, strategy=applied.reference)
         result = self._against(reference, lambda: self._gradients(case), {}, applied)
         return msgspec.structs.replace(result, against=str(applied.reference))
+
+    def _undropped(self, result: Equality, applied: Applied) -> Equality:
+        """Compare micro-batches, whose masks are other ones, with dropout off; return `result` if there is none."""
+        met: set[str] = set()
+        self._dropping = partial(without_dropout, met)
+        undropped = self._against(self._case.baseline, lambda: self._gradients(self._case), {}, applied)
+        if not met:
+            self._dropping = nullcontext
+            return result
+        self._bench.note("GCP073", "gradients are compared with dropout off: micro-batches draw masks of their own")
+        return undropped
 
     def _mend(self, result: Equality, cause: str) -> None:
         """Compare with a step in which what may be wrong is not, and keep why it is if they differ."""
@@ -291,7 +306,7 @@ class _Comparison:
         before = kept_state.image(module)
         looks = self._case == self._case.baseline == built.case and self._group.mesh is None
         watching = self._doubts.watching() if looks else nullcontext()
-        with torch_optim.put_back(compared(built.workload)) as dropped, watching:
+        with torch_optim.put_back(compared(built.workload)) as dropped, watching, self._dropping():
             loss = self._bench.gradients(built)
         moved = kept_state.moved(before, kept_state.image(module))
         if built.case == self._case == self._case.baseline:
@@ -310,7 +325,7 @@ class _Comparison:
                 for parameter in dropped:  # by a hook that has already stepped with it
                     parameter.grad = None
                 optimizer.step()
-                with torch_optim.put_back(compared(built.workload)):
+                with torch_optim.put_back(compared(built.workload)), self._dropping():
                     return self._bench.gradients(built, number=2)
 
         return Ran(workload=built.workload, loss=loss, moved=moved, again=again)

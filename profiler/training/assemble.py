@@ -34,6 +34,7 @@ from profiler.training.checkpointing.observed_forward import observe_for_all
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
 from profiler.training.compiled_code import compiled_modules, forget, uncompiled_note
 from profiler.training.known_values import in_batch, in_factory, is_real
+from profiler.training.levers import allocator
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import Mark, Workload, compared, drop_gradients, num_parameters, train_step
 
@@ -133,6 +134,9 @@ def assemble(
     """
     own = rank if rank is not None else mesh.get_local_rank() if mesh else 0
     prepared = None if build or mesh else _prepared.pop(case.baseline, None)
+    if allocator.is_chosen(case):
+        prepared = None  # made of segments that do not grow
+        allocator.begin(case)
     workload, remarks = prepared or _build(case, build or _from_catalogue(case, data_directory), own)
     if in_calls:
         workload = called_blocks.repeated(workload)

@@ -33,6 +33,7 @@ TABLE = {
     "bf16-state": "profiler.training.levers.optimizer:bf16_state",
     "in-backward": "profiler.training.levers.optimizer:in_backward",
     "offload-inputs": "profiler.training.levers.offload:inputs",
+    "expandable-segments": "profiler.training.levers.allocator:expandable_segments",
 }
 OF_OPTIMIZER = {  # by lever: the options that it sets
     "fused": ("fused", "foreach"),
@@ -90,6 +91,7 @@ def with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Workl
             applied,
             split="; ".join(filter(None, (applied.split, own.split))) or None,
             rounds=applied.rounds or own.rounds,
+            draws_apart=applied.draws_apart or own.draws_apart,
             heads=own.heads or applied.heads,
             notes=(*applied.notes, *own.notes),
             remark=partial(_either, applied.remark, own.remark),

@@ -47,7 +47,9 @@ def apply(workload: Workload, case: Case, *, n: Count) -> tuple[Workload, Applie
         known = [float(count) for count in counts if isinstance(count, int)]
         weights = _shares(known if len(known) == n else rows)
     parts = tuple(zip(batches, weights, strict=True))
-    return msgspec.structs.replace(workload, parts=parts), Applied(split=f"{n} micro-batches", rounds=True)
+    return msgspec.structs.replace(workload, parts=parts), Applied(
+        split=f"{n} micro-batches", rounds=True, draws_apart=True
+    )
 
 
 def _shares(counts: list[float]) -> list[float]:
