@@ -15,6 +15,8 @@ import typer.main
 
 from profiler.cli import COMMANDS, answer, application, command
 from profiler.cli import help as layout
+from profiler.cli.options import CHOICES
+from profiler.request import device_choice, spec
 from tests import examples, killed, make
 from tests.commands import modules_after
 
@@ -26,14 +28,14 @@ def shown(words: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_every_command_is_in_one_group():
-    grouped = [name for group in (layout.GROUPS | layout.RUNS).values() for name in group]
+    grouped = [name for group in (layout.GROUPS | layout.MORE | layout.RUNS).values() for name in group]
 
     assert sorted(grouped) == sorted([*COMMANDS, "runs"])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_options_are_in_panels_and_every_one_is_there_once(name: str, monkeypatch: Any, capsys: Any):
-    out = shown([name, "--help"], 100, monkeypatch, capsys)
+    out = shown([name, "--help-all"], 100, monkeypatch, capsys)
 
     group: Any = typer.main.get_command(application([name]))
     options = [one for one in group.commands[name].params if one.param_type_name == "option" and not one.hidden]
@@ -95,3 +97,44 @@ def test_runs_are_proposed_the_newest_first(results, command):
 
     assert proposed(f"gcprof {command} ") == ["last", newest, oldest]
     assert proposed(f"gcprof {command} 20261120") == [oldest]
+
+
+def test_the_main_help_lists_ten_commands_and_all_of_them_when_asked(monkeypatch, capsys):
+    listed = {
+        flag: re.findall(r"^  ([a-z][\w-]+)  +[A-Z]", shown([flag], 80, monkeypatch, capsys), flags=re.MULTILINE)
+        for flag in ("--help", "--help-all")
+    }
+
+    asked = ["run", "rehearse", "explain", "fit", "plan", "compare", "report", "show", "doctor", "runs"]
+    assert sorted(listed["--help"]) == sorted(asked)
+    kept = [name for group in layout.RUNS.values() for name in group]
+    assert sorted(listed["--help-all"]) == sorted({*COMMANDS, "runs"} - {*kept})
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_help_has_at_most_twenty_options_unless_all_are_asked_for(name, monkeypatch, capsys):
+    def options(flag: str) -> list[str]:
+        return re.findall(r"^  (?:-\w, )?(--[\w-]+)", shown([name, flag], 100, monkeypatch, capsys), flags=re.MULTILINE)
+
+    short, whole = options("--help"), options("--help-all")
+
+    assert len(short) <= 20
+    assert {*short} <= {*whole}
+    assert ("--help-all" in short) == (len(whole) > len(short))
+
+
+def test_choices_are_shown_are_taken_and_are_completed(monkeypatch, capsys):
+    out = shown(["run", "--help-all"], 100, monkeypatch, capsys)
+
+    for name, choices in CHOICES.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in spec.Request.__struct_fields__:
+            assert f"{flag} [{'|'.join(choices)}]" in out or name == "routing"
+            for word in choices:
+                with_ranks = {"ranks": "2"} if name == "parallel" else {}
+                device = {"device": "fake:t4"} if name == "routing" else {}
+                words = spec.Request(model="mlp", **{name: word}, **with_ranks, **device)
+                assert spec.check(words, device_choice.any_device).trials
+    assert proposed("gcprof run --verify ") == list(CHOICES["verify"])
+    assert proposed("gcprof run --optimizer ad") == ["adam", "adamw"]
+    assert proposed("gcprof rehearse --device rtx-4") == ["rtx-4060", "rtx-4070", "rtx-4090"]

@@ -68,7 +68,11 @@ def test_a_file_alone_names_the_functions_that_make_a_model_and_is_not_imported(
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("x = 1\n", "it has none: write one that returns (module, batch[, loss])"),
+        (
+            "x = 1\n",
+            "gcprof rehearse -- python train.py runs it as it is; or write a function that returns "
+            "(module, batch[, loss])",
+        ),
         ("def broken(:\n", "Python cannot read this file"),
         (None, "write path/to/file.py:factory"),
     ],

@@ -112,7 +112,7 @@ def test_where_pyarrow_is_missing_the_extra_is_named(monkeypatch):
         load_function(views.EXPORTS["parquet"])
 
     assert refused.value.message == "this needs pyarrow"
-    assert refused.value.hint == "pip install 'gcprof[parquet]'"
+    assert refused.value.hint == "pip install pyarrow"
 
 
 # --- test_units

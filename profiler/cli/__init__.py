@@ -20,6 +20,7 @@ import typer.main
 
 from profiler.cli import options
 from profiler.cli.help import MODEL, PANELS, RUNS, Command, Group, about, examples
+from profiler.cli.mistakes import understood, usage
 from profiler.cli.options import VARIABLE, Words
 from profiler.cli.output import (
     COLOR,
@@ -32,7 +33,6 @@ from profiler.cli.output import (
     open_standard,
     split_script,
 )
-from profiler.cli.synonyms import understood
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
 
@@ -110,7 +110,7 @@ def gcprof(
 ) -> None:
     """Measure what gradient checkpointing saves in memory and costs in time, and prove that the gradients are equal.
 
-    Start with: gcprof run
+    Start with: gcprof rehearse -- python train.py
     """
 
 
@@ -182,7 +182,7 @@ def with_added(command: Callable[..., Any], name: str, *, of_script: bool = Fals
     parameters = [one.replace(default=None) if one is first else one for one in parameters]
     parameters += [STAGE_LIMIT] if name in LIMITED and not of_script else []
     parameters += [MODEL_FLAG, COLOR_OPTION] if first else [COLOR_OPTION]
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__signature__ = inspect.Signature(list(map(options.offered, parameters)))  # type: ignore[attr-defined]
     with_options.__doc__ = command.__doc__
     return with_options
 
@@ -192,9 +192,7 @@ def _option(name: str, kind: Any, default: Any, *words: str, **settings: Any) ->
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-COLOR_OPTION = _option(
-    "color", str, "auto", "--color", metavar="<str>", help="auto (a terminal without NO_COLOR), always, never."
-)
+COLOR_OPTION = _option("color", str, "auto", "--color", help="Colours; auto: on a terminal without NO_COLOR.")
 STAGE_LIMIT = _option(
     "stage_limit",
     float | None,
@@ -233,9 +231,7 @@ def _flags(words: Words) -> Iterator[Parameter]:
         kind, about = get_args(kinds[name])
         panel = next((panel for panel, names in PANELS.items() if name in names), MODEL)
         flag = f"--{name.replace('_', '-')}"
-        yield _option(
-            name, kind, None, flag, help=about, rich_help_panel=panel, autocompletion=options.PROPOSALS.get(name)
-        )
+        yield _option(name, kind, None, flag, help=about, rich_help_panel=panel)
 
 
 def _set_limit(seconds: float) -> None:
@@ -294,9 +290,7 @@ def answer(words: Sequence[str]) -> int:
     except UserError as error:
         return _complain(error.message, hint=error.hint, code=error.exit_code, words=words)
     except ClickError as error:
-        from profiler.cli.output import usage
-
-        message, hint = usage(error)
+        message, hint = usage(error, words, (*COMMANDS, "runs"))
         return _complain(message, hint=hint, code=2, words=words)
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted; what was written before is whole", hint=None, code=INTERRUPTED, words=words)

@@ -43,7 +43,6 @@ def explain(
             autocompletion=options.propose_strategies,
         ),
     ] = None,
-    strategy: Annotated[str | None, typer.Option(hidden=True)] = None,  # the former name of --strategies
     words: Annotated[Request, Words((*options.STEP, "routing"))] = Request(),
     device: options.TracedDevice = None,
     snapshot: Annotated[
@@ -70,12 +69,10 @@ def explain(
         return
     if target is None:
         raise UserError("what is to be explained?", hint="gcprof explain MODEL, a run, or --snapshot FILE")
-    if strategies is not None and strategy is not None:
-        raise UserError("--strategy is --strategies, which is given too", hint="leave one of them out")
     if script := named_script(target):
-        _explain_script(target, script[1], strategies=strategies or strategy, json=json)
+        _explain_script(target, script[1], strategies=strategies, json=json)
         return
-    chosen = strategies or strategy or "none"
+    chosen = strategies or "none"
     typed = [*flags(words), *(["--device", device] if device else [])]
     is_assumed = words.optimizer is None and not is_run(target)
     words = msgspec.structs.replace(words, strategies=chosen, device=device or SEVERAL)
@@ -95,7 +92,7 @@ def _explain_script(target: str, variants: Sequence[Variant], *, strategies: str
     """Print where the peak of each variant of a script sits. Raises UserError for words that have no effect on it."""
     from profiler.views.tables import script as view
 
-    flags = ("--json", "--strategies", "--strategy")
+    flags = ("--json", "--strategies")
     refuse_flags(flags, ON_SCRIPT, hint="gcprof explain RUN --strategies NAME; it is read, not run again")
     chosen = under(variants, strategies)
     if json:

@@ -10,36 +10,34 @@ from typer.core import TyperCommand, TyperGroup
 GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, short enough for any terminal
     "Measure": {
         "run": "Measure memory and time by strategy",
-        "reproduce": "Run a published system, compare figures",
         "doctor": "Check versions, devices and a trial",
     },
-    "Predict": {
-        "predict": "Predict memory without the device",
+    "Without a GPU": {
         "rehearse": "Run PyTorch's CUDA code without GPU",
         "explain": "Explain what holds the peak",
-        "timeline": "Draw live memory over a step",
-    },
-    "Plan": {
-        "plan": "Find the fastest plan within memory",
         "fit": "Find the fastest way to fit a memory",
-        "max-batch": "Find the largest batch that fits",
-        "stages": "Measure the costs of each stage",
+        "plan": "Find the fastest plan within memory",
     },
     "Read": {
         "show": "Show a run as a table",
         "compare": "Compare runs: settings, peaks and times",
-        "plot": "Plot a run as a picture",
-        "export": "Export a run for other tools",
         "report": "Write runs as an HTML page",
-    },
-    "Keep": {
         "runs": "List, tag, merge, check, remove runs",
     },
-    "Look up": {
+}
+MORE: dict[str, dict[str, str]] = {  # the same for commands that only --help-all lists
+    "More": {
+        "predict": "Predict memory without the device",
+        "timeline": "Draw live memory over a step",
+        "stages": "Measure the costs of each stage",
+        "max-batch": "Find the largest batch that fits",
+        "plot": "Plot a run as a picture",
+        "export": "Export a run for other tools",
         "blocks": "Show the blocks of a model",
         "models": "List models and optimizers with options",
         "strategies": "List strategies with their options",
         "note": "Explain a note below a table",
+        "reproduce": "Run a published system, compare figures",
     },
 }
 RUNS: dict[str, dict[str, str]] = {  # the same for `gcprof runs`
@@ -111,6 +109,14 @@ SCRIPT_EXAMPLES: dict[str, tuple[str, str]] = {  # the same, of those that take 
         "gcprof plan --budget 11GiB --emit python -- python train.py",
     ),
 }
+MOST = 20  # options of a command's help, --help and --help-all among them; of more the RARE ones are left out
+RARE = (
+    "model_flag", "parallel", "routing", "data", "seed", "keep_grads", "repair_batchnorm", "gpus", "predict",
+    "precision_target", "max_samples", "max_seconds", "warmup", "new_run", "engine", "devices", "allow_parallel",
+    "shard", "exclusive", "stage_limit", "color", "cudnn_workspace", "calibrate", "levels", "stages", "force",
+    "allow_writes",
+)  # fmt: skip
+ALL = "--help-all"
 OTHER = "Options"
 EXAMPLE = "Example: "
 
@@ -133,19 +139,36 @@ def panel_of(option: Any) -> str:
     return option.rich_help_panel or next((panel for panel, names in PANELS.items() if option.name in names), OTHER)
 
 
+def _as_help(ctx: Any, args: list[str]) -> list[str]:
+    """Return the words with `--help` for ALL, which the context then knows."""
+    ctx.meta[ALL] = ctx.meta.get(ALL) or ALL in args
+    return ["--help" if word == ALL else word for word in args]
+
+
 class Command(TyperCommand):
     """A command whose help has its options in panels, and its examples unwrapped, ready to paste."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        parsed: list[str] = super().parse_args(ctx, _as_help(ctx, args))
+        return parsed
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options in the panels of PANELS, those of none under OTHER."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{panel: [] for panel in PANELS}, OTHER: []}
-        for parameter in self.get_params(ctx):
+        parameters = self.get_params(ctx)
+        is_long = sum(one.param_type_name == "option" and not one.hidden for one in parameters) > MOST
+        is_short = is_long and not ctx.meta[ALL]
+        for parameter in parameters:
+            if is_short and parameter.name in RARE:
+                continue
             if (line := parameter.get_help_record(ctx)) is not None:
                 word, about = line
                 is_option = parameter.param_type_name == "option"
                 word = word.replace(" range>", ">") if is_option else word.partition(" <")[0]
                 panel = panel_of(parameter) if is_option else "Arguments"
                 panels[panel].append((word, about.replace("  [", " [")))
+        if is_long:
+            panels[OTHER].append((ALL, "Show all options and exit."))
         for panel, lines in panels.items():
             if lines:
                 with formatter.section(panel):
@@ -159,9 +182,17 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands, whose help lists them by GROUPS or RUNS."""
+    """A group of commands, whose help lists them by GROUPS or RUNS, and those of MORE with ALL."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        parsed: list[str] = super().parse_args(ctx, [*_as_help(ctx, args[:1]), *args[1:]])
+        return parsed
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for group, summaries in (RUNS if ctx.info_name == "runs" else GROUPS).items():
+        is_main = ctx.info_name != "runs"
+        shown = RUNS if not is_main else GROUPS | MORE if ctx.meta[ALL] else GROUPS
+        for group, summaries in shown.items():
             with formatter.section(group):
                 formatter.write_dl(list(summaries.items()))
+        if shown is GROUPS:
+            formatter.write(f"\n`gcprof {ALL}` lists {sum(map(len, MORE.values()))} more commands.\n")

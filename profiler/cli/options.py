@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
@@ -67,6 +68,52 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def propose_optimizers(incomplete: str) -> list[tuple[str, str]]:
+    """Complete an optimizer, with its description."""
+    from profiler.training.optimizers import TABLE
+
+    return list(_listed(TABLE, incomplete))
+
+
+def propose_devices(incomplete: str) -> list[str]:
+    """Complete a device: those that may be here, and every GPU by its name."""
+    from profiler.core import gpu_specs
+
+    before, comma, word = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _matching(["auto", "cpu", "cuda", *gpu_specs.names()], word)]
+
+
+CHOICES: dict[str, tuple[str, ...]] = {  # by the name of an option, in any command
+    "optimizer": ("sgd", "momentum", "adam", "adamw"),
+    "precision": ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"),
+    "parallel": ("ddp", "fsdp2"),
+    "routing": ("balanced", "worst"),
+    "verify": ("auto", "off", "strict"),
+    "exclusive": ("warn", "error"),
+    "color": ("auto", "always", "never"),
+    "style": ("default", "slides", "paper"),
+}
+PROPOSALS = {"optimizer": propose_optimizers, "device": propose_devices, "strategies": propose_strategies}
+
+
+def _proposing(choices: Iterable[str]) -> Callable[[str], list[str]]:
+    def propose(incomplete: str) -> list[str]:
+        return _matching(choices, incomplete)
+
+    return propose
+
+
+def offered(parameter: Parameter) -> Parameter:
+    """Return the parameter of an option; one with choices shows them, and completes to them."""
+    for option in get_args(parameter.annotation)[1:]:
+        if isinstance(option, type(typer.Option())):
+            if choices := CHOICES.get(parameter.name):
+                option.metavar = f"[{'|'.join(choices)}]"
+            if propose := PROPOSALS.get(parameter.name) or (choices and _proposing(choices)):
+                option.autocompletion = option.autocompletion or propose
+    return parameter
+
+
 MODEL_HELP = "A model, as NAME:option=value,...; `gcprof models` lists them."
 MODELS_HELP = "Models, as NAME:option=value,...; `gcprof models` lists them."
 RUN_HELP = "A run folder, any part of its name below results/, `last`, or `ref:NAME` of `gcprof runs list --ref`."
@@ -96,7 +143,6 @@ RUN = (
     *SWEEP, "device", "gpus", "predict", "data", "verify", "rounds", "samples", "precision_target",
     "max_samples", "max_seconds", "warmup", "seed",
 )  # fmt: skip
-PROPOSALS = {"strategies": propose_strategies}
 
 # where
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from profiler.core.errors import UserError, nearest, nearest_or_all
+from profiler.core.errors import UserError, nearest_or_all
 from profiler.workflows import Interrupted, Screen
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if word == "--":
             script = words[place + 1 :]
             if not script:
-                raise UserError("there is no command behind --", hint="for example -- python train.py")
+                raise UserError("there is no command behind --", hint=f"gcprof {words[0]} -- python train.py")
             return [*words[:place]], [*(["python"] if script[0].endswith(".py") else []), *script]
         if not place or word.startswith("-"):
             continue
@@ -112,19 +112,6 @@ def refuse_flags(allowed: Collection[str], why: str, *, hint: str) -> None:
 
 NOTHING_KEPT = "interrupted; there was nothing yet to keep"
 SIGN_SECONDS = 10.0  # between two lines of progress, if stderr is not a terminal
-
-
-def usage(error: Any) -> tuple[str, str | None]:
-    """Return the message of a click error, and as its hint what may be meant, or the help."""
-    from profiler.cli.synonyms import ANSWERS
-
-    message = " ".join(error.format_message().split())
-    option, context = getattr(error, "option_name", None), error.ctx
-    hint = f"{context.command_path} --help" if context else None
-    if option and message.lower().startswith("no such option"):
-        options = [word for parameter in context.command.params for word in parameter.opts] if context else []
-        message, hint = f"no such option: {option}", ANSWERS.get(option) or nearest(option, options) or hint
-    return message[:1].lower() + message[1:], hint
 
 
 def screen_width() -> int | None:

@@ -39,7 +39,7 @@ def plot(
     over: Annotated[
         str | None, typer.Option(help="Axes of heat (two) or growth (one): batch_size,depth. [default: chosen]")
     ] = None,
-    style: Annotated[str, typer.Option(help="default, slides (16:9, larger type) or paper (one column).")] = "default",
+    style: Annotated[str, typer.Option(help="slides: 16:9, larger type; paper: one column.")] = "default",
     force: options.ForceIfThere = False,
 ) -> None:
     """Draw a run.

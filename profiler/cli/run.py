@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from profiler.workflows.run import Ran, RunRequest
 
 OWN_OPTIMIZER = "GCP009"  # the note that the model brings its own optimizer
+SMALLER = 0.8  # of the peak: what the next command is to fit, where checkpointing did not lower it
 TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every line of a dry run
 
 
@@ -63,7 +64,7 @@ def run(
         str | None, typer.Option(help="Only this shard of the sweep: 2/8. `gcprof merge` merges the shards.")
     ] = None,
     exclusive: Annotated[
-        str, typer.Option(help="If others use the device: warn, or error (exit code 3; --resume continues).")
+        str, typer.Option(help="If others use the device; error: exit code 3, --resume continues.")
     ] = "warn",
     json: options.JsonOrTable = False,
     quiet: options.Quiet = False,
@@ -241,6 +242,36 @@ def _say_next(ran: Ran, run: Run) -> None:
         aside(shard_text(run))
     elif all(record.readings.peak_bytes is None for record in run.records):
         next_command("gcprof", "show", str(run.folder))
-    else:
-        kind = "heat" if has_plane(rows.rows(run.records)) else "memory"
+    elif has_plane(rows.rows(run.records)) or run.manifest.plan[0].case.ranks:
+        kind = "memory" if run.manifest.plan[0].case.ranks else "heat"
         next_command("gcprof", "plot", str(run.folder), "--kind", kind, "-o", f"{kind}.png")
+    else:
+        next_command("gcprof", *_after(run))
+
+
+def _after(run: Run) -> list[str]:
+    """Return `explain` of the row with the lowest peak, or `fit` of the model where no row is below `none`."""
+    from msgspec import UNSET
+
+    from profiler.core.case import Choice
+    from profiler.core.devices import parse
+    from profiler.core.plan_file import strategy_label
+    from profiler.core.units import KIB
+    from profiler.request.spec import flag
+    from profiler.workflows.consent import needs_naming
+
+    peaks = {record.case.label: record.readings.peak_bytes for record in run.records if record.readings.peak_bytes}
+    case, whole = run.manifest.plan[0].case.baseline, peaks.pop(Choice("none"), None)
+    best = min(peaks, key=lambda label: peaks[label] or 0, default=Choice("none"))
+    has_fallen = whole is None or (peaks.get(best) or 0) < whole
+    typed = {} if run.manifest.words is UNSET else run.manifest.words
+    kept = [name for name in ("optimizer", "batch_size", "precision", "accumulate", "blocks") if name in typed]
+    kept = [name for name in kept if name != "accumulate" or has_fallen]  # fit makes its own micro-batches
+    words = [str(case.model), *(part for name in kept for part in (flag(name), str(typed[name]).partition(",")[0]))]
+    words += ["--device", parse(case.device).name] if case.is_rehearsed else []
+    if has_fallen and not needs_naming(run):
+        words = [str(run.folder)]
+    if has_fallen or whole is None:
+        is_traced = best in peaks and best.name != "compile-budget"  # it makes its own kernels
+        return ["explain", *words, *(["--strategies", strategy_label(best)] if is_traced else [])]
+    return ["fit", *words, "--memory", f"{whole * SMALLER / KIB:.0f}KiB", "--context", "0"]

@@ -42,7 +42,6 @@ FAMILY, USERS = "name", "*"
 CODE = re.compile(r"(?:.*\.py|[A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
 MOST_HOPS = 4  # aliases followed from a name to its function
 KEYS = {"module", "batch"}  # required in a dict that a factory returns
-NO_FACTORY = "it has none: write one that returns (module, batch[, loss])"
 SCRIPT = "main"  # the usual name of a function that does all the work, which a hint must not lead to
 PARTS = range(2, 5)  # lengths of a tuple (module, batch[, loss[, optimizer]])
 
@@ -258,11 +257,13 @@ def read_function(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
     if hops and (elsewhere := _bound_to(attribute, tree, path)):
         return read_function(elsewhere, hops - 1)
     if any(isinstance(node, ast.ClassDef) and node.name == attribute for node in tree.body):
-        hint = f"write a function that returns ({attribute}(...), batch[, loss])"
+        made = ", ".join(f"{name}:{maker}" for maker in _factories(tree, complete=True))
+        hint = f"name the function that makes it with its batch: {made}" if made else made_by(f"{attribute}(...)", path)
         raise UserError(f"'{attribute}' in '{path}' is a class", hint=hint)
     makers = _factories(tree)
     raise UserError(
-        f"'{path}' has no function '{attribute}'", hint=nearest_or_all(attribute, makers) if makers else NO_FACTORY
+        f"'{path}' has no function '{attribute}'",
+        hint=nearest_or_all(attribute, makers) if makers else made_by("module", path),
     )
 
 
@@ -274,7 +275,13 @@ def place(target: str) -> Path:
 def _which_factory(path: str) -> str:
     """Return a hint that lists the functions of a file that make a model, as users would type them."""
     made = ", ".join(f"{path}:{name}" for name in _factories(_tree(path)[1]))
-    return f"name it: {made}" if made else NO_FACTORY
+    return f"name it: {made}" if made else made_by("module", path)
+
+
+def made_by(module: str, path: str | Path) -> str:
+    """Return what to do with a file without a function that makes a model."""
+    wanted = f"write a function that returns ({module}, batch[, loss])"
+    return f"gcprof rehearse -- python {path} runs it as it is; or {wanted}"
 
 
 def classes(module: str) -> list[str]:
@@ -355,7 +362,7 @@ def _arguments(function: ast.FunctionDef) -> dict[str, tuple[ast.arg, ast.expr |
     return {argument.arg: (argument, default) for argument, default in every}
 
 
-def _factories(tree: ast.Module) -> list[str]:
+def _factories(tree: ast.Module, *, complete: bool = False) -> list[str]:
     """Return the public functions that visibly return a model and a batch; if there are none, those that might.
 
     Those that the file runs as a script are not among them: to call one to see what it returns may take hours.
@@ -369,7 +376,7 @@ def _factories(tree: ast.Module) -> list[str]:
     called = [node for node in tree.body if isinstance(node, ast.If | ast.Expr)]
     run = {name.id for node in called for name in ast.walk(node) if isinstance(name, ast.Name)}
     made = [name for name, values in returned.items() if any(map(_is_model, values))]
-    return made or [name for name, values in returned.items() if values and name not in run]
+    return made if made or complete else [name for name, values in returned.items() if values and name not in run]
 
 
 def _is_model(value: ast.expr) -> bool:

@@ -8,14 +8,7 @@ from typing import Any
 
 from profiler.core.errors import UserError
 
-EXTRAS = {
-    "pyarrow": "parquet",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "submitit": "slurm",
-    "ray": "ray",
-}
+EXTRAS = ("pyarrow", "tensorboard", "wandb", "mlflow", "submitit", "ray")  # each by the name that pip has for it
 BROKEN = (ImportError, OSError, AttributeError, TypeError, ValueError, RuntimeError, SyntaxError)  # if it is damaged
 
 
@@ -34,7 +27,7 @@ def load(module: str, *, needs: str | None = None) -> ModuleType:
         library = (error.name or "").partition(".")[0]
         if library not in EXTRAS:
             raise
-        raise UserError(f"this needs {library}", hint=f"pip install 'gcprof[{EXTRAS[library]}]'") from error
+        raise UserError(f"this needs {library}", hint=f"pip install {library}") from error
 
 
 def load_function(target: str) -> Any:

@@ -51,18 +51,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: str | None = None
     segments: Annotated[str | None, "Numbers of segments: 1,2,4 or 1..32 or 1..32:x2."] = None
     strategies: Annotated[str | None, "Other strategies; `gcprof strategies` lists them."] = None
-    optimizer: Annotated[str | None, "sgd, momentum, adam or adamw. [default: sgd]"] = None
+    optimizer: Annotated[str | None, "Or torch:NAME; its options follow: adamw:lr=0.1. [default: sgd]"] = None
     batch_size: Annotated[str | None, "Samples per micro-batch. [default: the model's]"] = None
-    precision: Annotated[str | None, "fp32, bf16, fp16, amp-bf16, amp-fp16; several in a sweep. [default: fp32]"] = None
+    precision: Annotated[str | None, "Number format; several in a sweep. [default: fp32]"] = None
     accumulate: Annotated[str | None, "Micro-batches per step: 4, or in a sweep 1,2,4. [default: 1]"] = None
-    parallel: Annotated[str | None, "How the ranks train together: ddp or fsdp2. [default: ddp]"] = None
+    parallel: Annotated[str | None, "How the ranks train together. [default: ddp]"] = None
     ranks: Annotated[str | None, "Processes that train together, each with a batch and a device. [default: 1]"] = None
     blocks: Annotated[
         str | None, "Blocks to checkpoint: 'model.layers.*', or enc1,enc2,mid; `gcprof blocks` shows those found."
     ] = None
-    routing: Annotated[
-        str | None, "Where a mixture of experts sends its tokens: balanced or worst. [default: balanced]"
-    ] = None
+    routing: Annotated[str | None, "Where a mixture of experts sends its tokens. [default: balanced]"] = None
     device: Annotated[
         str | None,
         "auto, cpu, cuda, cuda:N; for a GPU not here: fake:h100 predicts, rehearse:h100 rehearses. [default: auto]",
@@ -71,7 +69,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     predict: Annotated[bool | None, "Also predict every case, and show the error."] = None
     calibrate: Annotated[bool | None, "Measure `none` here first, and use the workspaces of its operators."] = None
     data: Annotated[str | None, "Folder with the MNIST IDX files; without it the batch is synthetic."] = None
-    verify: Annotated[str | None, "Compare gradients: auto, off, or strict (to the bit). [default: auto]"] = None
+    verify: Annotated[str | None, "Compare gradients; strict: to the bit. [default: auto]"] = None
     rounds: Annotated[int | None, "Rounds over all cases, each in fresh processes. [default: 3]"] = None
     samples: Annotated[
         int | None, "Timed steps per round, a fixed number. [default: as many as --precision-target needs]"

@@ -32,7 +32,7 @@ def no_driver() -> None:
 @pytest.mark.parametrize(
     ("library", "uuid", "why"),
     [
-        (None, "12-34", "pynvml is not installed: pip install 'gcprof[gpu]'"),
+        (None, "12-34", "pynvml is not installed: pip install nvidia-ml-py"),
         (Nvml(init=no_driver), "12-34", f"NVML: {MISMATCH}"),
         (Nvml(), "56-78", "NVML: GPU-56-78"),
     ],

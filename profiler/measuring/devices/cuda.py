@@ -204,7 +204,7 @@ def _driver() -> str | None:
 def find_board(uuid: str) -> Board | str:
     """Return the board with torch's UUID, or why there is none: NVML is missing or does not know it."""
     if pynvml is None:
-        return "pynvml is not installed: pip install 'gcprof[gpu]'"
+        return "pynvml is not installed: pip install nvidia-ml-py"
     try:
         pynvml.nvmlInit()
         return Board(pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"))

@@ -16,7 +16,7 @@ try:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto
 except ImportError:
-    raise Unsupported("transformers is not installed: pip install 'gcprof[hf]'") from None
+    raise Unsupported("transformers is not installed: pip install transformers accelerate") from None
 
 HEADS = {  # `auto` takes the first that a family has
     "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",

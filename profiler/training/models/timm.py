@@ -15,7 +15,7 @@ try:
     import timm
     from timm.models import PretrainedCfg
 except ImportError:
-    raise Unsupported("timm is not installed: pip install 'gcprof[timm]'") from None
+    raise Unsupported("timm is not installed: pip install timm") from None
 
 
 def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count = 1000) -> Workload:

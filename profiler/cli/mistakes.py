@@ -1,8 +1,13 @@
-"""Options as other tools call them, understood as ours: `--amp`, `--dtype bfloat16`, `--grad-accum 4`, `--gpu h100`."""
+"""What is typed and is not ours: options as other tools call them, and what is said of wrong usage."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from profiler.core.errors import nearest
 
 OPTIONS = {
     "--dtype": "--precision",
@@ -17,11 +22,13 @@ OPTIONS = {
     "--bs": "--batch-size",
     "--batch_size": "--batch-size",
     "--optim": "--optimizer",
+    "--strategy": "--strategies",
 }
 OF_COMMAND = {("plan", "--memory"): "--budget", ("fit", "--budget"): "--memory"}
 SWITCHES = {"--amp": "amp-bf16", "--bf16": "amp-bf16", "--fp16": "amp-fp16"}  # the precision that each asks for
 PRECISIONS = {
     "float32": "fp32", "float": "fp32", "no": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "amp": "amp-bf16",
 }  # fmt: skip
 ANSWERS = {  # options that gcprof has not, and what to write instead
     "--lr": "an optimizer's options follow its name: --optimizer adamw:lr=0.001",
@@ -31,6 +38,7 @@ ANSWERS = {  # options that gcprof has not, and what to write instead
         "a model's options follow its name: hf:gpt2:sequence=512; `gcprof models NAME` lists them",
     ),
 }
+COMMANDS = {"profile": "run", "measure": "run", "benchmark": "run", "estimate": "rehearse", "optimize": "fit"}
 
 
 def understood(words: Sequence[str]) -> list[str]:
@@ -57,3 +65,29 @@ def _value(option: str, value: str) -> str:
     named = [PRECISIONS.get(word.removeprefix("torch."), word.removeprefix("torch.")) for word in value.split(",")]
     is_mixed = option.startswith("--mixed")
     return ",".join(f"amp-{word}" if is_mixed and word in ("bf16", "fp16") else word for word in named)
+
+
+def usage(error: Any, words: Sequence[str], commands: Iterable[str]) -> tuple[str, str | None]:
+    """Return the message of an error of click's, and as its hint what may be meant, an example, or the help."""
+    message = " ".join(error.format_message().split())
+    message = message[:1].lower() + message[1:]
+    context = error.ctx
+    path = context.command_path if context else " ".join(["gcprof", *words[:1]])
+    if unknown := re.match(r"no such command '(.*?)'", message):
+        return unknown[0], _command(unknown[1], words, commands) or "gcprof --help"
+    option = getattr(error, "option_name", None)
+    if option and message.startswith("no such option"):
+        options = [word for parameter in context.command.params for word in parameter.opts] if context else []
+        return f"no such option: {option}", ANSWERS.get(option) or nearest(option, options) or f"{path} --help"
+    if message.startswith("missing") and context and context.command.epilog:
+        return message.rstrip("."), f"for example {context.command.epilog.splitlines()[0]}"
+    return message, f"{path} --help"
+
+
+def _command(word: str, words: Sequence[str], commands: Iterable[str]) -> str | None:
+    """Return a hint for a word that is no command: a script, or one that is like a command."""
+    if word.endswith(".py") or word.startswith("python"):
+        return f"gcprof rehearse -- {shlex.join([*(['python'] if word.endswith('.py') else []), *words])}"
+    if word in COMMANDS:
+        return f"did you mean 'gcprof {COMMANDS[word]}'?"
+    return nearest(word, commands, before="gcprof ")

@@ -1,0 +1,160 @@
+"""What is typed wrong on a first day is understood, or told in one line with a hint that works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from profiler.cli import answer, application
+from profiler.cli.mistakes import understood
+from profiler.cli.output import SCRIPT, split_script
+from profiler.core import devices
+from profiler.request import spec
+from tests import examples, make
+
+TRAIN = """
+import torch
+
+
+class GPT(torch.nn.Module):
+    pass
+
+
+def make():
+    return GPT(), torch.randn(2, 4)
+
+
+if __name__ == "__main__":
+    print(make())
+"""
+MISTAKES = {  # what is typed -> the words of the hint
+    "explan mlp": "did you mean 'gcprof explain'?",
+    "train.py --epochs 3": "gcprof rehearse -- python train.py --epochs 3",
+    "python train.py": "gcprof rehearse -- python train.py",
+    "rehearse torchrun train.py": "gcprof rehearse -- torchrun train.py",
+    "rehearse --": "gcprof rehearse -- python train.py",
+    "explain mpl": "did you mean 'mlp'?",
+    "explain mlp:wdth=3": "did you mean 'mlp:width=3'?",
+    "explain resnt50": "did you mean 'torchvision:resnet50'?",
+    "explain torchvision:resnt50": "did you mean 'torchvision:resnet50'?",
+    "explain bert-base-uncased": "did you mean 'hf:bert'?",
+    "explain model.py": "name it: model.py:make",
+    "explain model:GPT": "name the function that makes it with its batch: model:make",
+    "explain model.py:mak": "did you mean 'make'?",
+    "run mlp --strategies al": "did you mean 'all'?",
+    "run mlp --segments 4,x": "whole numbers from 1 to 1000000, like 1,2,4 or 1..32 or 1..32:x2",
+    "run mlp --precision bf61": "did you mean '--precision bf16'?",
+    "run mlp --optimizer adamm": "did you mean 'adam'?",
+    "run mlp --batch-size -3": "whole numbers from 1, like 64 or 8,16,32, up to 1,000,000,000",
+    "run mlp --device h100": (
+        "--device fake:h100 predicts for it, --device rehearse:h100 rehearses it; cuda measures here"
+    ),
+    "rehearse mlp --device h10": "did you mean 'h100'?",
+    "run mlp --lr 0.1": "an optimizer's options follow its name: --optimizer adamw:lr=0.001",
+    "explain hf:gpt2 --seq-len 512": (
+        "a model's options follow its name: hf:gpt2:sequence=512; `gcprof models NAME` lists them"
+    ),
+    "explain mlp --quite": "did you mean '--quiet'?",
+    "plan mlp --budget ten": "8GiB, 750MiB, 60% of the peak without checkpointing, or max",
+    "show lst": "`gcprof runs list` shows the runs",
+    "export 3fa9c1 --to cvs": "did you mean '--to csv'?",
+    "timeline mlp -o step.gif": "name a file that ends in .png, .svg, .pdf",
+}
+RIGHT = {  # what some of these hints lead to
+    "explan mlp": "explain mlp",
+    "train.py --epochs 3": "rehearse -- python train.py --epochs 3",
+    "python train.py": "rehearse -- python train.py",
+    "explain mpl": "explain mlp",
+    "explain mlp:wdth=3": "explain mlp:width=3",
+    "explain resnt50": "explain torchvision:resnet50",
+    "explain bert-base-uncased": "explain hf:bert",
+    "explain model.py": "explain model.py:make",
+    "explain model:GPT": "explain model:make",
+    "run mlp --strategies al": "run mlp --strategies all",
+    "run mlp --precision bf61": "run mlp --precision bf16",
+    "run mlp --optimizer adamm": "run mlp --optimizer adam",
+    "run mlp --lr 0.1": "run mlp --optimizer adamw:lr=0.001",
+    "explain hf:gpt2 --seq-len 512": "explain hf:gpt2:sequence=512",
+    "rehearse mlp --device h10": "rehearse mlp --device h100",
+    "explain mlp --quite": "explain mlp --quiet",
+}
+UNDERSTOOD = {
+    "explain mlp --amp --gpu t4": "explain mlp --precision amp-bf16 --device t4",
+    "explain mlp --dtype torch.bfloat16": "explain mlp --precision bf16",
+    "explain mlp --dtype=float16": "explain mlp --precision=fp16",
+    "explain mlp --precision float32,half": "explain mlp --precision fp32,fp16",
+    "run mlp --mixed-precision bf16 --grad-accum 4": "run mlp --precision amp-bf16 --accumulate 4",
+    "run mlp --mixed_precision=no": "run mlp --precision=fp32",
+    "run mlp --gradient_accumulation_steps 4 --bs 8": "run mlp --accumulate 4 --batch-size 8",
+    "plan mlp --memory 8GiB": "plan mlp --budget 8GiB",
+    "fit mlp --budget 8GiB": "fit mlp --memory 8GiB",
+    "run mlp --strategy all --optim adamw": "run mlp --strategies all --optimizer adamw",
+    "fit mlp --memory 8GiB": "fit mlp --memory 8GiB",  # ours stay
+}
+
+
+@pytest.fixture
+def folder(here: Path) -> Path:
+    for name in ("train.py", "model.py"):
+        (here / name).write_text(TRAIN)
+    examples.run(here / "results" / "20261120T174900Z-mlp-3fa9c1", [make.record()])
+    return here
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_is_told_in_one_line_with_a_hint_and_leaves_nothing(
+    typed: str, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = sorted(folder.rglob("*"))
+
+    code = answer(shlex.split(typed))
+
+    printed = capsys.readouterr()
+    said, hint = printed.err.splitlines()
+    assert code in (2, 4)
+    assert said.startswith("gcprof: ")
+    assert hint == f"hint: {MISTAKES[typed]}"
+    assert printed.out == ""
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("typed", "right"), RIGHT.items())
+def test_what_a_hint_leads_to_is_taken(typed: str, right: str, folder: Path):
+    named = [word for word in re.findall(r"[\w.:=-]+", MISTAKES[typed]) if word in right]
+    words, script = split_script(shlex.split(right))
+    token = SCRIPT.set(tuple(script))
+    group: Any = typer.main.get_command(application(words))
+    SCRIPT.reset(token)
+
+    with group.make_context("gcprof", words) as context:
+        given = group.commands[words[0]].make_context(words[0], words[1:], parent=context).params
+
+    assert named
+    if script:
+        assert script == ["python", "train.py", *shlex.split(right)[4:]]
+        return
+    model = given.pop("model", None) or given.pop("target", None)
+    kept = {name: value for name, value in given.items() if value and name in ("strategies", "optimizer", "precision")}
+    assert spec.check(spec.Request(model=model, **kept), lambda word: "cpu").trials
+    if "device" in right:
+        assert devices.rehearsed(given["device"])
+
+
+@pytest.mark.parametrize("typed", UNDERSTOOD)
+def test_options_as_other_tools_call_them_are_ours(typed: str):
+    assert understood(shlex.split(typed)) == shlex.split(UNDERSTOOD[typed])
+
+
+def test_an_error_as_json_has_its_message_and_hint(here: Path, capsys: pytest.CaptureFixture[str]):
+    for words in (["run", "mlp", "--strategies", "al", "--json"], ["explain", "mlp", "--strategies", "al", "--json"]):
+        assert answer(words) == 2
+
+        told = json.loads(capsys.readouterr().out)
+        assert (told["status"], told["exit_code"]) == ("failed", 2)
+        assert (told["message"], told["hint"]) == ("no strategy is called 'al'", "did you mean 'all'?")
