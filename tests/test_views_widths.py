@@ -151,3 +151,11 @@ def test_what_is_live_adds_up_to_the_peak_as_it_is_printed(width: int):
 def numbers(text: str) -> Counter[str]:
     """What stands for itself as a number in a text, sign and thousands included."""
     return Counter(re.findall(r"(?<!\S)[-+±]?\d[\d,]*(?:\.\d+)?(?!\S)", text))
+
+
+def test_a_name_that_is_whole_at_80_columns_is_whole_on_every_wider_screen():
+    rows = examples.table(examples.sweep() + examples.sweep(round=2))
+
+    for width in range(80, 200):
+        lines = text(main(rows), Paper(width=width)).plain.splitlines()
+        assert {str(row.case.label) for row in rows} <= {line.split("  ")[0] for line in lines}, width

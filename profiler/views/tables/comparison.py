@@ -178,7 +178,7 @@ def _time_changes(comparison: Comparison, place: int, matches: Sequence[Match]) 
 
 
 def _verdicts(side: SideSummary, contrasts: Sequence[Contrast | None]) -> Column:
-    return words(side.label, "is", [contrast.verdict if contrast else MISSING for contrast in contrasts])
+    return words(side.label, "verdict", [contrast.verdict if contrast else MISSING for contrast in contrasts])
 
 
 def _cells(matches: Sequence[Match], place: int) -> list[Cell | None]:

@@ -108,9 +108,10 @@ def body(table: Table, *, width: int | None, encoding: str = "utf-8") -> Text:
     names, shown = [*range(min(len(columns), table.cuts[0]))], list[list[int]]()
     for first, last in pairwise((*table.cuts, len(columns))):
         piece = [*range(first, last)]
-        if shown and fitting([*shown[-1], *piece]) is not None:
+        alone, beside = fitting([*names, *piece]), fitting([*shown[-1], *piece]) if shown else None
+        if beside is not None and (alone is None or beside[: len(names)] >= alone[: len(names)]):  # names are as wide
             shown[-1] += piece
-        elif fitting([*names, *piece]) is not None:
+        elif alone is not None:
             shown.append([*names, *piece])
         else:
             return Text("\n\n").join([_block(columns, row, width, dim) for row in range(len(columns[0].cells))])
