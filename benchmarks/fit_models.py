@@ -9,19 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 
-def llama_1b(batch_size: int = 4, sequence: int = 2048, layers: int = 16, width: int = 2048) -> tuple[Any, ...]:
-    """Return Llama 3.2 1B, by its published sizes, with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=128256, hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
-        num_attention_heads=width // 64, num_key_value_heads=max(1, width // 256), max_position_embeddings=sequence,
-        tie_word_embeddings=True, use_cache=False,
-    )  # fmt: skip
-    tokens = torch.randint(config.vocab_size, (batch_size, sequence))
-    return LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens.clone()}
-
-
 class Layer(nn.Module):
     """One layer of an LSTM, with a residual connection."""
 

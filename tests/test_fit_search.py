@@ -89,6 +89,26 @@ def test_levers_help_together_that_do_not_help_alone(search):
     assert labels(finder.ways(())) == ["all+fused+in-backward"]
 
 
+@pytest.mark.parametrize(("reserved", "proposed"), [(45, ["all+expandable-segments"]), (75, ["all+micro-batches:n=8"])])
+def test_expandable_segments_are_proposed_where_reserved_alone_is_too_large_and_they_lower_it(
+    search, reserved, proposed
+):
+    """Of 50 MiB, `all` takes 40, of which 70 are reserved."""
+    peaks = {"all": (40, 70), "all+expandable-segments": (40, reserved), "none+micro-batches:n=8": 55,
+             "all+micro-batches:n=8": 30}  # fmt: skip
+    finder, _ = search(peaks, limit=50, default=100)
+
+    assert labels(finder.ways(())) == proposed
+    assert ("expandable-segments" in finder.left_out) is (reserved == 75)
+
+
+def test_expandable_segments_are_not_tried_where_the_tensors_alone_are_too_large(search):
+    finder, model = search({"all": 60}, limit=50, default=100)
+    finder.ways(())
+
+    assert "all+expandable-segments" not in model.ran
+
+
 def test_a_step_that_fits_is_run_once(search):
     finder, model = search({}, limit=200, default=100)
 

@@ -109,8 +109,7 @@ def offered(parameter: Parameter) -> Parameter:
         if isinstance(option, type(typer.Option())):
             if choices := CHOICES.get(parameter.name):
                 option.metavar = f"[{'|'.join(choices)}]"
-            if parameter.name in PROPOSALS or choices:
-                propose = PROPOSALS.get(parameter.name) or _proposing(choices or ())
+            if propose := PROPOSALS.get(parameter.name) or (choices and _proposing(choices)):
                 option.autocompletion = option.autocompletion or propose
     return parameter
 

@@ -99,12 +99,15 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
             least, row = min(given, key=lambda pair: pair[0])
             more = bytes_text(least - self.limit_bytes)
             lines.append(f"nothing fits: the least is {row.case.label}, which needs {more} more")
-        floors = sorted((nbytes, len(chosen), "+".join(chosen)) for chosen, nbytes in self.floors.items())
-        if floors:
-            said = ", ".join(
-                f"{label or 'without levers'} {bytes_text(nbytes)}" for nbytes, _, label in reversed(floors)
+        if self.floors:  # of each lever alone, and the least of all combinations
+            least, together = min((nbytes, "+".join(chosen)) for chosen, nbytes in self.floors.items())
+            alone = {
+                chosen[0] if chosen else "no lever": nbytes for chosen, nbytes in self.floors.items() if len(chosen) < 2
+            }
+            said = ", ".join(f"with {name} {bytes_text(nbytes)}" for name, nbytes in alone.items())
+            lines.append(
+                f"plans need at least, by the costs of stages: {said}; the least is {bytes_text(least)} with {together}"
             )
-            lines.append(f"plans need at least, by the costs of stages: {said}")
         for row in asks:
             over = (self.needed_bytes(row) or 0) - self.limit_bytes
             does = "fits" if over <= 0 else f"needs {bytes_text(over)} more"
