@@ -13,7 +13,6 @@ from matplotlib.transforms import Bbox
 from profiler.analysis.rows import Row, rows
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.core.record import Record
 from profiler.views import PLOTS
 from profiler.views.plots import theme
 from profiler.views.plots.plot import draw, plot
@@ -159,16 +158,6 @@ def test_an_invalid_row_is_named_and_has_no_bar():
 
     assert any(text.get_text() == "invalid" for text in axes.texts)
     assert {round(patch.get_y() + patch.get_height() / 2) for patch in axes.patches} == {0}  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("kind", ["frontier", "time", "samples", "throughput"])
-def test_without_times_there_is_nothing_to_plot(kind: str):
-    with pytest.raises(UserError, match="nothing to plot"):
-        draw(examples.table(untimed()), kind=kind)
-
-
-def untimed() -> list[Record]:
-    return [make.record("none", readings=examples.untimed_readings(make.record().readings))]
 
 
 def test_another_suffix_is_refused(tmp_path: Path):

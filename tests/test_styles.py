@@ -70,11 +70,8 @@ def test_no_text_of_a_committed_run_is_cropped(kind: str, style: str):
     found = table("batches" if kind in OVER_AXES else "mnist")
 
     assert cropped(draw(found, kind=kind, style=STYLES[style])) == []
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_no_text_of_a_plot_over_named_axes_is_cropped(style: str):
-    assert cropped(draw(table("depths"), kind="heat", style=STYLES[style], over=("depth", "batch_size"))) == []
+    if kind == "heat":
+        assert cropped(draw(table("depths"), kind=kind, style=STYLES[style], over=("depth", "batch_size"))) == []
 
 
 @pytest.mark.parametrize("kind", ["memory", "heat"])
@@ -143,12 +140,3 @@ def test_every_number_in_a_heat_map_is_read_on_its_colour(style: str):
             assert (light + 0.05) / (dark + 0.05) > 3.9
             checked += 1
     assert checked == 5 * 6
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_a_style_draws_the_same_bytes_every_time(style: str, tmp_path: Path):
-    first, second = (
-        plot(table("mnist"), kind="frontier", path=tmp_path / f"{number}.svg", style=STYLES[style]) for number in (1, 2)
-    )
-
-    assert first.read_bytes() == second.read_bytes()
