@@ -76,6 +76,14 @@ def test_a_budget_in_any_words_gets_the_fastest_plan_that_fits(costs, capsys, wo
     assert parse(found["ways"][0]["plan"], 12) == point.plan
 
 
+def test_a_budget_beyond_the_peak_is_told_as_such_and_no_percentage(costs, capsys):
+    assert plan("--stages", costs, "--budget", "1700000MiB") == 0
+
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == "costs.json: at most 1,660 GiB; it fits as it is, at 1.39 GiB without checkpointing"
+    assert [line.split()[-1] for line in lines if line.startswith("plan  ")] == ["nothing"]
+
+
 def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, capsys):
     code = plan("--stages", costs, "--budget", "60%")
 

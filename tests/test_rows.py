@@ -1,3 +1,5 @@
+import re
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from profiler.analysis.rows import rows
 from profiler.core.case import Case, Trial
 from profiler.core.record import Equality, Readings
 from profiler.core.stats import spread
+from profiler.views.tables.columns import below
 from tests import make
 from tests.make import MIB
 
@@ -274,3 +277,18 @@ def test_twice_the_records_take_twice_the_looks(monkeypatch):
     twin, baseline = (vars(Case)[name].fget for name in ("twin", "baseline"))
 
     assert 0 < looks(200) <= 2 * looks(100)
+
+
+def test_a_run_that_is_too_noisy_says_so_and_what_to_do_instead_of_a_floor():
+    alternating = (1.0, 16.0) * 8
+    readings = msgspec.structs.replace(
+        make.record().readings, step_seconds=alternating, plain_step_seconds=alternating[::-1]
+    )
+
+    (line,) = [line for line in below(rows([make.record("none", readings=readings)])) if "none against itself" in line]
+
+    assert re.fullmatch(
+        r"too noisy to compare times: none against itself is known to ±\d{3,}\.\d %; "
+        r"end other programs, or raise --rounds and --samples",
+        line,
+    )
