@@ -65,7 +65,7 @@ bench-answers *words:
 bench-planner:
     {{python}} -m benchmarks.planner
 
-# eleven steps under a limit: which ways fit, and how much longer a step then takes; writes results/fit
+# nine steps under a limit: which ways fit, and how much longer a step then takes; writes results/fit
 bench-fit *words:
     {{python}} -m benchmarks.fit {{words}}
 

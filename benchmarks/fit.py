@@ -1,6 +1,6 @@
 """Which of the ways to fit a memory fit it, and how much longer a step then takes: `just bench-fit`.
 
-Eleven steps on a rehearsed H100, each with a limit of what the allocator reserves. `gcprof fit` is held to checkpoints
+Nine steps on a rehearsed H100, each with a limit of what the allocator reserves. `gcprof fit` is held to checkpoints
 of every block with levers added by their cost, to saved tensors on the host (save_on_cpu), and to a compiled budget.
 Bytes are rehearsed; times are the estimate for the GPU. Writes results/fit/fit.md and fit.json.
 """
@@ -16,6 +16,7 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
@@ -247,7 +248,23 @@ def _write(folder: Path, steps: list[Fits]) -> None:
             ratio = "" if result.time_ratio is None else f"{result.time_ratio - 1:+.1%}"
             cells = (name, limit, result.way, result.label, bytes_text(result.reserved_bytes), ratio)
             text += f"| {' | '.join(cells)} | {'yes' if result.fits else 'no'} |\n"
-    (folder / "fit.md").write_text(text)
+    (folder / "fit.md").write_text(f"{text}\n{_summary(steps)}")
+
+
+def _summary(steps: list[Fits]) -> str:
+    """Return how many steps each way fits, and our extra time beside that of the fastest other way that fits."""
+    ways = list(dict.fromkeys(result.way for one in steps for result in one.results[1:]))
+    fitting = {way: sum(result.way == way and result.fits for one in steps for result in one.results) for way in ways}
+    text = f"Of {len(steps)} steps " + ", ".join(f"{way} fits {number}" for way, number in fitting.items()) + ".\n\n"
+    shares = []
+    for one in steps:
+        ours, *others = one.results[1:]
+        extra = [result.time_ratio - 1 for result in others if result.fits and result.time_ratio is not None]
+        if ours.fits and ours.time_ratio is not None and extra and min(extra) > 0:
+            shares.append((ours.time_ratio - 1) / min(extra))
+            text += f"- {one.name}: gcprof {ours.time_ratio - 1:+.1%}, the fastest other that fits {min(extra):+.1%}\n"
+    mean = f"On average that is {fmean(shares):.0%} of the other's extra time" if shares else "No other has a time"
+    return f"{text}\n{mean}, as estimated for the GPU; no time is measured here.\n"
 
 
 def _line(one: Fits) -> str:
