@@ -16,7 +16,15 @@ VOCABULARY, WIDTH, TIME, BATCH = 96, 32, 16, 4
 class Nano(nn.Module):
     """nanoGPT's way: (logits, loss), the head tied to the embedding."""
 
-    def __init__(self, *, cap: float | None = None, tied: bool = True, functional: bool = False, bias: bool = False):
+    def __init__(
+        self,
+        *,
+        cap: float | None = None,
+        tied: bool = True,
+        functional: bool = False,
+        bias: bool = False,
+        offset: bool = False,
+    ):
         super().__init__()
         self.wte = nn.Embedding(VOCABULARY, WIDTH)
         self.h = nn.ModuleList(
@@ -26,12 +34,15 @@ class Nano(nn.Module):
         if tied:
             self.head.weight = self.wte.weight
         self.cap, self.functional = cap, functional
+        self.register_buffer("offset", torch.randn(1, VOCABULARY) if offset else None)
 
     def forward(self, tokens, targets=None):
         hidden = self.wte(tokens)
         for block in self.h:
             hidden = block(hidden)
         logits = F.linear(hidden, self.wte.weight) if self.functional else self.head(hidden)
+        if self.offset is not None:
+            logits = logits + self.offset
         if self.cap:
             logits = self.cap * torch.tanh(logits / self.cap)
         if targets is None:
@@ -89,6 +100,7 @@ def classifier() -> Workload:
 STEPS = {
     "tied": step,
     "own head with a bias": partial(step, tied=False, bias=True),
+    "a bias that is a buffer, as BART's": partial(step, offset=True),
     "softcap": partial(step, cap=3.0),
     "functional head": partial(step, functional=True),
     "loss outside": partial(step, flat),

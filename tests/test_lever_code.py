@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from msgspec import UNSET
 
 from profiler.cli import answer
@@ -27,8 +28,10 @@ from profiler.predicting.traced_case import code_way
 from profiler.rehearsal import device
 from profiler.rehearsal.smoke import proven_libraries
 from profiler.training import levers
+from profiler.training.levers import chunked_loss
 from tests import make
 from tests.program import PATIENCE_SECONDS, gcprof
+from tests.small_heads import STEPS
 from tests.user_models import small_llm
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -270,6 +273,48 @@ def rehearsed(codes: dict[str, tuple[str, str]], model: str, folder: Path) -> di
 
 def case_label(case: dict[str, Any]) -> str:
     return "+".join([case["strategy"], *case.get("levers", ())]) if case.get("levers") else case["strategy"]
+
+
+NOT_IN_TORCH = ("softcap", "smoothed", "a bias that is a buffer, as BART's")  # nothing of F.linear_cross_entropy
+
+
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        (name, by)
+        for by in ("parts", "torch")
+        for name in STEPS
+        if name != "functional head" and (by == "parts" or name not in NOT_IN_TORCH)
+    ],
+)
+def test_gradients_of_the_code_are_those_of_the_lever_to_the_bit(name, by):
+    """Whatever way the logits go to cross entropy."""
+    label = f"none+chunk-loss:rows=16,by={by}"
+    torch.manual_seed(0)
+    pasted, code = STEPS[name](), {}
+    torch.manual_seed(0)
+    lever = STEPS[name]()
+    changed, applied = chunked_loss.apply(lever, case_of("cpu"), rows=16, by=by)
+
+    exec(emit(Way(label=label, levers=Choice(label).parts[1:], heads=applied.heads), "python"), code)
+    code["apply_levers"](pasted.module, None)
+    whole = code["_Logits"].whole
+    read: list[Any] = []
+    code["_Logits"].whole = lambda self: read.append(self) or whole(self)
+    losses = [pasted.loss(pasted.module, pasted.batch), changed.loss(changed.module, changed.batch)]
+    for loss in losses:
+        loss.backward()
+
+    assert not read
+    assert torch.equal(*losses)
+    for one, other in zip(pasted.module.parameters(), lever.module.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_a_head_that_is_a_function_has_no_code():
+    _, applied = chunked_loss.apply(STEPS["functional head"](), case_of("cpu"))
+
+    assert applied.heads == {}
 
 
 # what is said where others have words of their own

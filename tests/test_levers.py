@@ -70,6 +70,9 @@ def test_levers_are_read_in_a_list_of_strategies(text, labels):
         ("all+fused+fused", "adamw", "twice"),
         ("all+fused", "torch:AdamW:fused=true", "kernels"),
         ("all+fused", "torch:AdamW:foreach=true", "kernels"),
+        ("all+fused+no-foreach", "adamw", "kernels"),
+        ("all+8bit+bf16-state", "adamw", "state"),
+        ("all+micro-batches:n=2+in-backward", "adamw", "once for each"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(strategies, optimizer, noun):
@@ -252,6 +255,37 @@ def test_in_backward_is_refused_where_gradients_are_not_complete(fields):
         _built(step, "in-backward", **fields)
 
 
+@pytest.mark.parametrize(
+    ("label", "fields", "noun"),
+    [
+        ("in-backward", {"ranks": 2}, "--ranks"),
+        ("chunk-loss", {"parallel": Choice("ddp")}, "whole"),
+        ("micro-batches:n=2", {"parallel": Choice("ddp")}, "--accumulate"),
+        ("micro-batches:n=5", {}, "4 samples, which are not 5"),
+        ("offload-inputs", {}, "checkpoints no block"),
+        ("8bit", {"optimizer": Choice("momentum")}, "8-bit"),
+        ("bf16-state", {"optimizer": Choice("torch:LBFGS")}, "all parameters at once"),
+        ("fused", {"optimizer": Choice("torch:Adamax")}, "no option fused"),
+        ("expandable-segments", {}, "CPU"),
+        ("expandable-segments", {"device": "fake:h100"}, "no reserved bytes"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_reason(label, fields, noun):
+    with pytest.raises(Unsupported, match=noun):
+        _built(step, label, **fields).trainer()
+
+
+@pytest.mark.parametrize("label", ["in-backward", "bf16-state", "no-foreach"])
+def test_an_optimizer_that_clips_before_its_step_is_not_replaced(label):
+    def clipping(parameters):
+        made = torch.optim.AdamW(parameters := list(parameters))
+        made.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_norm_(parameters, 1.0))
+        return made
+
+    with pytest.raises(Unsupported, match="clips"):
+        _built(lambda: msgspec.structs.replace(step(), optimizer=clipping), label).trainer()
+
+
 def test_a_weight_in_two_reentrant_checkpoints_is_not_stepped_twice():
     linear = torch.nn.Linear(4, 4)
     again = partial(torch.utils.checkpoint.checkpoint, linear, use_reentrant=True)
@@ -369,7 +403,16 @@ def test_micro_batches_under_batchnorm_are_refused():
         _built(build, "micro-batches:n=2")
 
 
-FAMILIES = {  # of transformers; BART's is not found: it adds a bias that is a buffer
+FAMILIES = {  # of transformers; BART adds a bias that is a buffer
+    "bart": {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "d_model": 32,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+    },
     "gpt2": {"n_layer": 1, "n_embd": 32, "n_head": 2},
     "llama": {
         "num_hidden_layers": 1,

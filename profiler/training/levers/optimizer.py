@@ -18,6 +18,10 @@ from profiler.training.workload import Workload
 
 Optimizer = torch.optim.Optimizer
 LIBRARIES = {"torchao": "torchao.optim", "bitsandbytes": "bitsandbytes.optim"}  # that have 8-bit Adam and AdamW
+HOOKED = (
+    "its optimizer has hooks around its step, as one that clips all gradients at once: another optimizer would not run "
+    "them"
+)
 TWICE = (
     "in-backward: the gradient of a parameter arrives twice in a backward, as that of a weight in two reentrant "
     "checkpoints does, and it would step twice: use_reentrant=False"
@@ -144,6 +148,8 @@ def _like(optimizer: Optimizer, *, groups: Any = None, **options: bool | None) -
     if library not in ("torch", *LIBRARIES) or not options.keys() <= optimizer.defaults.keys():
         wanted = f"no option {next(iter(options))}" if options else "parameters that cannot be told apart"
         raise Unsupported(f"its optimizer, {kind.__name__}, has {wanted}")
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise Unsupported(HOOKED)
     changed = [{**group, **options} for group in groups or optimizer.param_groups]
     try:
         return kind(changed, **{"lr": optimizer.defaults["lr"], **options})
