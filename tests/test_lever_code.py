@@ -368,6 +368,82 @@ def test_a_trainer_is_told_in_its_installed_words():
     assert getattr(arguments, "activation_checkpointing", arguments.gradient_checkpointing) is True
 
 
+LAYERS = ("transformer.h.0", "transformer.h.1")
+
+
+def gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 96, "n_positions": 32}
+    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+
+
+def of_gpt2(label: str, layers: Sequence[str], kind: str) -> dict[str, Any]:
+    segments = tuple(Segment(blocks=(name,)) for name in layers)
+    plan = PlanFile(plan="by hand", segments=segments, fingerprint=dict.fromkeys(LAYERS, ()))
+    made = way(label, batch_size=8, heads={"lm_head": "parts"})
+    code: dict[str, Any] = {}
+    exec(emit(msgspec.structs.replace(made, plan=plan), kind), code)
+    return code
+
+
+def batches() -> list[dict[str, torch.Tensor]]:
+    torch.manual_seed(1)
+    return [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(96, (16, 32))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("label", "layers"),
+    [("all+chunk-loss:rows=16,by=parts+micro-batches:n=2+fused", LAYERS), ("plan+chunk-loss:rows=16", LAYERS[:1])],
+)
+def test_a_trainer_trains_as_without_the_code(label, layers, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    def weights(code: dict[str, Any]) -> list[torch.Tensor]:
+        model = gpt2()
+        for name in ("apply_plan", "chunk_loss"):
+            code.get(name, id)(model)
+        arguments = code["arguments"]
+        arguments.output_dir, arguments.max_steps, arguments.save_strategy = str(tmp_path), 2, "no"
+        arguments.report_to, arguments.use_cpu, arguments.disable_tqdm = [], True, True
+        transformers.Trainer(model, arguments, train_dataset=batches()).train()
+        return [*model.parameters()]
+
+    plain = transformers.TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8)
+    for one, other in zip(weights({"arguments": plain}), weights(of_gpt2(label, layers, "hf")), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_accelerates_loop_trains_as_a_plain_one():
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    code = of_gpt2("all+chunk-loss:rows=16,by=parts+micro-batches:n=2+fused", LAYERS, "accelerate")
+
+    model = gpt2()
+    optimizer = code["apply_levers"](model, torch.optim.SGD(model.parameters(), lr=0.1))
+    accelerator = code["accelerator"]
+    loader = torch.utils.data.DataLoader(batches(), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    plain = gpt2()
+    stepping = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for batch in torch.utils.data.DataLoader(batches(), batch_size=8):
+        plain(**batch).loss.backward()
+        stepping.step()
+        stepping.zero_grad()
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
 def test_a_file_of_torchtitan_is_toml_with_its_names():
     text = emit(way("plan+chunk-loss+micro-batches:n=2+fused", SECOND, batch_size=8), "torchtitan")
 
