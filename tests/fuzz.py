@@ -55,17 +55,6 @@ READERS: dict[str, Callable[[Path], object]] = {  # those of files that no comma
 }
 
 
-class Violation(NamedTuple):
-    """What a reader did that it may not."""
-
-    number: int
-    command: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"file {self.number}: {self.command}: {self.what}"
-
-
 class Late(BaseException):
     """It takes too long; no reader catches this."""
 
@@ -74,6 +63,8 @@ class Idle:
     """An engine without a machine: it knows a CPU, and every trial of it is skipped."""
 
     logs: Path | None = None
+
+    def __init__(self, **_: object) -> None: ...
 
     def __enter__(self) -> Idle:
         return self
@@ -91,126 +82,91 @@ class Idle:
             yield Record(case=trial.case, round=trial.round, outcome="skipped", detail="not here")
 
 
-def connect(
-    stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False, measures: bool = True
-) -> Idle:
-    """The engine of these readers."""
-    return Idle()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="damaged files through every reader")
     parser.add_argument("--times", type=int, default=50_000, help="files")
-    parser.add_argument("--minutes", type=float, help="end after so long, however many files there were")
+    parser.add_argument("--minutes", type=float, default=1e6, help="end after so long, however many files there were")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first file")
     asked = parser.parse_args()
-    until = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
+    until = time.monotonic() + 60 * asked.minutes
     numbers = range(asked.first, asked.first + asked.times)
     codes: Counter[int] = Counter()
-    wrong: list[Violation] = []
-    largest = slowest = 0.0
+    num_wrong = 0
     with ProcessPoolExecutor(WORKERS, initializer=_prepare) as pool:
         batches = [numbers[at : at + BATCH] for at in range(0, len(numbers), BATCH)]
-        for found in pool.map(work, ((asked.seed, batch, until) for batch in batches)):
-            codes += found.codes
-            wrong += found.wrong
-            largest, slowest = max(largest, found.mib), max(slowest, found.seconds)
-            for one in found.wrong:
-                print(one, flush=True)
+        for found, wrong in pool.map(work, ((asked.seed, batch, until) for batch in batches)):
+            codes += found
+            num_wrong += len(wrong)
+            print("".join(f"{line}\n" for line in wrong), end="", flush=True)
     told = ", ".join(f"{codes[code]} ended with {code}" for code in sorted(codes))
-    print(
-        f"{codes.total()} files of seed {asked.seed}: {told}; slowest {slowest:.2f} s, largest {largest:.0f} MiB; "
-        f"{len(wrong)} violations"
-    )
-    return int(bool(wrong) or not codes)
+    print(f"{codes.total()} files of seed {asked.seed}: {told}; {num_wrong} violations")
+    return int(bool(num_wrong) or not codes)
 
 
-class Found(NamedTuple):
-    """What a batch of files came to."""
-
-    codes: Counter[int]
-    wrong: list[Violation]
-    seconds: float  # of the processor, the slowest file
-    mib: float
-
-
-def work(asked: tuple[int, range, float]) -> Found:
-    """Damage and read the files of these numbers, in a folder of their own, until the clock says so."""
+def work(asked: tuple[int, range, float]) -> tuple[Counter[int], list[str]]:
+    """Damage and read the files of these numbers until the clock says so: exit codes, and what was wrong."""
     seed, numbers, until = asked
     codes: Counter[int] = Counter()
-    wrong: list[Violation] = []
-    slowest = 0.0
-    known = subjects()
+    wrong: list[str] = []
     for number in numbers:
         if time.monotonic() >= until:
             break
         chance = random.Random(f"{seed}-{number}")
-        subject = known[chance.randrange(len(known))]
+        subject = chance.choice(subjects())
         text = mutated(subject.files[subject.target], chance, kind=subject.kind)
+        command = chance.choice(subject.commands)
         with tempfile.TemporaryDirectory(prefix="gcprof-fuzz-") as folder, chdir(folder):
-            lay(subject, text)
-            command = chance.choice(subject.commands)
-            began = time.process_time()
-            code, what = look(command)
-            slowest = max(slowest, time.process_time() - began)
-            codes[code] += 1
-            wrong += [Violation(number, command, one) for one in what]
-            if what:
-                _keep(number, subject, text)
-    return Found(codes, wrong, slowest, _mib("VmHWM"))
+            code, what = look(command, {**subject.files, subject.target: text})
+        codes[code] += 1
+        wrong += [f"file {number}: {command}: {one}" for one in what]
+        if what:
+            kept = ROOT / "build" / "fuzz" / f"{number}-{subject.target.replace('/', '-')}"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(text)
+    return codes, wrong
 
 
-def lay(subject: Subject, text: bytes) -> None:
-    """Write the files into the working folder, the damaged one with this text."""
-    for name, whole in {**subject.files, subject.target: text}.items():
+def look(command: str, files: dict[str, bytes], *, times: float = 1.0) -> tuple[int, list[str]]:
+    """Run a reader in the working folder with these files: its exit code, and what it did wrong."""
+    for name, text in files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_bytes(whole)
-
-
-def look(command: str, *, times: float = 1.0) -> tuple[int, list[str]]:
-    """Run one command of a reader, with so many times the usual limits; its exit code, and what it did wrong."""
-    seconds = times * _seconds(command)
+        Path(name).write_bytes(text)
+    slow = PICTURE_SECONDS if "--kind" in command or "--resume" in command else SECONDS
+    seconds = times * (PLAN_SECONDS if command.startswith("plan ") else slow)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape") for _ in range(2))
     try:
         with _limited(seconds, times * PATIENCE_SECONDS), redirect_stdout(out), redirect_stderr(err):
             code = _read(*shlex.split(command))
     except Late:
         return 124, [f"it takes more than {seconds:g} s"]
+    except Exception as error:  # noqa: BLE001  # of a reader that no command is around
+        return 70, [f"{type(error).__name__}: {error}"]
     err.flush()
-    return code, violations(code, err.buffer.getvalue().decode(errors="replace"))
-
-
-def _seconds(command: str) -> float:
-    if "--kind" in command or "--resume" in command:
-        return PICTURE_SECONDS
-    return PLAN_SECONDS if command.startswith("plan ") else SECONDS
+    said = err.buffer.getvalue().decode(errors="replace")
+    complaints = [line for line in said.splitlines() if line.startswith("gcprof: ")]
+    wrong = [] if code in GOOD else [f"it ends with {code}: {complaints or said[-300:]}"]
+    wrong += [f"it says {word!r}" for word in ("Traceback", "Warning:", "\x1b") if word in said]
+    wrong += [f"{len(complaints)} complaints"] * (len(complaints) > 1)
+    return code, wrong + [f"it takes {_mib('VmHWM'):.0f} MiB"] * (_mib("VmHWM") > MEMORY_BYTES >> 20)
 
 
 @contextmanager
 def _limited(seconds: float, patience: float) -> Iterator[None]:
     """Raise Late after so many seconds of the processor, or of the clock."""
-    before = {number: signal.signal(number, _late) for number in (signal.SIGPROF, signal.SIGALRM)}
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, patience)
+
+    def late(*_: object) -> None:
+        raise Late
+
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, patience))
+    for number, timer, limit in timers:
+        signal.signal(number, late)
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def violations(code: int, said: str) -> list[str]:
-    """What is wrong with an exit code and with what was said beside the result."""
-    complaints = [line for line in said.splitlines() if line.startswith("gcprof: ")]
-    wrong = [] if code in GOOD else [f"it ends with {code}: {complaints or said[-300:]}"]
-    wrong += [f"it says {word}" for word in ("Traceback", "Warning:") if word in said]
-    wrong += [f"{len(complaints)} complaints"] if len(complaints) > 1 else []
-    wrong += ["an escape"] if "\x1b" in said else []
-    used = _mib("VmHWM")
-    return wrong + ([f"it takes {used:.0f} MiB"] if used > MEMORY_BYTES >> 20 else [])
+        for _, timer, _ in timers:
+            signal.setitimer(timer, 0)
 
 
 def _read(first: str, *rest: str) -> int:
@@ -220,9 +176,6 @@ def _read(first: str, *rest: str) -> int:
         READERS[first](Path(rest[0]))
     except UserError as error:
         return error.exit_code
-    except Exception as error:  # noqa: BLE001  # what the command line would call a fault of its own
-        print(f"gcprof: {type(error).__name__}: {error}", file=sys.stderr)
-        return 70
     return 0
 
 
@@ -230,24 +183,12 @@ def _prepare() -> None:
     """In each worker: every reader once, so that what they import does not count; then the limits."""
     gc.set_threshold(GARBAGE)
     warnings.simplefilter("always")
-    engines.TABLE["local"] = "tests.fuzz:connect"
+    engines.TABLE["local"] = "tests.fuzz:Idle"
     for subject in {one.commands: one for one in subjects()}.values():
         with tempfile.TemporaryDirectory() as folder, chdir(folder):
-            lay(subject, subject.files[subject.target])
             for command in subject.commands:
-                look(command, times=100.0)
+                look(command, subject.files, times=100.0)
     resource.setrlimit(resource.RLIMIT_AS, (int(_mib("VmSize") * 2**20) + MEMORY_BYTES,) * 2)
-
-
-def _late(number: int, frame: object) -> None:
-    raise Late
-
-
-def _keep(number: int, subject: Subject, text: bytes) -> None:
-    """The file of a violation stays where it can be looked at."""
-    kept = ROOT / "build" / "fuzz" / f"{number}-{subject.name.replace('/', '-')}"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_bytes(text)
 
 
 def _mib(what: str) -> float:
