@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import subprocess
-import sys
 import textwrap
 import traceback
 
@@ -19,7 +17,7 @@ from profiler.core import gpu_specs, plan_file
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text
 from tests import examples as stored
-from tests.chain_models import Counted, Looping
+from tests.chain_models import Counted
 from tests.plans import all_sorts, plan_of
 from tests.user_models.unet import single
 
@@ -27,27 +25,6 @@ from tests.user_models.unet import single
 def factory():
     """What a user has: a module, a batch and a loss."""
     return nn.Sequential(*[Counted() for _ in range(6)]), (torch.ones(4, 3), torch.zeros(4, 3)), nn.functional.mse_loss
-
-
-def test_a_strategy_is_applied_to_a_module_as_it_stands():
-    module = nn.Sequential(*[Counted() for _ in range(6)])
-
-    applied = profiler.apply(module, "segments:k=3")
-    module(torch.ones(2, 3)).sum().backward()
-
-    assert applied.split == "2x2+2"
-    assert [block.calls for block in module] == [2, 2, 2, 2, 1, 1]
-
-
-def test_blocks_in_a_loop_are_run_together_after_a_look_at_an_example():
-    module = Looping()
-
-    profiler.apply(module, "segments:k=3", example=(torch.ones(2, 3),))
-    for layer in module.layers:
-        layer.calls = 0
-    module(torch.ones(2, 3)).sum().backward()
-
-    assert [layer.calls for layer in module.layers] == [2, 2, 2, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -115,12 +92,6 @@ def test_what_cannot_be_measured_is_refused(words, complaint, monkeypatch):
     assert caught.value.message.startswith(complaint)
 
 
-@pytest.mark.slow
-def test_importing_the_package_does_not_import_torch():
-    code = "import sys, profiler; assert 'torch' not in sys.modules; profiler.apply; assert 'torch' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def examples(function):
     """The example of a docstring, as it stands there."""
     _, _, text = inspect.getdoc(function).partition("Example::\n")
@@ -176,18 +147,6 @@ def test_a_prediction_says_which_gpus_hold_it():
     assert not lost.fits("t4")  # smaller than the device that it did not fit
     with pytest.raises(UserError, match="has no bytes"):
         lost.fits("b200")
-
-
-@pytest.mark.slow
-def test_a_prediction_leaves_the_random_state_and_the_default_device_as_they_were():
-    torch.manual_seed(3)
-    before = torch.random.get_rng_state()
-
-    profiler.predict(deep(), strategy="segments:k=4")
-    profiler.plan(deep(), budget="60%")
-
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert type(torch.ones(2)) is torch.Tensor  # no fake one
 
 
 @pytest.mark.parametrize(

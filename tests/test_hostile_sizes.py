@@ -92,28 +92,6 @@ def test_of_many_no_more_functions_are_called_for_each(calls):
     assert calls(MANY) < 1.2 * calls(FEW)
 
 
-class Counted(float):
-    """A clock that counts how often it is compared."""
-
-    number = 0
-
-    def __lt__(self, other: float) -> bool:
-        Counted.number += 1
-        return float(self) < other
-
-    def __gt__(self, other: float) -> bool:
-        Counted.number += 1
-        return float(self) > other
-
-
-def test_a_clock_that_rises_is_compared_with_the_highest_before_alone(monkeypatch):
-    monkeypatch.setattr(Counted, "number", 0)
-    moments = [Conditions(at_seconds=at, clock_hertz=Counted(1e9 + at)) for at in range(MANY)]
-
-    assert not timing_doubts._falls(moments)
-    assert Counted.number <= 4 * MANY  # and not MANY * MANY / 2
-
-
 @given(clocks=st.lists(st.floats(1e8, 2e9), max_size=12))
 def test_a_clock_falls_where_any_was_higher_before(clocks):
     moments = [Conditions(at_seconds=at, clock_hertz=clock) for at, clock in enumerate(clocks)]

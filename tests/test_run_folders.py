@@ -141,14 +141,6 @@ def filled(folder: Path) -> Path:
     return folder
 
 
-def test_what_is_appended_is_read_back(tmp_path):
-    run = store.load(filled(tmp_path / "run"))
-
-    assert [record.case.strategy for record in run.records] == ["none", "segments:k=2", "segments:k=4"]
-    assert run.records[0] == make.record("none")
-    assert run.warnings == ()
-
-
 def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path):
     folder = filled(tmp_path / "run")
     with (folder / "trials.jsonl").open("ab") as file:
@@ -228,25 +220,6 @@ def test_a_sound_run_is_fine(run, capsys):
 @pytest.mark.parametrize("folder", sorted((ROOT / "results" / "reference").rglob("manifest.json")), ids=str)
 def test_the_committed_runs_are_fine(folder):
     assert found(folder.parent) == []
-
-
-@pytest.mark.parametrize("text", [b"", b'{"schema": "x"}', b"\xff\xfe"])
-def test_a_line_that_cannot_be_read_is_named_and_the_others_are_read(run, text):
-    add(run, text + b"\n")
-
-    report = validate(run)
-
-    assert [(Path(one.where).name, one.is_damage) for one in report.findings] == [("trials.jsonl:4", True)]
-    assert report.num_records == 3
-
-
-def test_a_newer_schema_is_damage_to_this_reader(run):
-    add(run, encode(make.record()).replace(b'"schema":1', b'"schema":99', 1) + b"\n")
-
-    ((where, text, is_damage),) = found(run)
-
-    assert (where, is_damage) == ("trials.jsonl:4", True)
-    assert "schema 99" in text
 
 
 @pytest.mark.parametrize(

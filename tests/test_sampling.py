@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import msgspec
 import pytest
 from msgspec import UNSET
 
 from profiler.cli import answer
-from profiler.core.case import Case, Choice, decode, encode
+from profiler.core.case import Case, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
@@ -21,8 +18,6 @@ from profiler.runs.store import load
 from tests import make
 from tests.conftest import measured
 from tests.scripted_steps import Scripted, step
-
-BEFORE = Path(__file__).parent / "golden" / "record-before-sampling.json"
 
 
 @pytest.mark.slow
@@ -96,17 +91,6 @@ def test_a_measured_record_tells_its_warm_up_and_why_it_ended():
     assert decode(encode(record), Record) == record
 
 
-def test_a_measured_record_holds_as_many_samples_as_its_precision_takes():
-    until = Sampling(precision_target=0.5, max_samples=6, max_seconds=60)
-    record = measured("mlp", "none", passes=("time",), samples=5, sampling=until)
-
-    num_found = len(record.readings.warmup_seconds) - 1
-    assert len(record.readings.step_seconds) + num_found == 3  # and three without the strategy
-    assert len(record.readings.plain_step_seconds) + len(record.readings.plain_warmup_seconds) - 1 == 3
-    assert record.readings.stopped in ("target", "samples")
-    assert decode(encode(record), Record) == record
-
-
 def planned(**words) -> list[Case]:
     return [trial.case for trial in check(Request(segments="2", **words), lambda word: word).trials]
 
@@ -174,24 +158,6 @@ def test_a_case_without_the_new_words_is_written_and_called_as_before():
     assert encode(case, order="sorted").decode() == text
     assert case.id == "b3d2a986474b"
     assert msgspec.structs.replace(case, sampling=Sampling()).id != case.id
-
-
-def test_records_from_before_are_read():
-    line = BEFORE.read_text(encoding="utf-8")
-    record = decode(line, Record)
-
-    assert "warmup_seconds" not in json.loads(line)["readings"]
-    assert record.case.sampling is UNSET
-    assert record.readings.stopped is record.readings.warmup_seconds is record.readings.conditions is None
-
-
-def test_a_choice_of_words_is_part_of_the_case():
-    sure, surer = (
-        make.case("none", model=Choice("mlp"), sampling=Sampling(precision_target=one)) for one in (0.02, 0.01)
-    )
-
-    assert sure.id != surer.id
-    assert {sure: 1}[decode(encode(sure), Case)] == 1
 
 
 class Asynchronous(Scripted):

@@ -24,19 +24,6 @@ from tests.conftest import measured
 from tests.plans import written
 
 
-@pytest.mark.slow
-def test_a_run_is_computed_again_in_the_backward_and_only_that_run():
-    module = nn.Sequential(*[Counted() for _ in range(6)])
-    work = workload(module, tuple("012345"))
-
-    checkpoint_segments(work, [range(1, 3), range(3, 5)])
-    for block in module:
-        block.calls = 0  # one forward was observed
-    work.loss(module, work.batch).backward()
-
-    assert [block.calls for block in module] == [1, 2, 2, 2, 2, 1]
-
-
 def test_a_loop_over_a_list_with_more_arguments_is_checkpointed_as_it_stands():
     torch.manual_seed(0)
     module = Looping()
@@ -50,17 +37,6 @@ def test_a_loop_over_a_list_with_more_arguments_is_checkpointed_as_it_stands():
 
     assert [layer.calls for layer in module.layers] == [2, 2, 2, 2, 1, 1]
     assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), expected, strict=True))
-
-
-def test_hooks_on_a_block_still_see_its_own_work():
-    module = nn.Sequential(*[Counted() for _ in range(3)])
-    seen = []
-    module[1].register_forward_hook(lambda block, arguments, output: seen.append(torch.equal(output, arguments[0])))
-
-    checkpoint_segments(workload(module, tuple("012")), [range(2)])
-    module(torch.ones(2, 3))
-
-    assert False in seen
 
 
 BY_BLOCKS = ("segments:k=1", "sqrt", "recursive", "from-start", "all", "every:k=1", "first:n=1", "selective:save=mm")
@@ -362,16 +338,6 @@ def test_the_extra_flops_of_every_kth_block_equal_arithmetic(k):
     assert extra[1] - extra[0] == (layers // k) * (2 * tokens * weights + attention)
 
 
-@pytest.mark.usefixtures("with_test_models")
-def test_repaired_batchnorm_is_equal_to_the_bit():
-    record = measured("batchnorm", "segments:k=2", passes=("equality",), repair_batchnorm=True)
-    broken = measured("batchnorm", "segments:k=2", passes=("equality",))
-
-    assert broken.equality.buffers_difference > 0.01
-    assert record.equality.buffers_equal
-    assert [note.code for note in record.notes] == ["GCP010"]
-
-
 @pytest.mark.parametrize("strategy", ["recursive", "all", "every:k=2"])
 @pytest.mark.usefixtures("with_test_models")
 def test_batchnorm_is_repaired_however_often_it_is_recomputed(strategy):
@@ -438,16 +404,6 @@ def test_a_batchnorm_whose_results_are_saved_counts_its_batches_twice_and_is_rep
     assert record.equality.buffers_difference is None
     assert record.equality.differing_buffers == tuple(f"{i}.num_batches_tracked" for i in (1, 3, 5))
     assert (repaired.equality.buffers_equal, repaired.equality.gradients_equal) == (True, True)
-
-
-@pytest.mark.usefixtures("with_test_models")
-def test_the_record_counts_how_often_each_block_ran():
-    counted = {
-        strategy: measured("transformer:layers=4", strategy, passes=("flops",)).readings.block_calls
-        for strategy in ("none", "segments:k=2", "from-start")
-    }
-
-    assert counted == {"none": (1, 1, 1, 1), "segments:k=2": (2, 2, 1, 1), "from-start": (4, 3, 2, 1)}
 
 
 def test_a_block_that_is_given_its_input_by_name_is_checkpointed_by_itself():

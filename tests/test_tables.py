@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from csv import DictReader
 from pathlib import Path
 
 import msgspec
@@ -17,10 +16,8 @@ from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import units
-from profiler.core.case import decode
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
-from profiler.core.record import Record
 from profiler.core.units import GIB, KIB, MIB
 from profiler.views.export import csv, files, markdown
 from profiler.views.export.files import write_whole
@@ -84,15 +81,6 @@ def test_a_run_without_records_has_its_columns_still(tmp_path, kind):
 
     read = pd.read_csv if kind == "csv" else pd.read_parquet
     assert list(read(io.BytesIO(text)).columns) == list(COLUMNS)
-
-
-def test_parquet_goes_to_a_file(here, capsys):
-    run = examples.run(here / "run", examples.sweep((2,)))
-
-    assert answer(["export", str(run.folder), "--to", "parquet", "-o", "table.parquet"]) == 0
-
-    assert list(pd.read_parquet("table.parquet").strategy) == ["none", "segments:k=2"]
-    assert "wrote table.parquet" in capsys.readouterr().err
 
 
 def test_parquet_is_not_written_to_a_terminal(here, monkeypatch, capsys):
@@ -173,10 +161,6 @@ def test_a_ratio_is_shown_as_a_signed_percentage(ratio: float, text: str):
     assert units.change_text(ratio) == text
 
 
-def lines_of(text: str) -> list[dict[str, str]]:
-    return list(DictReader(io.StringIO(text)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "suffix"), [("csv", "csv"), ("markdown", "md"), ("latex", "tex")])
 def test_the_export_looks_as_it_did(name: str, suffix: str):
@@ -189,27 +173,6 @@ def test_the_export_looks_as_it_did(name: str, suffix: str):
     golden_files.compare(f"troubled.{suffix}", render(examples.table(examples.troubled())))
 
 
-def test_a_csv_line_holds_bytes_as_integers_and_seconds_as_medians_with_their_samples():
-    records = [make.record("none", peak=100 * MIB, seconds=(0.1, 0.3, 0.2))]
-
-    line = lines_of(csv.table(examples.table(records)))[0]
-
-    assert line["peak_bytes"] == str(100 * 2**20)
-    assert line["step_seconds"] == "0.2"
-    assert line["step_seconds_samples"] == "0.1;0.3;0.2"
-
-
-def test_what_was_not_measured_is_an_empty_csv_cell_and_its_column_stays_whole_numbers():
-    records = [make.record("none", peak=100 * MIB), make.failed("segments:k=2", "skipped", "why")]
-
-    text = csv.table(examples.table(records))
-
-    lines = lines_of(text)
-    assert (lines[0]["peak_bytes"], lines[1]["peak_bytes"]) == ("104857600", "")
-    assert lines[1]["step_seconds"] == lines[1]["step_seconds_samples"] == lines[1]["gradients"] == ""
-    assert "nan" not in text.lower()
-
-
 def test_the_document_holds_exactly_what_is_promised():
     records = [make.record("segments:k=8", seconds=(0.1, 0.2))]
 
@@ -219,14 +182,6 @@ def test_the_document_holds_exactly_what_is_promised():
     assert (whole["schema"], whole["run"], whole["status"], whole["exit_code"]) == (1, "name", "partial", 130)
     assert whole["records"][0]["case"]["strategy"] == "segments:k=8"
     assert whole["records"][0]["readings"]["step_seconds"] == [0.1, 0.2]
-
-
-def test_the_records_of_the_document_can_be_read_back():
-    records = examples.troubled()
-
-    whole = msgspec.json.decode(document(None, records, status="failed", exit_code=1))
-
-    assert [decode(msgspec.json.encode(record), Record) for record in whole["records"]] == records
 
 
 def test_a_folder_in_place_of_the_file_is_not_replaced(tmp_path: Path):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 
 import pytest
 
 from profiler.analysis.rows import rows
-from profiler.core.record import Conditions, Record
-from profiler.core.stats import MOST_STEPS, Sampling, interval
+from profiler.core.record import Conditions
+from profiler.core.stats import MOST_STEPS, Sampling
 from profiler.measuring.meters import time as timing
 from tests.conftest import measured
 from tests.gpu_records import notes, record
-from tests.scripted_steps import Scripted, step
 
 YEAR = 365 * 24 * 3600.0
 
@@ -117,34 +115,6 @@ def test_fault_51_a_real_step_that_is_fast_is_measured_and_noted(monkeypatch):
 # --- 52: a step nearly as slow as the limit
 
 
-class Slow(Scripted):
-    """A device on which every step takes so long, with the time that it has come to."""
-
-    now = 0.0
-
-    def seconds(self) -> list[float]:
-        found = super().seconds()
-        self.now += sum(found)
-        return found
-
-
-@pytest.mark.parametrize(
-    ("seconds", "limit", "taken"),
-    [
-        (100.0, 10_000.0, (2, 5, "samples")),
-        (100.0, 600.0, (2, 3, "limit")),
-        (250.0, 600.0, (1, 1, "limit")),  # no time for a warm-up besides the first step
-        (350.0, 600.0, (1, 1, "limit")),  # it may be late now; without a sample there would be nothing
-    ],
-)
-def test_fault_52_slow_steps_are_fewer_samples(seconds, limit, taken):
-    device = Slow([seconds] * 9)
-
-    found = timing.read(device, step, warmup=1, samples=5, until=limit, clock=lambda: device.now)
-
-    assert (len(found["warmup_seconds"]), len(found["step_seconds"]), found["stopped"]) == taken
-
-
 def cut(*, sampling: Sampling | None = None) -> dict[str, str]:
     """The notes of a round that ended with three slow steps."""
     return notes(record(seconds=(100.0, 101.0, 99.0), stopped="limit", sampling=sampling))
@@ -160,27 +130,3 @@ def test_fault_52_it_is_said_which_rule_was_not_met():
 
 
 # --- 53: samples of two modes, or of great noise
-
-
-def bimodal() -> tuple[float, ...]:
-    draw = random.Random(0)
-    return tuple(draw.choice((0.1, 0.2)) * (1 + 0.01 * draw.gauss()) for _ in range(40))
-
-
-def lognormal() -> tuple[float, ...]:
-    draw = random.Random(1)
-    return tuple(0.1 * draw.lognormvariate(0, 0.5) for _ in range(40))
-
-
-@pytest.mark.parametrize("seconds", [bimodal(), lognormal()], ids=["bimodal", "noise"])
-def test_fault_53_the_interval_is_wide_and_the_row_is_called_noisy_with_advice(seconds):
-    made: Record = record(seconds=seconds, sampling=Sampling(), stopped="samples")
-
-    (row,) = rows([made])
-    low, high = interval(row.readings.step_seconds)
-    found = {note.code: note.text for note in row.notes}
-    assert (high - low) / row.step_seconds > 0.2
-    assert "a quiet machine, more --rounds or a larger --max-samples would" in found["GCP012"]
-    assert "the median is known to ±" in found["GCP012"]
-    assert "its steps vary by ±" in found["GCP012"]
-    assert row.readings.step_seconds == seconds  # none is dropped

@@ -14,12 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from profiler.cli import answer
 from profiler.core.case import encode
 from profiler.core.record import Record
 from profiler.engines.local import Local
-from profiler.runs import store
-from tests import examples, make
+from tests import make
 from tests.faults.trials import trial
 from tests.program import PATIENCE_SECONDS
 
@@ -129,16 +127,6 @@ def test_fault_22_a_lie_is_a_failed_trial_and_its_numbers_are_nobodys(tmp_path, 
 )
 def test_fault_22_a_lie_beside_the_readings_is_one_too(fields, why):
     assert believed(altered(**fields)).detail == f"bad result: {why}"
-
-
-def test_fault_22_a_lie_that_is_stored_already_is_read_as_it_is_and_validate_tells(tmp_path, capsys):
-    lie = msgspec.structs.replace(GOOD, readings=msgspec.structs.replace(GOOD.readings, saved_bytes=-1))
-    folder = examples.run(tmp_path / "run", [lie]).folder
-
-    assert store.load(folder).records == (lie,)
-    assert answer(["show", str(folder)]) == 0
-    assert answer(["validate", str(folder)]) == 4
-    assert "saved_bytes is -1" in capsys.readouterr().out
 
 
 @given(some.binary(max_size=300))

@@ -28,7 +28,6 @@ from profiler.measuring.trial import measure
 from profiler.runs import store
 from profiler.views.tables import columns, grid, progress
 from tests import examples, make
-from tests.conftest import measured
 from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial
 from tests.program import PATIENCE_SECONDS, next_words
 
@@ -185,35 +184,6 @@ def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, expected):
 
 
 # --- gradients that are missing, wrong or never twice the same; models that change more than is theirs
-
-
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_fault_25_a_reentrant_checkpoint_of_an_input_without_gradient_names_the_parameters():
-    record = measured("mlp", "_planted:fault=reentrant", passes=("equality",))
-
-    assert record.outcome == "invalid"
-    assert record.equality.missing == ("0.weight", "0.bias", "2.weight", "2.bias")
-    assert record.detail == "4 of 6 parameters have no gradient: 0.weight, 0.bias, 2.weight, ..."
-
-
-def test_fault_26_dropout_without_its_random_state_is_invalid_and_names_the_worst_parameter():
-    record = measured("tests.faulty:build:kind=dropout", "_planted:fault=random-state", passes=("equality",))
-
-    assert record.outcome == "invalid"
-    assert record.equality.loss_equal
-    assert record.equality.largest_difference > 0.01
-    assert f"gradients differ by {record.equality.largest_difference:.1e}" in record.detail
-    assert f"worst in {record.equality.worst_parameter}" in record.detail
-
-
-@pytest.mark.slow
-def test_fault_27_a_model_that_is_never_twice_the_same_is_measured_by_its_own_floor(here, shared):
-    assert run("noise", "all") == 0
-
-    none, noisy = rows(store.load(here / "run").records)
-    assert 0 < none.equality.noise_floor < 0.1
-    assert noisy.equality.noise_floor > 0
-    assert (none.gradients, noisy.gradients) == ("within noise", "within noise")
 
 
 def test_fault_29_switches_that_a_model_changes_are_told_and_the_next_trial_has_its_own(engine):
