@@ -169,7 +169,7 @@ BLOCKS = {  # by the papers or the config: what each is made of
     "hf:vit": 3,
     "hf:whisper": 3 + 3,
 }
-QUICK = ("torchvision:resnet18", "hf:gpt2", "hf:t5")
+QUICK = ("hf:gpt2", "hf:t5")
 LINE = re.compile(r"\| `(?P<model>[^`]+)` \| (?P<blocks>\d+) \| .* \| (?P<gradients>[^|]+) \|$", re.MULTILINE)
 
 

@@ -99,7 +99,9 @@ def test_a_budget_that_no_test_heeds_is_said_and_no_success(words, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "is_there"), [("", False), ("peak_memory", True)])
+@pytest.mark.parametrize(
+    ("words", "is_there"), [("", False), pytest.param("peak_memory", True, marks=pytest.mark.nightly)]
+)
 def test_only_a_test_that_asks_for_the_fixture_imports_torch(words, is_there, tmp_path):
     """The second is the twin: an import would be seen."""
     told = "def pytest_unconfigure():\n    print('TORCH', 'torch' in sys.modules, 'msgspec' in sys.modules)\n"

@@ -49,7 +49,7 @@ def shard_bytes(shape, ranks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "ranks"), [pytest.param(TINY, 4, marks=pytest.mark.nightly), (TINY, 4096), (UNEVEN, 8)]
+    ("model", "ranks"), [*(pytest.param(TINY, ranks, marks=pytest.mark.nightly) for ranks in (4, 4096)), (UNEVEN, 8)]
 )
 def test_static_bytes_are_the_arithmetic_of_sharding(rehearsed, model, ranks):
     shapes = [tuple(parameter.shape) for parameter in BUILDS[model]().module.parameters()]

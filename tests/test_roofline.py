@@ -18,15 +18,10 @@ ROUND = Rates(
     flops=Flops(fp32=1e12, fp16=8e12, bf16=4e12),  # 8e11, 6.4e12 and 3.2e12 are
     compute_capability=(8, 0),
 )
-SIXTEEN = ("bf16", "fp16", "amp-bf16", "amp-fp16")
-
-
-def step_of(*operators: Operator) -> tuple[Operator, ...]:
-    return operators
 
 
 def forward(name: str, *, flops: int = 0, moved: int = 0) -> tuple[Operator, ...]:
-    return step_of(Operator(name, "", "forward", flops, moved))
+    return (Operator(name, "", "forward", flops, moved),)
 
 
 def product(size: int) -> tuple[Operator, ...]:
@@ -34,25 +29,16 @@ def product(size: int) -> tuple[Operator, ...]:
     return forward("aten.mm", flops=2 * size**3, moved=3 * size**2 * 4)
 
 
-@pytest.mark.slow
-def test_a_large_matrix_product_takes_as_long_as_its_arithmetic():
-    found = seconds(product(2000), ROUND, "fp32")
-
-    assert found["step"] == pytest.approx(16e9 / 8e11 + LAUNCH)  # 20 ms; its 48 MB would take 0.6 ms
-
-
-def test_an_elementwise_operator_takes_as_long_as_its_traffic():
-    found = seconds(forward("aten.add.Tensor", moved=8 * 10**8), ROUND, "fp32")
-
-    assert found["step"] == pytest.approx(0.01 + LAUNCH)
-
-
-def test_every_operator_costs_a_launch():
-    small = Operator("aten.add.Tensor", "", "forward", 0, 8)
-
-    found = seconds(step_of(*[small] * 1000), ROUND, "fp32")
-
-    assert found["step"] == pytest.approx(1000 * (8 / 8e10 + LAUNCH))
+@pytest.mark.parametrize(
+    ("trace", "expected"),
+    [
+        (product(2000), 16e9 / 8e11 + LAUNCH),  # 20 ms; its 48 MB would take 0.6 ms
+        (forward("aten.add.Tensor", moved=8 * 10**8), 0.01 + LAUNCH),
+        (forward("aten.add.Tensor", moved=8) * 1000, 1000 * (8 / 8e10 + LAUNCH)),
+    ],
+)
+def test_an_operator_takes_as_long_as_its_arithmetic_or_its_traffic_and_a_launch(trace, expected):
+    assert seconds(trace, ROUND, "fp32")["step"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +60,7 @@ def test_what_starts_no_kernel_costs_nothing(name, moved):
 
 def test_each_phase_has_its_own_and_recomputing_is_part_of_the_backward():
     moved = {"zero": 1, "forward": 2, "recompute": 3, "backward": 4, "optimizer": 5, "end": 6}  # in 80 MB
-    trace = step_of(*[Operator("aten.add_", "", phase, 0, size * 8 * 10**7) for phase, size in moved.items()])
+    trace = [Operator("aten.add_", "", phase, 0, size * 8 * 10**7) for phase, size in moved.items()]
 
     found = seconds(trace, ROUND, "fp32")
 
@@ -98,7 +84,7 @@ def test_arithmetic_runs_at_the_rate_of_its_precision(precision, rate):
     assert found["step"] == pytest.approx(64e9 / rate + LAUNCH)
 
 
-@pytest.mark.parametrize("precision", SIXTEEN)
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "amp-bf16", "amp-fp16"])
 def test_traffic_is_as_fast_in_every_precision(precision):
     trace = forward("aten.add.Tensor", moved=8 * 10**8)
 
@@ -106,7 +92,7 @@ def test_traffic_is_as_fast_in_every_precision(precision):
 
 
 def test_an_optimizer_outside_of_autocast_multiplies_in_fp32():
-    trace = step_of(Operator("aten.mm", "", "optimizer", 8 * 10**9))
+    trace = (Operator("aten.mm", "", "optimizer", 8 * 10**9),)
 
     assert seconds(trace, ROUND, "amp-fp16")["optimizer"] == pytest.approx(0.01 + LAUNCH)
     assert seconds(trace, ROUND, "fp16")["optimizer"] == pytest.approx(0.00125 + LAUNCH)

@@ -111,7 +111,7 @@ def proof(python, folder):
     return smoke.foreign(folder, python, torch.__file__, inject=launch.INJECT, variables=given)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(hollow, monkeypatch, tmp_path):
     folder = smoke.proven_libraries()[0]
     monkeypatch.setattr(cache, "folder", lambda: tmp_path)  # where no verdict is kept yet

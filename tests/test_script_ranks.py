@@ -230,10 +230,8 @@ def test_memory_that_runs_out_for_an_assumed_size_ends_a_script_that_would_catch
     assert line_of("unknown_values.py", "rows = (outputs") in variant["processes"][0]["detail"]
 
 
-@pytest.mark.parametrize(
-    "values", [pytest.param("zeros", marks=pytest.mark.slow), *(
-        pytest.param(name, marks=pytest.mark.nightly) for name in ("balanced",))]
-)  # fmt: skip
+@pytest.mark.nightly
+@pytest.mark.parametrize("values", ["zeros", "balanced"])
 def test_numbers_that_are_not_known_are_finite_and_the_same_each_time(values, folder):
     done = rehearsed(("python", "unknown_values.py", "checks"), "--values", values, cwd=folder)
 

@@ -161,7 +161,7 @@ def ending(said, folder):
     return [*own, lines[last].partition(" Process ")[0]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_that_fails_does_so_in_its_own_words(folder, kept):
     words = ("python", "imagenet_like.py", "--fail")
 

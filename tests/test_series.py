@@ -55,24 +55,25 @@ def test_the_interval_holds_the_median_as_often_as_it_says(count, noise):
     assert 0.94 <= share <= 0.985  # never less than 95 %; of six samples 96.9 %, since there is no pair between
 
 
-def test_the_uncertainty_is_the_farther_end_of_the_interval_over_the_median():
-    assert uncertainty((8, 9, 10, 10, 11, 13)) == pytest.approx(0.3)
-    assert uncertainty((8, 9, 10)) is None
-    assert uncertainty((0.0,) * 6) is None
+@pytest.mark.parametrize(
+    ("series", "expected"), [((8, 9, 10, 10, 11, 13), 0.3), ((8, 9, 10), None), ((0.0,) * 6, None)]
+)
+def test_the_uncertainty_is_the_farther_end_of_the_interval_over_the_median(series, expected):
+    assert uncertainty(series) == (expected and pytest.approx(expected))
 
 
-def test_the_first_steps_are_warm_up_as_long_as_they_are_slower_than_the_later_ones():
-    assert num_warmup((2.0, 1.6, 1.3, *STEADY)) == 3
-    assert num_warmup(STEADY) == 0
-
-
-def test_a_slow_step_in_the_middle_is_no_warm_up():
-    assert num_warmup((*STEADY[:3], 3.0, *STEADY)) == 0
-
-
-def test_two_percent_are_no_warm_up():
-    assert num_warmup((1.02, *[1.0] * 9)) == 0
-    assert num_warmup((1.03, *[1.0] * 9)) == 1
+@pytest.mark.parametrize(
+    ("series", "number"),
+    [
+        ((2.0, 1.6, 1.3, *STEADY), 3),
+        (STEADY, 0),
+        ((*STEADY[:3], 3.0, *STEADY), 0),  # in the middle
+        ((1.02, *[1.0] * 9), 0),
+        ((1.03, *[1.0] * 9), 1),
+    ],
+)
+def test_the_first_steps_are_warm_up_as_long_as_they_are_slower_than_the_later_ones(series, number):
+    assert num_warmup(series) == number
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 8, 40])
@@ -89,30 +90,25 @@ def test_of_steps_without_warm_up_some_are_taken_for_it_once_in_fifty_at_most():
     assert sum(number > 0 for number in found) / len(found) < 0.02
 
 
-def test_a_rise_is_told_by_its_size():
-    rising = [1 + index / 100 for index in range(30)]
-
-    assert drift([rising]) == pytest.approx((1 + 24.5 / 100) / (1 + 4.5 / 100) - 1)  # medians of the thirds
-    assert drift([rising[::-1]]) == pytest.approx((1 + 4.5 / 100) / (1 + 24.5 / 100) - 1)
+RISING, SHORT = [1 + index / 100 for index in range(30)], (1.0, 1.1, 1.2)
+THIRDS = (1 + 24.5 / 100) / (1 + 4.5 / 100)  # their medians
 
 
-def test_what_may_be_chance_is_no_drift():
-    assert drift([(1.0, 1.1, 1.2)]) is None  # one order of six
-    assert drift([]) is None
-    assert drift([(1.0,), (1.0, 1.0, 1.0, 1.0)]) is None
-
-
-def test_small_drifts_of_several_series_add_up():
-    rising = (1.0, 1.1, 1.2)
-
-    assert drift([rising] * 4) is None
-    assert drift([rising] * 5) == pytest.approx(0.2)
-
-
-def test_each_series_is_in_its_own_order():
-    apart = [[level + step for step in (0.03, 0.01, 0.04, 0.02)] for level in range(1, 9)]
-
-    assert drift(apart) is None  # though later series are larger
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([RISING], THIRDS - 1),
+        ([RISING[::-1]], 1 / THIRDS - 1),
+        ([SHORT], None),  # one order of six
+        ([], None),
+        ([(1.0,), (1.0, 1.0, 1.0, 1.0)], None),
+        ([SHORT] * 4, None),
+        ([SHORT] * 5, 0.2),  # small ones add up
+        ([[level + step for step in (0.03, 0.01, 0.04, 0.02)] for level in range(1, 9)], None),  # each in its own order
+    ],
+)
+def test_a_drift_is_told_by_its_size_unless_it_may_be_chance(rounds, expected):
+    assert drift(rounds) == (expected and pytest.approx(expected))
 
 
 @pytest.mark.parametrize(("rounds", "count"), [(1, 30), (3, 6), (3, 20), (7, 3)])
@@ -145,31 +141,28 @@ def test_sampling_is_looked_at_after_a_fifth_more_samples():
     assert looks == [2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 48, 58]
 
 
-def test_sampling_ends_where_the_median_is_sure_enough():
-    assert stop_reason((1.0, 1.01, 0.99, 1.0, 1.0, 1.0), ENDLESS, least=5) == "target"
-    assert stop_reason((1.0, 1.03, 0.99, 1.0, 1.0, 1.0), ENDLESS, least=5) is None  # its interval reaches 3 %
-    assert stop_reason((1.0,) * 7, ENDLESS, least=5) is None  # seven are not looked at
-    assert stop_reason((1.0,) * 5, ENDLESS, least=5) is None
+WIDE, LATE = (1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.5), (9.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
-def test_sampling_ends_where_its_number_or_its_time_is_spent():
-    wide = (1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.5)
-
-    assert stop_reason(wide, Sampling(max_samples=7, max_seconds=99), least=5) == "samples"
-    assert stop_reason(wide, Sampling(max_samples=99, max_seconds=14), least=5) == "seconds"
-    assert stop_reason(wide, Sampling(max_samples=99, max_seconds=15), least=5) is None
-    assert (
-        stop_reason(wide[:4], Sampling(max_samples=99, max_seconds=1), least=5) is None
-    )  # the least there are in any case
-    assert stop_reason(wide[:5], Sampling(max_samples=99, max_seconds=1), least=5) == "seconds"
-
-
-def test_warm_up_counts_for_the_limits_and_not_for_the_target():
-    series = (9.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-
-    assert stop_reason(series, ENDLESS, least=5) is None  # five steady ones have no interval
-    assert stop_reason((*series, 1.0, 1.0), ENDLESS, least=5) == "target"
-    assert stop_reason((9.0, *series, 1.0, 1.0), ENDLESS, least=9) is None
+@pytest.mark.parametrize(
+    ("series", "sampling", "least", "reason"),
+    [
+        ((1.0, 1.01, 0.99, 1.0, 1.0, 1.0), ENDLESS, 5, "target"),
+        ((1.0, 1.03, 0.99, 1.0, 1.0, 1.0), ENDLESS, 5, None),  # its interval reaches 3 %
+        ((1.0,) * 7, ENDLESS, 5, None),  # seven are not looked at
+        ((1.0,) * 5, ENDLESS, 5, None),
+        (WIDE, Sampling(max_samples=7, max_seconds=99), 5, "samples"),
+        (WIDE, Sampling(max_samples=99, max_seconds=14), 5, "seconds"),
+        (WIDE, Sampling(max_samples=99, max_seconds=15), 5, None),
+        (WIDE[:4], Sampling(max_samples=99, max_seconds=1), 5, None),  # the least there are in any case
+        (WIDE[:5], Sampling(max_samples=99, max_seconds=1), 5, "seconds"),
+        (LATE, ENDLESS, 5, None),  # five steady ones have no interval: warm-up counts for the limits alone
+        ((*LATE, 1.0, 1.0), ENDLESS, 5, "target"),
+        ((9.0, *LATE, 1.0, 1.0), ENDLESS, 9, None),
+    ],
+)
+def test_sampling_ends_where_the_median_is_sure_enough_or_a_limit_is_spent(series, sampling, least, reason):
+    assert stop_reason(series, sampling, least=least) == reason
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.05])

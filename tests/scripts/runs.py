@@ -65,7 +65,7 @@ TABLE = {
     script.name: script
     for script in (
         _script("resume", is_quick=True),
-        _script("gan", is_quick=True),
+        _script("gan"),
         _script("vae"),
         _script("nanogpt_like", is_quick=True),
         _script("scaler"),
