@@ -167,6 +167,7 @@ def mark(phase):
     torch.cuda.reset_peak_memory_stats()
     now[0] = phase
 
+plain = torch._C._cuda_memoryStats
 by_hand = sys.argv[1] == "by hand"
 model, optimizer = start()
 tensor = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")  # a peak of before
@@ -178,16 +179,16 @@ if by_hand:
     answer = {"rows": rows}
 else:
     reads = [torch.cuda.max_memory_allocated()]
-    plain = torch._C._cuda_memoryStats
     with profiler.watch() as watch:
         loop(model, optimizer, lambda phase: None)
         reads.append(torch.cuda.max_memory_allocated())
     reads.append(torch.cuda.max_memory_allocated())
     rows = [[one.name, one.is_first_step, one.peak_bytes] for one in watch.process.phases]
-    answer = {"rows": rows, "reads": reads, "text": watch.table, "is_gone": torch._C._cuda_memoryStats is plain}
+    answer = {"rows": rows, "reads": reads, "text": watch.table}
 answer["reserved"] = torch.cuda.max_memory_reserved()
 torch.cuda.reset_peak_memory_stats()
 answer["left"] = torch.cuda.max_memory_allocated()
+answer["is_gone"] = torch._C._cuda_memoryStats is plain
 print(json.dumps(answer))
 """
 
