@@ -64,15 +64,6 @@ def test_a_damaged_run_does_not_hide_the_others(results: Path, capsys: pytest.Ca
     assert "4/9" in out
 
 
-def test_export_goes_to_stdout_or_to_a_file(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert answer(["export", FIRST, "--to", "csv"]) == 0
-    printed = capsys.readouterr().out
-    assert answer(["export", FIRST, "--to", "csv", "-o", "table.csv"]) == 0
-
-    assert capsys.readouterr().out == ""
-    assert (tmp_path / "table.csv").read_text() == printed
-
-
 @pytest.mark.parametrize(("command", "table"), [("models", models.TABLE), ("strategies", strategies.TABLE)])
 def test_every_name_is_listed_and_the_hidden_ones_only_where_asked_for(
     command: str, table: dict[str, str], capsys: pytest.CaptureFixture[str]

@@ -12,13 +12,8 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core.case import Case
-from profiler.runs import find, store
-from profiler.views.tables.progress import trial_line, varying
 from tests import compared_runs, examples, make
 from tests.make import MIB
-
-REFERENCES = [f"ref:predicted-{device}/transformer" for device in ("t4", "a100-40", "h100")]
 
 
 @pytest.fixture
@@ -30,35 +25,6 @@ def results(here: Path) -> Path:
     examples.run(here / "results" / "new", [examples.point("none", segments=1, seconds=0.1), *slower])
     examples.run(here / "results" / "torch", examples.sweep((2, 4), environment=other))
     return here / "results"
-
-
-def test_the_first_lines_are_what_differs(here: Path, capsys: pytest.CaptureFixture[str]):
-    assert answer(["compare", *REFERENCES]) == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"A: {REFERENCES[0]}, the baseline"
-    assert lines[4].split() == ["differs", "A", "t4", "B", "a100-40", "C", "h100"]
-    assert lines[6].startswith("device")
-    assert "NVIDIA H100 80GB HBM3" in lines[6]
-
-
-def test_each_device_is_told_the_fastest_that_fits_it(here: Path, capsys: pytest.CaptureFixture[str]):
-    expected = []
-    for name in REFERENCES:
-        records = store.load(find.reference(name)).records
-        fitting = {
-            record.readings.step_seconds: record.case.strategy
-            for record in records
-            if record.readings.reserved_bytes + 600 * MIB <= record.environment.device_bytes
-        }
-        expected.append(fitting[min(fitting)])
-
-    answer(["compare", *REFERENCES])
-
-    told = capsys.readouterr().out.partition("the fastest that fits")[2].splitlines()
-    named = [line.split()[3] for line in told if line.startswith(("A t4", "B a100-40", "C h100"))]
-    assert named == expected
-    assert len(set(named)) == 2  # the small device must checkpoint
 
 
 def test_the_gate_ends_with_5_and_names_what_tripped(results: Path, capsys: pytest.CaptureFixture[str]):
@@ -216,17 +182,3 @@ def test_what_cannot_be_laid_out_is_refused(here: Path, capsys: pytest.CaptureFi
     assert out == ""
     assert complaint in err
     assert not list(here.glob("*.p*"))
-
-
-def told(*cases: Case) -> tuple[str, ...]:
-    return varying(cases)
-
-
-def test_what_varies_is_told_of_every_trial():
-    cases = [make.case(batch_size=size, precision=word) for size in (8, 16) for word in ("fp32", "bf16")]
-    record = make.record("all", case=cases[3])
-
-    assert told(*cases) == ("batch_size", "precision")
-    assert trial_line(record, varying=told(*cases)).startswith(
-        "mnist-cnn:channels=32 none batch size 16 precision bf16 round 1: ok"
-    )

@@ -99,13 +99,6 @@ def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
         assert max(map(len, text.splitlines())) <= width
 
 
-def test_a_pair_that_swaps_is_named():
-    text = printed(devices(), width=200)
-
-    assert "by time, B against A: 2 of 3 pairs in the same order (tau 0.33); swapped: segments:k=2 and segments" in text
-    assert "by time, C predicted against A measured: all 3 pairs in the same order" in text
-
-
 def test_the_changes_are_those_of_the_values():
     """The ratio that is shown is that of the two medians beside it."""
     found = devices()
@@ -115,10 +108,6 @@ def test_the_changes_are_those_of_the_values():
         for cell in others:
             assert cell.time.ratio == pytest.approx(cell.step_seconds / baseline.step_seconds)
             assert cell.peak.ratio == cell.peak_bytes / baseline.peak_bytes
-
-
-def test_it_can_be_printed_in_ascii():
-    printed(before_and_after(), width=80, encoding="ascii").encode("ascii")
 
 
 def test_text_of_others_does_nothing():

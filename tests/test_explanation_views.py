@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import profiler
@@ -38,26 +37,6 @@ def test_the_text_names_peak_floor_reason_and_what_is_live():
     assert "blocks.15" in shown
     assert "could lower it by: " in shown
     assert "on the host" not in shown  # where the step runs
-
-
-def test_what_the_operator_at_the_peak_takes_for_itself_is_said():
-    trace = by_hand([("backward", "head")], [(100, 1, 1, "head", "backward", "temporaries")])
-    (product,) = trace.operators
-    own = msgspec.structs.replace(trace, operators=(msgspec.structs.replace(product, hidden_bytes=32 * 2**20),))
-
-    assert "\ntemporaries (32.0 MiB workspace)  32.0  head" in text(tables(explain(own, blocks=()), title="")).plain
-    assert "workspace" not in text(tables(explain(trace, blocks=()), title="")).plain
-
-
-def test_numbers_stand_below_their_unit():
-    found = explain(traced(SMALL, batch_size=64)[0], blocks=())
-
-    lines = text(tables(found, title="mine"), Paper(80)).plain.splitlines()
-    head = next(line for line in lines if line.startswith("live at the peak"))
-    first = lines[lines.index(head) + 2]
-
-    assert head.index("MiB") + 3 == first.index(".") + 2
-    assert head.endswith("MiB")
 
 
 def test_what_is_outside_of_all_modules_has_a_name():

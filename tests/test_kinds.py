@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from profiler.analysis.rows import rows
@@ -96,16 +95,6 @@ def test_a_ratio_of_two_gpus_of_a_kind_says_so():
     (note,) = [note for note in everything.notes if note.code == "GCP036"]
     assert note.text in NOTES
     assert "GCP036" not in {note.code for note in none.notes}
-
-
-def test_steps_that_alternate_in_one_process_are_of_one_gpu_and_have_no_such_note():
-    paired = on("GPU-2", "all", 1)
-    readings = msgspec.structs.replace(paired.readings, plain_step_seconds=paired.readings.step_seconds)
-
-    row = rows([on("GPU-1", "none", 1), msgspec.structs.replace(paired, readings=readings)])[1]
-
-    assert row.time.num_pairs == 6
-    assert "GCP036" not in {note.code for note in row.notes}
 
 
 # --- one spelling for one thing: a GPU to predict for

@@ -102,6 +102,16 @@ def test_the_command_tells_what_it_did(shards, tmp_path, capsys):
     assert answer(["show", str(tmp_path / "whole")]) == 0
 
 
+def test_a_torn_line_is_told_and_the_rest_is_merged(shards, tmp_path, capsys):
+    with (shards[0] / "trials.jsonl").open("ab") as file:
+        file.write(b'{"schema":1,"ca')
+
+    assert answer(["merge", *map(str, shards), "-o", str(tmp_path / "whole")]) == 0
+
+    assert "warning: a: the last line of trials.jsonl is torn" in capsys.readouterr().err
+    assert len(store.load(tmp_path / "whole").records) == len(merge(shards).records)
+
+
 def test_logs_that_are_links_or_pipes_are_left_out(shards, tmp_path, capsys):
     (tmp_path / "mine").write_text("mine")
     log, other, *_ = sorted((shards[0] / "logs").iterdir())

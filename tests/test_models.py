@@ -10,9 +10,7 @@ from torch import nn
 
 from profiler.core.case import Choice, Trial
 from profiler.measuring.trial import measure
-from profiler.training.assemble import assemble
 from profiler.training.blocks import find_blocks
-from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.models import built_in
 from tests import make
 from tests.conftest import measured
@@ -126,27 +124,11 @@ def test_the_transformer_sees_no_token_before_its_time():
     assert (difference[5:] > 0).all()
 
 
-def test_two_dense_layers_of_16_and_32_hold_64_and_128_bytes():
-    case = make.case("none", model=Choice("dense-chain"), batch_size=1)
-
-    chain = observe(assemble(case).workload).chain
-
-    assert chain.saved == (64, 128)
-    assert chain.tail == 0
-
-
 @pytest.mark.parametrize(("widths", "batch_size"), [("16+32", 1), ("16+32", 3), ("5", 2), ("7+1+9", 4)])
 def test_a_dense_chain_leaves_its_outputs_and_the_loss_live_to_the_byte(widths, batch_size):
     record = measured(f"dense-chain:widths={widths}", "none", batch_size=batch_size)
 
     assert record.readings.saved_bytes == 4 * batch_size * sum(map(int, widths.split("+"))) + 4
-
-
-def test_a_checkpointed_dense_layer_saves_its_input_and_the_random_state():
-    record = measured("dense-chain:widths=16+32+8", "every:k=2", batch_size=1)
-
-    outside = 64 + 32  # the first layer's output, which is the second's input, and the third's output
-    assert record.readings.saved_bytes == outside + 128 + 5056 + 4
 
 
 # --- families of torchvision, timm and transformers: built, blocks found, gradients equal. All: `tests.families`

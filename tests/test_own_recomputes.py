@@ -54,21 +54,6 @@ def test_the_modules_that_run_again_are_named_in_the_order_of_the_model(way):
     assert flops_notes(model(way)) == [remark(LINEARS)]
 
 
-def test_it_is_said_that_this_is_neither_switched_off_nor_verified():
-    text = remark(LINEARS)
-
-    assert text.startswith(
-        "the model recomputes by its own means: blocks.0.first, blocks.0.second, blocks.1.first and 3 "
-    )
-    assert (
-        "3 more run again in its backward, with gradients on; this is not switched off here nor in any other row"
-        in text
-    )
-    assert text.endswith(", and whether it changes gradients is not verified")
-    assert remark(["", "head"]).startswith("the model recomputes by its own means: the whole model, head run again")
-    assert "blocks.0 runs again" in remark(["blocks.0"])
-
-
 @pytest.mark.parametrize("way", [*RECOMPUTING, "none", "reentrant", "non-reentrant", "looking", "hooked", "saving"])
 def test_a_prediction_says_the_same_of_none_and_nothing_of_other_rows(way):
     is_told = way in RECOMPUTING

@@ -107,17 +107,6 @@ def test_a_panel_for_each_strategy_in_their_order_with_the_same_axes(traces: dic
         assert highest(figure, panel) == pytest.approx(peak(trace).nbytes / 1024)  # less than ten MiB
 
 
-def test_there_is_one_legend_and_every_colour_in_it_once(traces: dict[str, Trace]):
-    figure = draw(traces, title="mine")
-
-    (legend,) = figure.legends
-    labels = [text.get_text() for text in legend.get_texts()]
-    assert len(set(labels)) == len(labels)
-    assert {"parameters", "optimizer state", "saved activations", "recomputed activations", "peak"} <= set(labels)
-    assert "workspaces" not in labels
-    assert not any(axes.get_legend() for axes in figure.axes)
-
-
 @pytest.mark.slow
 def test_phases_are_named_and_one_in_which_nothing_ran_is_not(traces: dict[str, Trace]):
     assert {"forward", "backward", "optimizer"} <= set(texts(draw(traces, title="mine")))
@@ -146,17 +135,6 @@ def test_no_text_over_a_panel_meets_another(traces: dict[str, Trace], num_strate
         boxes = [Text.get_window_extent(text, canvas.get_renderer()) for text in axes.texts]
         assert not any(one.overlaps(other) for one in boxes for other in boxes if one is not other)
         assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
-
-
-def test_a_name_that_is_wider_than_its_phase_is_left_out_or_stands_behind_it():
-    operators = [("forward", "m")] * 2 + [("backward", "m")] * 500 + [("optimizer", "")] * 2
-    short = by_hand(operators, [(100, 1, 504, "m", "forward", "saved")])
-    longer = by_hand([*operators, *[("optimizer", "")] * 500], [(100, 1, 504, "m", "forward", "saved")])
-
-    figure = draw({"short": short, "longer": longer}, title="mine")
-
-    assert [word for word in texts(figure) if word in ("forward", "backward", "optimizer")] == ["backward", "optimizer"]
-    assert "optimizer" not in texts(draw({"short": short}, title="mine"))
 
 
 def test_one_operator_can_be_drawn():

@@ -132,19 +132,6 @@ def test_a_calibrated_prediction_measures_the_baselines_operators_first():
     assert {trial.case.device for trial in others} == {"fake:cpu"}
 
 
-def test_the_error_is_of_the_same_case_on_the_same_kind_of_device():
-    records = [
-        make.record(peak=100),
-        make.record(case=make.case(device="fake:cpu"), peak=103),
-        make.record(case=make.case(device="fake:cuda"), peak=200),
-    ]
-
-    measured, near, other = rows(records)
-
-    assert measured.prediction_error == near.prediction_error == pytest.approx(0.03)
-    assert other.prediction_error is None
-
-
 def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
     found = memory_fit.fits(
         rows(

@@ -41,20 +41,6 @@ def test_a_gpu_offers_a_little_less_memory_than_is_sold(word):
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("abacus-of-wood", "choose from a100-40, a100-80, a10g,"),
-    ],
-)
-def test_an_unknown_gpu_is_refused_with_its_nearest(word, hint):
-    with pytest.raises(UserError) as caught:
-        gpu_specs.find(word)
-
-    assert caught.value.message == f"no GPU is called '{word}'"
-    assert hint in caught.value.hint
-
-
-@pytest.mark.parametrize(
     ("old", "new", "named"),
     [
         ("source", "sauce", "one.toml:3: sauce: Object contains unknown field"),

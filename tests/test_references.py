@@ -24,14 +24,6 @@ FILES = [
 MACHINE = re.compile(rf"/home/|/root/|/tmp/|/work/|C:\\\\Users|\b{re.escape(platform.node() or '-')}\b")
 
 
-def test_there_are_predicted_ones_of_three_devices():
-    devices = {"predicted-t4", "predicted-a100-40", "predicted-h100"}
-
-    assert {f"{device}/{model}" for device in devices for model in ("mnist-cnn", "transformer")} <= set(
-        find.reference_names()
-    )
-
-
 @pytest.mark.parametrize("name", find.reference_names())
 def test_every_one_is_complete_and_says_what_it_is_evidence_of(name: str):
     run = store.load(find.reference(f"ref:{name}"))
@@ -70,14 +62,6 @@ def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right(
 
     assert list(peaks) == ["none", *(f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32))]
     assert all(1011 <= peak <= 1018 for peak in peaks.values())
-
-
-def test_an_unknown_one_is_refused_with_the_nearest():
-    with pytest.raises(UserError, match="no reference run is called 'predicted-h100/mnist'") as refused:
-        find.reference("ref:predicted-h100/mnist")
-
-    assert refused.value.exit_code == 4
-    assert refused.value.hint == "did you mean 'ref:predicted-h100/mnist-cnn'?"
 
 
 @pytest.mark.parametrize("word", ["ref:../../configs", "ref:", "ref:cpu"])

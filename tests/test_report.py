@@ -107,12 +107,6 @@ def with_timeline(strategy: str, nbytes: int) -> Record:
     return msgspec.structs.replace(record, readings=msgspec.structs.replace(record.readings, timeline=found))
 
 
-def test_a_partial_run_is_said_to_be_one(tmp_path: Path):
-    found = examples.run(tmp_path / "run", examples.sweep(), more=(Trial(case=make.case("segments:k=7")),))
-
-    assert "still to run: 1 trial;" in text(page(found))
-
-
 def test_what_went_wrong_is_told_with_its_reason(tmp_path: Path):
     shown = text(page(examples.run(tmp_path / "run", examples.troubled())))
 
@@ -242,15 +236,6 @@ def test_two_models_that_would_look_alike_are_still_two(tmp_path: Path, level: s
     assert "#2" in text(html)
 
 
-def test_hiding_changes_no_number_of_a_run(run: Run):
-    numbers = [
-        re.findall(r"\d[\d.,]*", text(page(run, redact=level)).partition("Run it again")[0])
-        for level in ("none", "default")
-    ]
-
-    assert numbers[0] == numbers[1]
-
-
 def test_a_command_loses_its_folders(tmp_path: Path):
     found = examples.run(tmp_path / "run", examples.sweep((2,)))
     command = "gcprof run --model alice/train.py:make --strategies plan:file=plans/a.json,all models/bob"
@@ -264,13 +249,6 @@ def test_a_command_loses_its_folders(tmp_path: Path):
 
 
 # --- pictures
-
-
-def test_a_picture_of_nothing_is_none():
-    nothing = rows([make.failed("none", "crashed", "signal 11")])
-
-    assert [draw(nothing, "a") for draw in (pictures.frontier, pictures.timelines)] == [None] * 2
-    assert [pictures.strategies(nothing, kind, "a") for kind in pictures.STRATEGIES] == [None] * 2
 
 
 def test_points_and_budget_lie_where_the_frontier_is_drawn():

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core.case import Trial, encode
+from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, PhaseBytes
 from profiler.runs import store
@@ -278,14 +278,3 @@ def test_a_damaged_file_is_named_and_the_other_is_still_looked_at(run, name):
     assert [where for where, _, is_damage in findings if is_damage] == [
         name if name == "manifest.json" else "trials.jsonl:1"
     ]
-
-
-def test_what_is_run_only_where_a_model_has_checkpoints_of_its_own_is_not_missed(tmp_path):
-    folder = tmp_path / "run"
-    own = Trial(case=make.case("own"), if_own=True)
-    examples.run(folder, GOOD[:1])
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["plan"].append(json.loads(encode(own)))
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-    assert found(folder) == []

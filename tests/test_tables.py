@@ -19,7 +19,7 @@ from profiler.core import units
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
 from profiler.core.units import GIB, KIB, MIB
-from profiler.views.export import csv, files, markdown
+from profiler.views.export import csv, markdown
 from profiler.views.export.files import write_whole
 from profiler.views.export.json import document
 from profiler.views.tables.columns import main
@@ -189,14 +189,3 @@ def test_a_folder_in_place_of_the_file_is_not_replaced(tmp_path: Path):
         write_whole(tmp_path, b"", force=True)
 
     assert not [path for path in tmp_path.parent.iterdir() if path.name.endswith(".new")]
-
-
-def test_derived_files_are_written_and_written_again(tmp_path: Path):
-    run = examples.run(tmp_path / "run", examples.sweep((2, 4)))
-
-    first = [path.name for path in (*files.write_tables(run), *files.write_pictures(run))]
-    files.write_tables(run)
-    files.write_pictures(run)
-
-    assert first == ["table.csv", "table.md", "frontier.png"]
-    assert sorted(path.name for path in (run.folder / "derived").iterdir()) == sorted(first)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from profiler.cli import COMMANDS, answer
 from profiler.core.errors import UserError
 from profiler.request import spec
-from profiler.request.device_choice import choose_device
 from profiler.request.spec import CheckedRequest, Request
 from profiler.runs import store
 from profiler.views.export import files
@@ -83,14 +82,6 @@ def test_fault_8_a_cuda_device_that_is_not_there_is_exit_code_3(word: str, here:
 
     assert f"there is no '{word}': torch sees no CUDA device here" in capsys.readouterr().err
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize("word", ["cuda:2", "cuda:99999999999999999999", "cuda:01"])
-def test_fault_10_an_index_out_of_range_is_answered_with_the_devices(word: str):
-    with pytest.raises(UserError) as caught:
-        choose_device(word, ["cpu", "cuda:0", "cuda:1"])
-
-    assert (caught.value.exit_code, caught.value.hint) == (2, "choose from auto, cpu, cuda:0, cuda:1")
 
 
 # --- sweep files

@@ -14,7 +14,6 @@ import torch
 
 from profiler.analysis.rows import rows
 from profiler.cli import answer
-from profiler.core import catalogue
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.record import Record, Shortage
 from profiler.core.units import GIB
@@ -32,7 +31,6 @@ from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial
 from tests.program import PATIENCE_SECONDS, next_words
 
 USERS = Path(__file__).parents[1] / "user_models"
-PACKAGE = str(Path(catalogue.__file__).parents[1])
 LIMIT = 1.0  # seconds of a stage, for what never ends
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
 
@@ -244,24 +242,6 @@ def test_fault_23_what_cannot_be_had_is_refused_before_anything_starts(capsys, n
     assert answer(["run", "--model", words]) == 2
 
     assert complaint in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "detail"),
-    [
-        ("import torch\n\nraise OSError('no such disk')\n\ndef make(): ...\n", "OSError: no such disk (early.py:3)"),
-        ("def make(config, *, depth): ...\n", "missing a required argument: 'config'"),
-    ],
-    ids=["raises", "wants"],
-)
-def test_fault_23_a_file_without_a_model_is_told_with_its_line(tmp_path, engine, text, detail):
-    (tmp_path / "early.py").write_text(text)
-
-    (record,) = engine.run([of(f"{tmp_path}/early.py:make")])
-
-    assert record.outcome == "failed"
-    assert detail in record.detail
-    assert PACKAGE not in log_of(engine, record).decode()
 
 
 @pytest.mark.parametrize(
