@@ -56,8 +56,8 @@ def plot(run: str, kind: str, more: str = "", *, name: str | None = None, title:
 PICTURES = (
     plot(
         MEASURED, "frontier", title="Memory against time",
-        about="What each strategy saves and what it costs. Below the line came none; the faint bars are the spread of "
-        "the times.",
+        about="What each strategy saves and what it costs. Below the line came none; hollow points are beaten, and "
+        "the faint bars are the intervals of the times.",
     ),
     plot(
         MEASURED, "memory", title="What a peak is made of",

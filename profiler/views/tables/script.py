@@ -26,6 +26,7 @@ from profiler.core.units import (
 from profiler.runs.store import Run
 from profiler.scripts.records import variants as stored_variants
 from profiler.scripts.report import IN_STEPS, Process, Variant, estimate_caveat, name_of, phase_name, phase_text
+from profiler.views.tables.columns import CLOSE, NOISE, UNSURE
 from profiler.views.tables.grid import Table, numbers, of_lines, telling, words
 
 SCHEMA = 1
@@ -204,8 +205,12 @@ def ratio_to(rounds: Rounds, plain: Rounds) -> TimeRatio | None:
 
 
 def _ratio_text(ratio: TimeRatio) -> str:
-    limits = f" ({change_range_text(ratio.interval)})" if ratio.interval else " (unsure: one round)"
-    return f"{change_text(ratio.ratio)}{limits}"
+    """Return the change of the time; what is unsure is never called faster."""
+    if ratio.interval is None:
+        return UNSURE if ratio.ratio < 1 else f"{change_text(ratio.ratio)} ({UNSURE}: one round)"
+    verdict = time_ratio.verdict(ratio)
+    change = {"too noisy to tell": NOISE, CLOSE: UNSURE}.get(verdict, change_text(ratio.ratio))
+    return f"{change} ({change_range_text(ratio.interval)})"
 
 
 def _equality(equality: Gradients, *, is_plain: bool) -> str:
