@@ -86,6 +86,7 @@ SCRIPTS = {  # the same words with a command of the user's behind `--`
     "rehearse": "profiler.cli.script:rehearse",
     "run": "profiler.cli.script:run",
     "plan": "profiler.cli.plan_command:plan",
+    "fit": "profiler.cli.fit_command:fit",
 }
 
 

@@ -108,6 +108,10 @@ SCRIPT_EXAMPLES: dict[str, tuple[str, str]] = {  # the same, of those that take 
         "gcprof plan --budget 60% --batches 4 -- python train.py",
         "gcprof plan --budget 11GiB --emit python -- python train.py",
     ),
+    "fit": (
+        "gcprof fit --memory 60% --device t4 --batches 4 -- python train.py",
+        "gcprof fit --memory 11GiB -o plan.json -- python train.py --batch-size 64",
+    ),
 }
 MOST = 20  # options of a command's help, --help and --help-all among them; of more the RARE ones are left out
 RARE = (

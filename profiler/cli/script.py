@@ -185,20 +185,25 @@ def gpus_of(text: str, *, memory: str | None, context: str | None) -> list[Devic
 
 def strategies_of(text: str | None) -> list[str | None]:
     """Return the strategies in canonical form, each once; None alone where none are asked for. Raises UserError."""
-    from profiler.core import catalogue, plan_file
+    from profiler.core import plan_file
     from profiler.core.case import Choice, split_choices
-    from profiler.training.strategies import TABLE
+    from profiler.training import levers
 
     if text is None:
         return [None]
-    choices = [catalogue.resolve(choice, TABLE, what="strategy") for choice in split_choices(text)]
-    if "own" in choices:
-        raise UserError("--strategies own is none: a script is run with its own checkpoints", hint="leave it out")
-    named = [Choice.of("plan", {"file": "plan.json"}) if choice == "plan" else choice for choice in choices]
-    for choice in named:
-        if choice.name == "plan":
-            plan_file.read(Path(choice.options["file"]))
-    return [str(choice) for choice in dict.fromkeys(named)]
+    labels = [levers.resolved(choice) for choice in split_choices(text)]
+    named = []
+    for label in labels:
+        strategy, *chosen = label.parts
+        if strategy == "own":
+            raise UserError("--strategies own is none: a script is run with its own checkpoints", hint="leave it out")
+        if strategy == "plan":
+            strategy = Choice.of("plan", {"file": plan_file.USUAL})
+        if strategy.name == "plan":
+            plan_file.read(Path(strategy.options["file"]))
+        levers.refuse_in_scripts(label)
+        named.append("+".join([strategy, *chosen]))
+    return [*dict.fromkeys(named)]
 
 
 def filled(axes: list[str], words: Sequence[str]) -> list[tuple[dict[str, str], tuple[str, ...]]]:

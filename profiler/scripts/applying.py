@@ -1,4 +1,4 @@
-"""Applies a strategy to the model of a script, in the script's own process, by the arguments of one call of it."""
+"""Applies a strategy, and levers, to the model of a script in its own process, by the arguments of one call of it."""
 
 from __future__ import annotations
 
@@ -19,40 +19,82 @@ from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
 from profiler.predicting.trace.fake_tensors import fake_tensors, unseen
+from profiler.scripts import levers
 from profiler.training import blocks as finding
 from profiler.training import marked_functions, strategies
 from profiler.training.assemble import apply_strategy
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.routed_block import unroute
 from profiler.training.compiled_code import compiled_modules, is_left_alone
+from profiler.training.levers.offload import IS_LOOK
 from profiler.training.workload import Workload
 
+NONE = Choice("none")
 NOTHING = "GCP001"  # the note of a strategy that checkpoints nothing
 WHOLE = ("offload", "hf")  # strategies that need no blocks
 OBSERVING = (*called_blocks.COUNTING, "_planted")  # strategies that may look at a forward
 
 
 def apply(
-    module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], strategy: str, *, is_compiled: bool = False
+    module: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    label: str,
+    *,
+    is_compiled: bool = False,
+    optimizers: tuple[torch.optim.Optimizer, ...] = (),
 ) -> dict[str, Any]:
     """Change the module in place; return what was done: num_blocks and split, or `why` it was not.
 
-    Where a strategy looks at a forward, that one runs on fake tensors: it takes no memory of any device and draws no
-    random numbers, and parameters, buffers and plain attributes stay as they were.
+    Levers of the label have begun, and `optimizers` have parameters of the module. Where a strategy or lever looks at a
+    forward, that one runs on fake tensors: it takes no memory of any device and draws no random numbers, and
+    parameters, buffers and plain attributes stay as they were.
     """
-    choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
+    choice = catalogue.resolve(Choice(label).parts[0], strategies.TABLE, what="strategy")
     function, options = catalogue.load(choice, strategies.TABLE)
+    batch = arguments, keywords
+    workload, made = Workload(module=module, batch=batch, loss=_call), Applied()
     try:
-        refuse_module(module, is_compiled=is_compiled)
-        names = _blocks(module, choice)
-        refuse_blocks(module, names, needs_some=choice.name not in WHOLE)
-        made = _applied(module, names, (arguments, keywords), choice, partial(function, **options))
+        if choice != NONE:
+            refuse_module(module, is_compiled=is_compiled)
+            names = _blocks(module, choice)
+            refuse_blocks(module, names, needs_some=choice.name not in WHOLE)
+            workload, made = _applied(module, names, batch, choice, partial(function, **options))
+        split = pull_levers(workload, batch, choice, is_compiled=is_compiled, optimizers=optimizers)
     except Unsupported as error:
         return {"why": str(error)}
     routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
     weakref.finalize(module, _unroute, routed).atexit = False  # each route refers to all blocks
     nothing = [note.text for note in made.notes if note.code == NOTHING and not made.recomputes]
-    return {"num_blocks": len(made.recomputes), "split": made.split, "why": nothing[0] if nothing else None}
+    text = "; ".join(filter(None, (made.split, *split))) or None
+    return {"num_blocks": len(made.recomputes), "split": text, "why": nothing[0] if nothing else None}
+
+
+def pull_levers(
+    workload: Workload,
+    batch: Any,
+    strategy: Choice,
+    *,
+    is_compiled: bool = False,
+    optimizers: tuple[torch.optim.Optimizer, ...] = (),
+) -> tuple[str, ...]:
+    """Apply the levers that have begun, after the strategy; return what each did. Raises Unsupported."""
+    met = levers.Met(
+        workload=workload,
+        optimizers=optimizers,
+        on_fakes=partial(looking, workload.module, batch),
+        strategy=strategy,
+        is_compiled=is_compiled,
+    )
+    return tuple(levers.apply(met))
+
+
+def apply_in_evaluation(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Apply the levers that hold in evaluations too, by a call without gradients; return whether any could be."""
+    batch = arguments, keywords
+    workload = Workload(module=module, batch=batch, loss=_call)
+    met = levers.Met(workload=workload, optimizers=(), on_fakes=partial(looking, module, batch), strategy=NONE)
+    return levers.apply_in_evaluation(met)
 
 
 def _unroute(parts: list[nn.Module]) -> None:
@@ -88,18 +130,18 @@ def _blocks(module: nn.Module, choice: Choice) -> tuple[str, ...]:
 
 def _applied(
     module: nn.Module, names: tuple[str, ...], batch: Any, choice: Choice, function: Callable[[Workload], Applied]
-) -> Applied:
+) -> tuple[Workload, Applied]:
     workload = Workload(module=module, blocks=names, batch=batch, loss=_call)
     is_frozen = any(not any(one.requires_grad for one in workload.block(name).parameters()) for name in names)
     if not (choice.name in OBSERVING or is_frozen or marked_functions.are_there()):
-        return function(workload)
+        return workload, function(workload)
     if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
         sharded = Workload(module=module, blocks=names, batch=None, loss=_refuse)
-        return apply_strategy(sharded, choice.name, function)[1]
+        return apply_strategy(sharded, choice.name, function)
     with observing(module, names, batch) as workload:
         workload, made = apply_strategy(workload, choice.name, function)
     called_blocks.follow_forwards(workload)
-    return made
+    return workload, made
 
 
 @contextmanager
@@ -108,11 +150,21 @@ def observing(module: nn.Module, names: tuple[str, ...], batch: Any) -> Iterator
 
     Raises Unsupported where the forward cannot run so.
     """
+    with looking(module, batch) as fake:
+        workload = Workload(module=module, blocks=names, batch=fake, loss=_call)
+        workload, _ = called_blocks.running(workload)
+        yield called_blocks.marked(workload) if marked_functions.are_there() else workload
+
+
+@contextmanager
+def looking(module: nn.Module, batch: Any) -> Iterator[Any]:
+    """Yield the batch as fake tensors, on which the module's forward may be run within, as if it had not run.
+
+    Raises Unsupported where the forward cannot run so.
+    """
     try:
         with _on_fakes(module, batch) as fake:
-            workload = Workload(module=module, blocks=names, batch=fake, loss=_call)
-            workload, _ = called_blocks.running(workload)
-            yield called_blocks.marked(workload) if marked_functions.are_there() else workload
+            yield fake
     except Unsupported:
         raise
     except Exception as error:
@@ -137,6 +189,7 @@ def _on_fakes(module: nn.Module, batch: Any) -> Iterator[Any]:
     places: list[dict[str, Any]] = [held for part in module.modules() for held in (part._parameters, part._buffers)]
     before = [dict(held) for held in places]
     state = random.getstate()
+    is_look = IS_LOOK.set(True)
     with fake_tensors() as mode, unseen():
         try:
             made: dict[int, Any] = {}
@@ -157,3 +210,4 @@ def _on_fakes(module: nn.Module, batch: Any) -> Iterator[Any]:
                 held.clear()
                 held.update(real)
             random.setstate(state)
+            IS_LOOK.reset(is_look)

@@ -53,9 +53,18 @@ class Costing:
         self._precision = "fp32"
 
     def prepare(
-        self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], *, is_compiled: bool
+        self,
+        module: nn.Module,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        *,
+        is_compiled: bool,
+        optimizers: tuple[torch.optim.Optimizer, ...] = (),
     ) -> dict[str, Any]:
-        """Look at the model by the arguments of one call, on fake tensors; return its number of blocks, or why not."""
+        """Look at the model by the arguments of one call, on fake tensors; return its number of blocks, or why not.
+
+        Levers that have begun are applied to it.
+        """
         try:
             applying.refuse_module(module, is_compiled=is_compiled)
             if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
@@ -69,6 +78,7 @@ class Costing:
                     workload = called_blocks.repeated(workload)
                     linked = observe(workload).linked
             called_blocks.follow_forwards(workload)
+            applying.pull_levers(workload, (arguments, keywords), applying.NONE, optimizers=optimizers)
         except Unsupported as error:
             return {"why": str(error)}
         prints = fingerprint(module, workload.blocks, workload.calls)

@@ -176,11 +176,12 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     """Return the command's environment: the caller's, the GPUs, and the folder that reaches its Python processes."""
     hidden = ("CUDA_VISIBLE_DEVICES",) if asked.gpus else ()
     given = {name: value for name, value in os.environ.items() if name not in hidden}
-    choice = Choice(asked.strategy or "")
+    choice, *levers = Choice(asked.strategy or "").parts
     if "file" in choice.options:  # a script may change its folder before it trains
         choice = Choice.of(choice.name, {**choice.options, "file": os.path.abspath(choice.options["file"])})
+    label = asked.strategy and "+".join([choice, *levers])
     limits = {
-        "GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches, "GCPROF_STRATEGY": asked.strategy and str(choice),
+        "GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches, "GCPROF_STRATEGY": label,
         "GCPROF_MODULE": asked.module, "GCPROF_WORK": "1" if asked.gpus and asked.strategy else None,
         "GCPROF_VALUES": asked.values, "GCPROF_CHAIN": asked.chain_step,
     }  # fmt: skip

@@ -95,7 +95,7 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
     words = variant.words
     case = Case(
         model=Choice(process.module or name_of(variant.command)),
-        strategy=Choice(words.get("strategy", "none")),
+        strategy=Choice("none"),
         optimizer=Choice("own"),
         batch_size=None,
         device=variant.device,
@@ -104,7 +104,7 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
         command=tuple(map(hide, variant.command)),
         values=tuple((name, hide(text)) for name, text in words.items() if name not in ("device", "strategy")),
         process=place,
-    )
+    ).under(Choice(words.get("strategy", "none")))
     outcome, detail = _outcome(variant, process)
     peak: dict[str, Any] = (
         {"peak_bytes": process.peak_bytes, "peak_phase": process.peak.name} if process.peak_bytes else {}

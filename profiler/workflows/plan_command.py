@@ -60,7 +60,7 @@ def plan(asked: Asked, budget: str, *, levels: int | None = None, say: Say = lam
     """
     assert asked.gpus, "seconds are those of a GPU by name"
     say("rehearsing the command as it is")
-    end, whole, asked_whole = _rehearsed_whole(asked, say)
+    end, whole, asked_whole = rehearsed_whole(asked, say)
     budget_bytes = parse_budget(budget, whole_bytes=peak_bytes(whole))
     found = CommandPlan(whole=whole, budget_bytes=budget_bytes)
     if asked_whole is asked and peak_bytes(whole) <= budget_bytes:
@@ -68,7 +68,7 @@ def plan(asked: Asked, budget: str, *, levels: int | None = None, say: Say = lam
     if why := _unchanged(whole, budget_bytes):
         return msgspec.structs.replace(found, why=why)
     say("tracing a step of the model that it trains")
-    module, chain = _chain(asked_whole, end)
+    module, chain = traced_chain(asked_whole, end)
     search = _Search(asked, chain, budget_bytes, say)
     fitted = search.run(levels, beyond=_beyond(whole, chain))
     found = msgspec.structs.replace(found, module=module, num_tried=len(search.tried))
@@ -93,35 +93,36 @@ def peak_in(variant: Variant, *, of_plan: bool) -> tuple[Process, Phase] | None:
     return max(phases, key=lambda pair: pair[1].peak_bytes or 0, default=None)
 
 
-def _rehearsed_whole(asked: Asked, say: Say) -> tuple[Ended, Variant, Asked]:
+def rehearsed_whole(asked: Asked, say: Say) -> tuple[Ended, Variant, Asked]:
     """Rehearse the command as it is; without a limit of memory, which is returned, if these GPUs have too little."""
-    end, variant = _rehearsed(asked, "none")
+    end, variant = rehearsed(asked, "none")
     if variant.outcome == "out_of_memory":
         say("out of memory: once more without a limit of memory, to see what it needs")
         asked = launch.unlimited(asked)
-        end, variant = _rehearsed(asked, "none")
+        end, variant = rehearsed(asked, "none")
     if not variant.processes and variant.outcome == "ok":
         why = f": {end.no_device[0]}" if end.no_device else ""
         raise UserError(
             f"no process of the command used a GPU{why}", hint="gcprof rehearse -- COMMAND", exit_code=NO_GPU
         )
     if variant.outcome != "ok":
-        raise _failed(end, variant)
+        raise failure(end, variant)
     return end, variant, asked
 
 
-def _rehearsed(asked: Asked, strategy: str) -> tuple[Ended, Variant]:
+def rehearsed(asked: Asked, label: str, *, stdout: int = 2) -> tuple[Ended, Variant]:
     """Rehearse the whole command. Raises UserError if it was interrupted, or its Python lacks what a strategy needs."""
-    asked = msgspec.structs.replace(asked, strategy=strategy)
-    end = launch.run(asked, stdout=2)
+    asked = msgspec.structs.replace(asked, strategy=label)
+    end = launch.run(asked, stdout=stdout)
     if end.interrupted:
         raise UserError("interrupted: there is no plan", exit_code=end.exit_code)
     variant = Variant.of(end, asked, {})
-    name = strategy.partition(":")[0]
-    return end, msgspec.structs.replace(variant, words={**variant.words, "strategy": name})
+    strategy, *levers = Choice(label).parts
+    named = "+".join([strategy.name, *levers])
+    return end, msgspec.structs.replace(variant, words={**variant.words, "strategy": named})
 
 
-def _failed(end: Ended, variant: Variant) -> UserError:
+def failure(end: Ended, variant: Variant) -> UserError:
     detail = variant.detail or next((process.detail for process in variant.processes if process.detail), None)
     word = variant.outcome.replace("_", " ")
     return UserError(
@@ -154,9 +155,12 @@ def _beyond(whole: Variant, chain: Chain) -> int:
     return max(0, (training[1].peak_bytes or 0) - candidates.none(chain).cost.peak_bytes)
 
 
-def _chain(asked: Asked, end: Ended) -> tuple[str, Chain]:
-    """Rehearse the command up to its largest step after the first; return the model's class and its chain."""
-    traced = launch.run(msgspec.structs.replace(asked, chain_step=_largest_step(end)), stdout=2)
+def traced_chain(asked: Asked, end: Ended, *, stdout: int = 2) -> tuple[str, Chain]:
+    """Rehearse the command up to its largest step after the first, with the levers of its label alone.
+
+    Returns the model's class and its chain. Raises UserError where there is none.
+    """
+    traced = launch.run(msgspec.structs.replace(asked, chain_step=_largest_step(end)), stdout=stdout)
     if traced.interrupted:
         raise UserError("interrupted: there is no plan", exit_code=traced.exit_code)
     made = [row for row in traced.rows if row["kind"] == "chain"]
@@ -211,9 +215,9 @@ class _Search:
         with tempfile.TemporaryDirectory(prefix="gcprof-plan-") as folder:
             path = Path(folder) / plan_file.USUAL
             plan_file.write(plan_file_of(self._chain, point.plan), path)
-            end, variant = _rehearsed(self._asked, str(Choice.of(PLAN, {"file": path})))
+            end, variant = rehearsed(self._asked, str(Choice.of(PLAN, {"file": path})))
         if variant.outcome not in ("ok", "out_of_memory"):
-            raise _failed(end, variant)
+            raise failure(end, variant)
         has_room = variant.outcome == "ok"
         tried = TriedPlan(point=point, needed_bytes=peak_bytes(variant) if has_room else None, has_room=has_room)
         self.tried.append((tried, variant))

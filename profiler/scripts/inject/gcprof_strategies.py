@@ -13,6 +13,7 @@ import inspect
 import os
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -55,6 +56,10 @@ def begin(watch: Any, write: Callable[[dict[str, Any]], None]) -> None:
             print(f"gcprof: {why}", file=sys.stderr, flush=True)
             os._exit(USAGE)
         models.begin()
+        if "+" in STRATEGY:
+            parts: Any = import_module("profiler.core.choices").Choice(STRATEGY).parts
+            applying: Any = import_module("profiler.scripts.levers")
+            applying.begin(parts[1:])
     if CHAIN_STEP:
         costing: Any = import_module("profiler.scripts.costing")
         watch.costing = models.costing = costing.Costing(int(CHAIN_STEP), write, models.look_for_costs)
@@ -91,6 +96,8 @@ class _Models:
         self.due: Any = WeakIdKeyDictionary()  # parameters of optimizers whose model has not been called
         self.known: Any = WeakIdKeyDictionary()  # parameters of models that have
         self.chosen: Any = WeakIdKeyDictionary()  # submodules that --module chooses
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.evaluated: Any = WeakIdKeyDictionary()  # modules that were called without gradients
         self.changed: Any = WeakIdKeyDictionary()  # all modules of models that a strategy has changed
         self.is_busy = self.is_due = False
         self.costing: Any = None  # traces a step for a plan, where that is asked for
@@ -103,6 +110,7 @@ class _Models:
 
         def add_param_group(self: Any, group: Any) -> None:
             add(self, group)
+            models.optimizers.add(self)
             new = [parameter for parameter in self.param_groups[-1]["params"] if parameter not in models.known]
             models.due.update(dict.fromkeys(new, True))
             models.look()
@@ -114,10 +122,11 @@ class _Models:
         models, plain = self, self.plain
 
         def __call__(self: Any, *arguments: Any, **keywords: Any) -> Any:
-            if torch.compiler.is_compiling() or not torch.is_grad_enabled() or models.is_busy:
+            if torch.compiler.is_compiling() or models.is_busy:
                 return plain(self, *arguments, **keywords)
             again = type(self).__call__ is Module.__call__
-            is_changed = models.met(self, arguments, keywords)
+            met = models.met if torch.is_grad_enabled() else models.met_in_evaluation
+            is_changed = met(self, arguments, keywords)
             return (self if is_changed and again else plain.__get__(self))(*arguments, **keywords)
 
         is_on, on = Module.__call__ is not plain, bool(self.is_due or self.due or self.chosen)
@@ -143,6 +152,17 @@ class _Models:
             return True  # so that the tracer sees this call
         return is_changed
 
+    def met_in_evaluation(self, module: Any, arguments: Any, keywords: Any) -> bool:
+        """Apply a lever that holds in evaluations too to a model that is evaluated before it is trained."""
+        levers: Any = sys.modules.get("profiler.scripts.levers")
+        is_inner = self.watch.depth or module in self.evaluated or _is_around(module)
+        if levers is None or is_inner or all(parameter not in self.due for parameter in module.parameters()):
+            return False
+        self.evaluated.update(dict.fromkeys(module.modules(), True))
+        applying: Any = import_module("profiler.scripts.applying")
+        with self._busy():
+            return bool(applying.apply_in_evaluation(module, arguments, keywords))
+
     def _met(self, module: Any, arguments: Any, keywords: Any) -> bool:
         if module in self.chosen:
             del self.chosen[module]
@@ -167,12 +187,15 @@ class _Models:
 
     def _apply(self, module: Any, model: Any, arguments: Any, keywords: Any) -> bool:
         with self._busy():
-            is_compiled = module is not model
+            is_compiled, own = module is not model, set(map(id, model.parameters()))
+            groups = [(one, group) for one in self.optimizers for group in one.param_groups]
+            mine = (one for one, group in groups if any(id(parameter) in own for parameter in group["params"]))
+            given = {"is_compiled": is_compiled, "optimizers": tuple(dict.fromkeys(mine))}
             if self.costing:
-                made = self.costing.prepare(model, arguments, keywords, is_compiled=is_compiled)
+                made = self.costing.prepare(model, arguments, keywords, **given)
             else:
                 applying: Any = import_module("profiler.scripts.applying")
-                made = applying.apply(model, arguments, keywords, STRATEGY, is_compiled=is_compiled)
+                made = applying.apply(model, arguments, keywords, STRATEGY, **given)
         self._tell(model, **made)
         if made["why"] is None:
             self.changed.update(dict.fromkeys(model.modules(), True))
@@ -252,7 +275,7 @@ class _OwnCheckpoints:
             return original(*arguments, **keywords)
         module, root = _module_of(function), self.models.watch.root()
         self._note(function, module, root)
-        is_kept = STRATEGY.partition(":")[0] in KEEP_OWN and not CHAIN_STEP
+        is_kept = re.split("[:+]", STRATEGY)[0] in KEEP_OWN and not CHAIN_STEP
         if is_kept or (root if module is None else module) not in self.models.changed:
             return original(*arguments, **keywords)
         if INNERMOST == "_checkpoint_impl":  # (function, args, kwargs, *, options)

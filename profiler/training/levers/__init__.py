@@ -41,6 +41,11 @@ OF_OPTIMIZER = {  # by lever: the options that it sets
     "8bit": ("fused", "foreach", "its state"),
     "bf16-state": ("its state",),
 }
+NOT_IN_SCRIPTS = {  # why a script can have it by its own options alone
+    "micro-batches": "only the script itself can split its batch: a smaller one, with gradients accumulated",
+    "8bit": "the script itself chooses its optimizer's state",
+    "bf16-state": "the script itself chooses its optimizer's state",
+}
 
 
 LIKE = {"uniform": "segments:k", "first": "first:n"}  # rules of planning, by the strategy that is the same
@@ -80,6 +85,16 @@ def refuse_conflicts(case: Case) -> None:
     if {"in-backward", "micro-batches"} <= names:
         message = f"'{case.label}': in-backward would step once for each of the micro-batches"
         raise UserError(message, hint="name one of them")
+
+
+def refuse_in_scripts(label: Choice) -> None:
+    """Raise UserError for levers that a script cannot be given, or not together."""
+    strategy, *chosen = label.parts
+    for lever in chosen:
+        if lever.name in NOT_IN_SCRIPTS:
+            raise UserError(f"'{label}': {NOT_IN_SCRIPTS[lever.name]}", hint="an option of the command may do it")
+    own = Case(model=Choice("own"), strategy=strategy, optimizer=Choice("own"), batch_size=None, device="cuda")
+    refuse_conflicts(own.under(label))
 
 
 def with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Workload, Applied]:

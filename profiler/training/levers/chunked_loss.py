@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Literal
 
@@ -50,11 +50,9 @@ def apply(
     """
     if case.parallel:
         raise Unsupported("chunk-loss finds the head of a model that is whole, not one that ranks share")
-    if by == "torch" and not BY_TORCH:
-        raise Unsupported("this torch has no F.linear_cross_entropy: chunk-loss:by=parts needs none")
-    heads = _Heads(rows, by)
-    found = heads.found(workload)
-    heads.weights = {id(weight): name for name, weight in workload.module.named_parameters() if name in found}
+    heads = Heads(rows, by)
+    found = heads.found(workload.module, partial(heads.around(workload.loss), workload.module, workload.batch))
+    heads.put_off(workload.module, found)
     text = f"the loss of {', '.join(name.removesuffix('.weight') for name in found)} in parts"
     notes = (Note(code="GCP071", text=UNSEEN),) if heads.is_by_torch and case.has_estimated_times else ()
     by_name = dict.fromkeys(heads.linears(workload.module), "torch" if heads.is_by_torch else "parts")
@@ -62,11 +60,13 @@ def apply(
     return msgspec.structs.replace(workload, loss=heads.around(workload.loss)), applied
 
 
-class _Heads(TorchFunctionMode):
-    """Puts off every F.linear with one of these weights."""
+class Heads(TorchFunctionMode):
+    """Puts off every F.linear with one of these weights. Raises Unsupported where torch has no function `by` which."""
 
     def __init__(self, rows: int, by: str) -> None:
         super().__init__()
+        if by == "torch" and not BY_TORCH:
+            raise Unsupported("this torch has no F.linear_cross_entropy: chunk-loss:by=parts needs none")
         self.rows, self.by, self.is_on, self.is_by_torch = rows, by, True, False
         self.weights: dict[int, str] = {}
         self.chunked: set[str] = set()  # weights whose logits met cross entropy
@@ -82,26 +82,39 @@ class _Heads(TorchFunctionMode):
                 return loss(module, batch)
             with self:
                 made = loss(module, batch)
-            return _whole(made, "the loss itself")  # type: ignore[no-any-return]
+            return whole(made, "the loss itself")  # type: ignore[no-any-return]
 
         return chunked
 
-    def found(self, workload: Workload) -> list[str]:
+    def put_off(self, module: nn.Module, names: Collection[str]) -> None:
+        """Put off, from now on, every F.linear with a weight of one of these names."""
+        self.weights = {id(weight): name for name, weight in module.named_parameters() if name in names}
+
+    def begin(self) -> None:
+        """Begin a forward, in which `chunked` is about this one alone."""
+        self.chunked.clear()
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        """End the forward that has begun."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def found(self, module: nn.Module, forward: Callable[[], Any]) -> list[str]:
         """Run one forward with every F.linear put off; return the weights whose output meets cross entropy alone."""
-        named = {name: weight for name, weight in workload.module.named_parameters() if weight.ndim == 2}
-        self.weights = {id(weight): name for name, weight in named.items()}
-        linears = [part for part in workload.module.modules() if isinstance(part, nn.Linear)]
+        self.put_off(module, {name for name, weight in module.named_parameters() if weight.ndim == 2})
+        linears = [part for part in module.modules() if isinstance(part, nn.Linear)]
         handles = [linear.register_forward_pre_hook(lambda linear, _: self.called.add(linear)) for linear in linears]
-        with torch.no_grad(), kept(workload.module):
-            self.around(workload.loss)(workload.module, workload.batch)
+        with torch.no_grad(), kept(module):
+            forward()
         for handle in handles:
             handle.remove()
-        whole = {name: self.readers[name] for name in self.chunked if name in self.readers}
-        if whole and len(whole) == len(self.chunked):
-            raise Unsupported("; ".join(f"the logits of {name} are also read: {why}" for name, why in whole.items()))
+        also_read = {name: self.readers[name] for name in self.chunked if name in self.readers}
+        if also_read and len(also_read) == len(self.chunked):
+            told = (f"the logits of {name} are also read: {why}" for name, why in also_read.items())
+            raise Unsupported("; ".join(told))
         if not self.chunked:
             raise Unsupported("no head was found: no Linear whose output only meets cross entropy")
-        return sorted(self.chunked - whole.keys())
+        return sorted(self.chunked - also_read.keys())
 
     def linears(self, module: nn.Module) -> list[str]:
         """Return the names of the Linears that are the heads; none if a head is an F.linear of the model's own code."""
@@ -113,7 +126,7 @@ class _Heads(TorchFunctionMode):
         if getattr(func, "__name__", "") == "linear" and len(args) > 1 and id(args[1]) in self.weights:
             hidden, weight, *rest = args
             bias = rest[0] if rest else kwargs.get("bias")
-            return Logits(_whole(hidden, "a next layer"), weight, bias, heads=self, name=self.weights[id(weight)])
+            return Logits(whole(hidden, "a next layer"), weight, bias, heads=self, name=self.weights[id(weight)])
         return func(*args, **kwargs)
 
 
@@ -178,14 +191,15 @@ class Logits(torch.Tensor):
         if name == "untyped_storage" and own is not None and own.computed is None:
             return own.hidden.untyped_storage()  # for those who follow a step: what the logits hold
         put_off = None if own is None else _put_off(own, func, name, args[1:], kwargs)
-        return func(*_whole(args, name), **_whole(kwargs, name)) if put_off is None else put_off
+        return func(*whole(args, name), **whole(kwargs, name)) if put_off is None else put_off
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        return func(*_whole(args, str(func)), **_whole(kwargs or {}, str(func)))
+        return func(*whole(args, str(func)), **whole(kwargs or {}, str(func)))
 
 
-def _whole(tree: Any, reader: str) -> Any:
+def whole(tree: Any, reader: str) -> Any:
+    """Return any nesting of values with logits that were put off computed; `reader` is told where that is asked."""
     return pytree.tree_map_only(Logits, lambda logits: logits.whole(reader), tree)
 
 

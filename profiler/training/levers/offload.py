@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from itertools import pairwise
 
 from torch._guards import detect_fake_mode
@@ -15,6 +16,8 @@ from profiler.core.units import bytes_text
 from profiler.training.checkpointing.block_segments import checkpointed
 from profiler.training.checkpointing.host_memory import HostMemory, OffloadedInput
 from profiler.training.workload import Workload
+
+IS_LOOK = ContextVar("is_look", default=False)  # parameters are fake for a look alone, and no step runs on them
 
 
 def inputs(workload: Workload, case: Case, *, least: Count = 1048576) -> tuple[Workload, Applied]:
@@ -36,7 +39,7 @@ def offload_inputs(workload: Workload, fetched_at: Mapping[str, str], *, least: 
     `fetched_at` has, for a block of each segment, the block after it at whose backward its input is fetched. Inputs of
     fewer than `least` bytes stay on the device. Raises Unsupported in an estimate, where all tensors are on one device.
     """
-    if detect_fake_mode([*workload.module.parameters()]):
+    if detect_fake_mode([*workload.module.parameters()]) and not IS_LOOK.get():
         raise Unsupported("an estimate does not follow inputs of checkpoints to host memory: rehearse or measure it")
     memory = HostMemory()
     segments = checkpointed(workload)

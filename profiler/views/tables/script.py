@@ -9,6 +9,7 @@ from typing import Any
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
 from profiler.core import gpu_specs
+from profiler.core.choices import Choice
 from profiler.core.errors import UserError
 from profiler.core.script import Gradients
 from profiler.core.stats import num_warmup, num_warmup_pairs, pair_ratios, ratio_of_pairs
@@ -252,7 +253,7 @@ def _applied(process: Process) -> Iterator[str]:
         blocks = f"{count_text(applied.num_blocks, 'block')} recomputed, " if applied.num_blocks else ""
         did = f"{applied.strategy}, {blocks}{applied.split or 'whole'}"
         what = f"left as it is: {applied.why}" if applied.why else did
-        kept = own if applied.strategy in KEEP_OWN or applied.why else f"instead of {own}"
+        kept = own if Choice(applied.strategy).parts[0] in KEEP_OWN or applied.why else f"instead of {own}"
         yield f"{applied.module}: {what}{f'; {kept}' if own else ''}"
 
 

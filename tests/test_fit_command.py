@@ -1,0 +1,207 @@
+"""`gcprof fit -- COMMAND`: the fitted script, rehearsed by itself; levers on scripts, by the losses that they print."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from profiler.core.units import MIB
+from profiler.scripts import launch
+from profiler.scripts.launch import Asked
+from tests.scripts.runs import ROOT, TABLE, control, environment, gcprof, rehearsed
+
+LESS = {  # MiB below what the script reserves as it is, and edits that make its activations or logits worth it
+    "nanogpt_like": (278, (("= 256, 2, 4, 128", "= 16384, 2, 4, 128"), ("int, default=8)", "int, default=32)"))),
+    "trainer": (2, ()),
+    "timm_like": (4, ()),
+    "imagenet_like": (40, ()),
+    "accelerate_loop": (4, (("randn(96", "randn(6144"), ("(96,)", "(6144,)"), ("batch_size=16", "batch_size=1024"))),
+}
+QUICK = {"nanogpt_like"}
+LOSS = re.compile(r"[Ll]oss:? ([\d.]+)")
+
+
+def edited(path, *edits):
+    text = path.read_text()
+    for before, after in edits:
+        assert before in text
+        text = text.replace(before, after)
+    path.write_text(text)
+
+
+class Fit:
+    """A finished `gcprof fit -- COMMAND` on a T4 without a context, whose convolutions have no workspaces."""
+
+    def __init__(self, words, memory, *options, cwd):
+        given = ("--memory", memory, "--context", "0", "--device", "t4", *options)
+        done = gcprof("fit", *given, "--", *words, cwd=cwd, GCPROF_CUDNN="hollow")
+        self.exit_code, self.said, self.out = done.returncode, done.stderr, done.stdout
+
+    @property
+    def document(self):
+        return json.loads(self.out)
+
+    @property
+    def chosen(self):
+        return next(way for way in self.document["ways"] if way["is_chosen"])
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in QUICK else pytest.mark.nightly) for name in LESS]
+)
+def test_a_script_that_was_fitted_reserves_no_more_than_the_memory_evaluation_included(name, folder, kept):
+    script, (less, edits) = TABLE[name], LESS[name]
+    if script.missing:
+        pytest.skip(f"{', '.join(script.missing)}: not installed")
+    edited(folder / f"{name}.py", *edits)
+    (plain,) = control(script.words, cwd=folder, kept=kept, decided=script.decided).figures
+    limit = plain.reserved_bytes - less * MIB
+
+    fit = Fit(script.words, f"{limit}B", "-o", "plan.json", "--json", "--quiet", cwd=folder)
+    label = fit.chosen["way"].replace("plan", "plan:file=plan.json")
+    done = rehearsed(script.words, "--strategies", label, "--memory", f"{limit}B", cwd=folder)
+
+    assert fit.exit_code == done.exit_code == 0, fit.said + done.said
+    assert [way["fits"] for way in fit.document["ways"] if not way["is_chosen"]] == [False] * len(
+        fit.document["ways"][1:]
+    )
+    (variant,) = done.document["variants"]
+    (fitted,) = done.figures
+    assert variant["outcome"] == "ok"
+    assert fitted.reserved_bytes <= limit < plain.reserved_bytes
+    assert fitted.peak_bytes < plain.peak_bytes
+    assert done.printed in ([], [fitted.peak_bytes])
+    assert fit.chosen["needed_bytes"] == fitted.reserved_bytes
+    phases = {phase["name"] for process in variant["processes"] for phase in process["phases"]}
+    assert ("evaluation" in phases) == ("eval" in (folder / f"{name}.py").read_text())
+
+
+def losses(words, label, cwd):
+    """The losses that a script prints on the CPU: under a label, or without gcprof; and what became of its model."""
+    with tempfile.TemporaryFile() as file:
+        if label is None:
+            given = environment(CUDA_VISIBLE_DEVICES="")
+            subprocess.run(words, cwd=cwd, env=given, stdout=file, timeout=300, check=True)
+            rows = []
+        else:
+            hidden = {"CUDA_VISIBLE_DEVICES": "", "GCPROF_MEASURE": "gradients", "GCPROF_SEED": "0"}
+            ended = launch.run(Asked(words=words, strategy=label, variables=hidden), stdout=file.fileno())
+            rows = ended.rows
+        file.seek(0)
+        text = file.read().decode()
+    why = [row["why"] or "" for row in rows if row["kind"] == "applied"]
+    raised = [row["text"] for row in rows if row["kind"] == "raised"]
+    return list(map(float, LOSS.findall(text))), [*why, *raised]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("nanogpt_like", ["none+chunk-loss", "all+chunk-loss+offload-inputs:least=1"]),
+        ("vae", ["none+fused", "none+no-foreach+in-backward"]),
+    ],
+)
+def test_a_script_prints_the_losses_that_it_prints_without_levers(name, labels, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    edited(folder / f"{name}.py", (":.4f}", ":.9f}"))
+    words = (sys.executable, f"{name}.py")
+    plain, _ = losses(words, None, folder)
+
+    found = [losses(words, label, folder) for label in labels]
+
+    assert len(plain) >= 4
+    for values, fates in found:
+        assert values == pytest.approx(plain, rel=1e-5)
+        assert fates == [""]
+
+
+TRAINS = """
+import torch
+from torch import nn
+
+model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+optimizer = torch.optim.{kind}(model.parameters(), 0.1)
+scaler = torch.amp.GradScaler("cpu", enabled={scales})
+for step in range(3):
+    for _ in range({backwards}):
+        scaler.scale(model(torch.ones(2, 8)).square().mean()).backward()
+    if {clips}:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.param_groups[0]["lr"] *= {factor}
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    print("loss", float(model(torch.ones(2, 8)).square().mean()))
+"""
+USUAL = {"kind": "SGD", "scales": False, "backwards": 1, "clips": False, "factor": 1.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("label", "changes", "reason"),
+    [
+        ("none+in-backward", {"backwards": 2}, "accumulates"),
+        ("none+in-backward", {"clips": True}, "clips gradients, at mine.py:12"),
+        ("none+in-backward", {"scales": True}, "scales gradients"),
+        ("none+in-backward", {"factor": 0.5}, "changes the optimizer's options"),
+        ("none+fused", {"kind": "RMSprop"}, "RMSprop has no option fused"),
+        ("none+chunk-loss", {}, "no head was found"),
+    ],
+)
+def test_a_lever_that_a_script_does_not_allow_says_why(label, changes, reason, here):
+    (here / "mine.py").write_text(TRAINS.format(**USUAL | changes))
+
+    _, said = losses((sys.executable, "mine.py"), label, here)
+
+    assert any(reason in text for text in said), said
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_is_what_is_printed(folder):
+    page = (ROOT / "docs" / "planning.md").read_text()
+    (command,) = re.findall(r"^gcprof fit .*-o plan.json.*$", page, re.MULTILINE)
+    (shown,) = re.findall(r"<!-- fit -->\n```text\n(.*?)```", page, re.DOTALL)
+
+    done = gcprof(*shlex.split(command)[1:], cwd=folder, COLUMNS="120")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == shown
+    assert "next: gcprof rehearse --device t4 --context 0 --strategies none,plan:file=plan.json -- " in done.stderr
+
+
+@pytest.mark.nightly
+def test_an_evaluation_that_is_too_large_is_named_with_its_line(folder):
+    words = TABLE["scaler"].words
+    (process,) = rehearsed(words, cwd=folder).document["variants"][0]["processes"]
+    largest = max(process["phases"], key=lambda phase: phase["peak_bytes"])
+    assert largest["name"] == "evaluation"
+
+    fit = Fit(words, f"{largest['peak_bytes'] - MIB}B", cwd=folder)
+
+    assert fit.exit_code == 5
+    assert f"the evaluation takes 58.2 MiB ({largest['line']}), which no plan changes" in fit.out
+    assert "nothing fits: the least is none, which needs" in fit.out
+
+
+@pytest.mark.parametrize(
+    ("words", "noun"),
+    [
+        (("fit", "--memory", "lots"), "--memory"),
+        (("fit", "--memory", "1GiB", "--device", "t4,h100"), "--device"),
+        (("rehearse", "--strategies", "none+8bit"), "its optimizer's state"),
+        (("rehearse", "--strategies", "none+micro-batches:n=2"), "split its batch"),
+        (("rehearse", "--strategies", "none+fused+no-foreach"), "both choose the optimizer's kernels"),
+    ],
+)
+def test_what_a_script_cannot_be_given_is_refused_before_it_runs(words, noun, tmp_path):
+    done = gcprof(*words, "--", "python", "absent.py", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert noun in done.stderr
