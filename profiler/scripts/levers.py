@@ -26,6 +26,7 @@ from profiler.core.user_code import users_line
 from profiler.training import levers
 from profiler.training.checkpointing.block_segments import checkpointed
 from profiler.training.compiled_code import compiled_modules
+from profiler.training.levers.allocator import set_growing
 from profiler.training.levers.chunked_loss import Heads, Logits, whole
 from profiler.training.workload import Workload
 
@@ -218,6 +219,18 @@ def _end(heads: Heads, module: Any, arguments: Any, output: Any) -> Any:
     return whole(output, "the caller of the model") if is_read else None
 
 
+class _Growing:
+    """Lets segments of CUDA's allocator grow from the script's first byte on."""
+
+    def __init__(self) -> None:
+        set_growing(True)
+
+    def apply(self, met: Met) -> str:
+        if not any(parameter.is_cuda for parameter in met.workload.module.parameters()):
+            raise Unsupported("a CPU reserves no segments")
+        return "segments grow"
+
+
 class _Inputs:
     """Inputs of checkpoints to host memory, by the lever of models."""
 
@@ -232,6 +245,7 @@ class _Inputs:
         return f"inputs of {len(set(map(id, checkpointed(met.workload).values())))} checkpoints in host memory"
 
 
+PLAIN = {"in-backward": _InBackward, "expandable-segments": _Growing}
 _levers: dict[str, Any] = {}  # of this process, by name
 
 
@@ -241,8 +255,8 @@ def begin(chosen: tuple[Choice, ...]) -> None:
         _, options = catalogue.load(lever, levers.TABLE)
         if lever.name in KERNELS:
             _levers[lever.name] = _Kernels(lever.name)
-        elif lever.name == "in-backward":
-            _levers[lever.name] = _InBackward()
+        elif lever.name in PLAIN:
+            _levers[lever.name] = PLAIN[lever.name]()
         else:
             _levers[lever.name] = _ChunkedLoss(**options) if lever.name == "chunk-loss" else _Inputs(**options)
 

@@ -36,10 +36,10 @@ from profiler.workflows.plan_command import (
     rehearsed_whole,
     traced_chain,
 )
-from profiler.workflows.plan_fitting import TriedPlan, fit_plan, frontiers
+from profiler.workflows.plan_fitting import TriedPlan, fit_plan, frontiers, offloading
 
 NONE, ALL = "none", "all"
-LOSS, IN_BACKWARD = Choice("chunk-loss"), Choice("in-backward")
+LOSS, IN_BACKWARD, GROWING = Choice("chunk-loss"), Choice("in-backward"), Choice("expandable-segments")
 KERNELS = (Choice("fused"), Choice("no-foreach"))  # the latter where the optimizer has no fused kernels
 LEAST = 0.01  # of a peak: what takes less off it is tried where nothing else fits
 RAN = ("ok", "out_of_memory")
@@ -147,13 +147,28 @@ class _Search:
 
     def _changed(self) -> Way | None:
         for tier in self._tiers(self._kernels()):
-            plain = (self._as_it_is(chosen) for chosen in tier)
-            if fitting := next((way for way in plain if way and way.fits(self._limit)), None):
-                return fitting
-            planned = [way for chosen in tier for way in [self._planned(chosen)] if way]
-            if planned:
-                return min(planned, key=lambda way: (way.step_seconds, len(way.label)))
+            if way := self._of_tier(tier) or self._of_tier(self._torn(tier)):
+                return way
         return None
+
+    def _of_tier(self, tier: list[Levers]) -> Way | None:
+        """Return the first that fits without a plan, else of the planned ones that which is estimated fastest."""
+        plain = (self._as_it_is(chosen) for chosen in tier)
+        if fitting := next((way for way in plain if way and way.fits(self._limit)), None):
+            return fitting
+        planned = [way for chosen in tier for way in [self._planned(chosen)] if way]
+        return min(planned, key=lambda way: (way.step_seconds, len(way.label)), default=None)
+
+    def _torn(self, tier: list[Levers]) -> list[Levers]:
+        """Return those of which only what is reserved is too large, with segments that grow."""
+
+        def is_torn(label: str) -> bool:
+            if label not in self.ways:
+                return False
+            variant = self.ways[label].variant
+            return (variant.largest.peak_bytes or ANY) + variant.context_bytes <= self._limit
+
+        return [(*chosen, GROWING) for chosen in tier if any(is_torn(_label(one, chosen)) for one in (NONE, PLAN))]
 
     def _tiers(self, kernels: Levers) -> Iterator[list[Levers]]:
         """Yield combinations of levers, those that cost least first."""
@@ -241,13 +256,14 @@ class _Search:
         assert self._asked.gpus
         plain, costs = self.ways[_label(NONE, chosen)], candidates.none(chain).cost
         beyond = max(plain.variant.context_bytes, (plain.needed_bytes or 0) - costs.peak_bytes)
+        sure = chains.with_sure_options(chain)
         rate = roofline.host_rate(gpu_specs.find(self._asked.gpus.name))
-        for candidate in (chain, msgspec.structs.replace(chain, host_rate=rate)):
-            for points in frontiers(chains.with_sure_options(candidate), offload=candidate is not chain):
-                run = partial(self._try, chosen, chain)
-                if fit_plan(run, points, self._limit, beyond=beyond):
-                    return self.ways[_label(PLAN, chosen)]
-        return None
+        run = partial(self._try, chosen, chain)
+        for points in frontiers(sure):
+            if fit_plan(run, points, self._limit, beyond=beyond):
+                return self.ways[_label(PLAN, chosen)]
+        away = offloading(msgspec.structs.replace(sure, host_rate=rate), self._limit - beyond)
+        return self.ways[_label(PLAN, chosen)] if away and fit_plan(run, away, self._limit, beyond=beyond) else None
 
     def _try(self, chosen: Levers, chain: Chain, point: Point) -> TriedPlan:
         """Rehearse the command under a plan, once."""
