@@ -109,6 +109,14 @@ def test_expandable_segments_are_not_tried_where_the_tensors_alone_are_too_large
     assert "all+expandable-segments" not in model.ran
 
 
+def test_other_kernels_are_tried_beside_the_others_where_they_lower_the_peak(search):
+    """Both fit: the one whose time is known to be less is chosen later."""
+    peaks = {"none+chunk-loss": 80, "all+chunk-loss": 45, "none+chunk-loss+fused": 70, "all+chunk-loss+fused": 40}
+    finder, _ = search({"all": 60, **peaks}, limit=50, default=100)
+
+    assert labels(finder.ways(())) == ["all+chunk-loss", "all+chunk-loss+fused"]
+
+
 def test_a_step_that_fits_is_run_once(search):
     finder, model = search({}, limit=200, default=100)
 

@@ -30,6 +30,7 @@ from profiler.workflows.stages import ModelOnDevice, stages
 
 NONE, ALL, PLAN = Choice("none"), Choice("all"), Choice("plan")
 LOSS, FUSED, NO_FOREACH = Choice("chunk-loss"), Choice("fused"), Choice("no-foreach")
+EIGHT_BIT = Choice("8bit")  # has kernels of its own
 EXPANDABLE = Choice("expandable-segments")
 IN_BACKWARD, OFFLOAD = Choice("in-backward"), Choice("offload-inputs")
 # What costs most is tried where nothing else fits. On an H200, a step of GPT-2 with a batch of 8 x 1024 in bf16 took
@@ -67,6 +68,7 @@ class Search:
         self._run: dict[Choice, Record] = {}  # by label
         self._traced: dict[Levers, Chain | None] = {}  # by the levers that change what blocks hold
         self._is_short = False  # of reserved memory alone, in what was tried last
+        self._short: list[Levers] = []  # levers under which only reserved memory was too large, in this tier
         self._refused: set[Choice] = set()  # levers that cannot be applied
         self.floors: dict[Levers, int] = {}  # what the step needs at least under any plan, by the costs of its stages
         self.left_out: dict[str, str] = {}
@@ -82,11 +84,15 @@ class Search:
             raise UserError(as_it_is.detail or f"the step {as_it_is.outcome}", exit_code=1)
         if self._fits(as_it_is):
             return [Way(label=NONE)]
-        self.run_all([ALL])  # to compare with, whether it may fit or not
+        self.run_all([ALL, *(_label(NONE, (lever,)) for lever in (LOSS, FUSED))])  # `all` to compare with in any case
+        self._refuse_if_skipped(LOSS)
+        self._refuse_if_skipped(FUSED)
         for taken in ((), allowed) if allowed else ((),):  # what changes the training last
             for tier in self._tiers(taken):
                 self.run_all(_label(NONE, chosen) for chosen in tier)
-                if found := [way for chosen in tier for way in self._ways(chosen)]:
+                self._short.clear()
+                found = [way for chosen in tier for way in self._ways(chosen)]
+                if found := found or self._with_expandable_segments():
                     taken_too = {lever for way in found for lever in way.label.parts}
                     self.left_out = {lever: why for lever, why in self.left_out.items() if lever not in taken_too}
                     return found
@@ -142,19 +148,33 @@ class Search:
     def _tiers(self, allowed: Levers) -> Iterator[list[Levers]]:
         """Yield combinations of levers, those that cost least first; all have those that were allowed."""
         for costly in COSTLY:
-            for has_kernels in (False, True):
-                kernels = () if not has_kernels else (NO_FOREACH if FUSED in self._refused else FUSED,)
-                made = [_ordered((*loss, *kernels, *costly, *allowed)) for loss in ((), (LOSS,))]
-                known = [chosen for chosen in made if not self._refused.intersection(chosen)]
-                if known:
-                    yield known
+            made = [
+                _ordered((*loss, *kernels, *costly, *allowed))
+                for kernels in ((), (FUSED,), (NO_FOREACH,))
+                for loss in ((), (LOSS,))
+                if (NO_FOREACH not in kernels or FUSED in self._refused) and not (kernels and EIGHT_BIT in allowed)
+            ]
+            yield [chosen for chosen in made if not self._refused.intersection(chosen)]
+
+    def _refuse_if_skipped(self, lever: Choice) -> None:
+        record = self.run(_label(NONE, (lever,)))
+        if record.outcome == "skipped":
+            self.left_out[lever] = record.detail or "it cannot be applied"
+            self._refused.add(lever)
+
+    def _with_expandable_segments(self) -> list[Way]:
+        """Return what fits with them, of steps of which only the reserved memory was too large."""
+        short = [_ordered((*chosen, EXPANDABLE)) for chosen in dict.fromkeys(self._short)]
+        found = [way for chosen in short for way in self._ways(chosen)]
+        if short and not found:
+            self.left_out[EXPANDABLE] = "what the allocator reserves stays too large with it"
+        return found
 
     def _ways(self, chosen: Levers) -> list[Way]:
         """Return the step with these levers if it fits, else its fastest plan or, where that is no better, `all`."""
         plain = self.run(_label(NONE, chosen))
-        if plain.outcome == "skipped" and len(chosen) == 1:
-            self.left_out[chosen[0]] = plain.detail or "it cannot be applied"
-            self._refused.add(chosen[0])
+        if len(chosen) == 1:
+            self._refuse_if_skipped(chosen[0])
         if self._fits(plain) or self._needed(plain.readings) is None:
             return [Way(label=_label(NONE, chosen))] if self._fits(plain) else []
         if not self._help(chosen) or self._floor(chosen) * SURE > self._limit:
@@ -162,10 +182,8 @@ class Search:
         every = self.run(_label(ALL, chosen))
         self._is_short = self._lacks_only_reserved(every.readings)
         way = self._plan(chosen)
-        if way is None and not self._fits(every) and self._is_short and EXPANDABLE in levers.TABLE.keys() - {*chosen}:
-            if found := self._ways(_ordered((*chosen, EXPANDABLE))):
-                return found
-            self.left_out[EXPANDABLE] = "what the allocator reserves stays too large with it"
+        if way is None and not self._fits(every) and self._is_short and EXPANDABLE not in chosen:
+            self._short.append(chosen)
         is_every = self._fits(every) and (way is None or not self._is_slower(chosen, way))
         return [Way(label=_label(ALL, chosen))] if is_every else [way] if way else []
 
