@@ -44,26 +44,27 @@ indented() { printf '\n'; sed 's/^/    /' "$1"; printf '\n'; }
 predict() {
   mkdir -p "$work"
   use=$(mktemp -d "$work/use-XXXXXX")  # a job may use the action twice
-  local body="$use/comment.md" words=(predict "--model=$MODEL" "--output=$use/run") code=0
+  local body="$use/comment.md" step=("--model=$MODEL") code=0
+  [ -z "$DEVICE" ] || step+=("--device=$DEVICE")
+  [ -z "$BATCH_SIZE" ] || step+=("--batch-size=$BATCH_SIZE")
+  [ -z "$PRECISION" ] || step+=("--precision=$PRECISION")
+  [ -z "$OPTIMIZER" ] || step+=("--optimizer=$OPTIMIZER")
+  local words=(predict "${step[@]}" "--output=$use/run")
   [ -z "$STRATEGIES" ] || words+=("--strategies=$STRATEGIES")
-  [ -z "$DEVICE" ] || words+=("--device=$DEVICE")
-  [ -z "$BATCH_SIZE" ] || words+=("--batch-size=$BATCH_SIZE")
-  [ -z "$PRECISION" ] || words+=("--precision=$PRECISION")
-  [ -z "$OPTIMIZER" ] || words+=("--optimizer=$OPTIMIZER")
-  [ -z "$MAX_MEMORY" ] || words+=("--memory=$MAX_MEMORY")
   if [ -n "$FAIL_ON" ] && [ -z "$BASELINE" ]; then
     echo 'the gate `fail-on` has no `baseline` to compare with' | tee "$use/stderr"
     code=2
   else
     run_gcprof "${words[@]}" || code=$?
+    [ "$code" != 0 ] || [ -z "$MAX_MEMORY" ] || run_gcprof fit "${step[@]}" "--memory=$MAX_MEMORY" || code=$?
   fi
   {
-    printf '<!-- gcprof %s -->\n' "$(printf '%s\n' "${words[@]}" "$BASELINE" "$FAIL_ON" | grep -v -- '^--output=' |
+    printf '<!-- gcprof %s -->\n' "$(printf '%s\n' "${words[@]}" "$MAX_MEMORY" "$BASELINE" "$FAIL_ON" | grep -v -- '^--output=' |
       sha256sum | cut -c 1-16)"
     printf '## gcprof\n\n'
     if [ -f "$use/run/derived/table.md" ]; then cat "$use/run/derived/table.md"; else indented "$use/stderr"; fi
     [ -z "$MAX_MEMORY" ] || [ "$code" != 0 ] || printf '\nThe gate `max-memory` holds.\n'
-    [ "$code" != 5 ] || printf '\n**No strategy fits the memory of the gate `max-memory`.**\n'
+    [ "$code" != 5 ] || { printf '\n**Nothing fits the memory of the gate `max-memory`.**\n' && indented "$use/stdout"; }
   } > "$body"
   if [ "$code" = 0 ] && [ -n "$BASELINE" ]; then compare "$body" || code=$?; fi
   head -c 60000 "$body" > "$body.cut" && mv "$body.cut" "$body"  # GitHub takes 65,536 characters

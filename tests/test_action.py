@@ -28,7 +28,7 @@ printf '%s\\n' "$*" >> calls
 for word in "$@"; do case "$word" in body=@*) cat "${word#body=@}" > said ;; esac; done
 """
 GCPROF = """#!/usr/bin/env bash
-printf '%s\\n' "$@" > words
+printf '%s\\n' "$@" >> words
 env > variables
 exit 0
 """
@@ -112,8 +112,8 @@ def test_inputs_reach_gcprof_as_single_words_and_nothing_else_runs(job):
 
     words = (job / "words").read_text().splitlines()
     assert done.returncode == 0, done.stderr
-    assert words[:2] == ["predict", f"--model={EVIL}"]
-    assert words[3:] == ["--strategies=none,all;ls", "--device=--json", "--memory=11GiB"]
+    assert words[:3] == ["predict", f"--model={EVIL}", "--device=--json"]
+    assert words[4:] == ["--strategies=none,all;ls", "fit", f"--model={EVIL}", "--device=--json", "--memory=11GiB"]
     assert not (job / "hacked").exists()
 
 

@@ -5,13 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from profiler.analysis.memory_fit import Memory
 from profiler.cli import answer
-from profiler.cli.run import print_run
 from profiler.core import catalogue
-from profiler.core.case import Choice, Trial
+from profiler.core.case import Trial
 from profiler.training import models, strategies
-from profiler.workflows import run as run_workflow
 from tests import examples, make
 from tests.commands import gcprof
 
@@ -108,20 +105,3 @@ def test_a_word_that_is_no_run_is_named_where_there_are_no_runs_at_all(tmp_path,
     assert answer(["show", word]) == 4
 
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("outcome", "code"), [("ok", 0), ("skipped", 5)])
-def test_a_memory_does_not_hold_what_was_not_predicted(outcome: str, code: int, here: Path, capsys, monkeypatch):
-    """Of two models one has no such blocks: nothing is known of it, and the gate passed."""
-    none = make.record("none", case=make.case(device="fake:t4"))
-    other = make.case(device="fake:t4", model=Choice("mlp"))
-    rows = {"ok": make.record("none", case=other), "skipped": make.failed("none", "skipped", "no blocks", case=other)}
-    run = examples.run(here / "run", [none, rows[outcome]])
-    monkeypatch.setattr(run_workflow, "derive", lambda run: (0, []))
-
-    memory = Memory(name="11GiB", memory_bytes=11 * 2**30)
-
-    found = print_run(run_workflow.Ran(run=run, exit_code=0), json=False, holders=[memory])
-
-    assert found == code
-    assert ("mlp" in capsys.readouterr().err) == (code == 5)

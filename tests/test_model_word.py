@@ -36,7 +36,7 @@ def _hidden():
 @pytest.mark.parametrize(
     "words",
     [
-        "run", "rehearse", "predict", "explain", "timeline", "plan --budget max", "stages", "max-batch --memory 1GiB",
+        "run", "rehearse", "predict", "explain", "timeline", "plan --budget max", "stages", "fit --memory 1GiB",
         "blocks",
     ],
 )  # fmt: skip

@@ -59,7 +59,7 @@ PARSED = {
     r"gcprof reproduce": "takes minutes: just bench-published",
     r"gcprof rehearse|gcprof .*rehearse": "test_rehearse.py; needs a C compiler",
     r"gcprof run --resume": "needs an interrupted run: test_resume.py",
-    r"gcprof (plan|max-batch|stages) (?!.*(--device (fake:)?\w|--no-measure))": "measures: test_plan_command.py",
+    r"gcprof (plan|fit|stages) (?!.*(--device (fake:)?\w|--no-measure))": "measures: test_plan_command.py",
     r"gcprof predict (llama|torchvision)|gcprof plan torchvision": "takes minutes: benchmarks/rehearse.py",
     r"gcprof export .*tensorboard": "needs an extra",
     r"gcprof (plot|compare|show).* (heat|growth|before --fail-on|--over batch_size|torch)": "needs a sweep",

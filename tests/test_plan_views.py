@@ -14,9 +14,8 @@ from profiler.planning.candidates import none, ways
 from profiler.planning.solver import best, frontier
 from profiler.views.plots import lines as plan_lines
 from profiler.views.plots import theme
-from profiler.views.tables import grid, max_batch, plans
+from profiler.views.tables import grid, plans
 from profiler.views.tables.grid import Paper
-from profiler.views.tables.max_batch import LargestBatch
 from profiler.views.tables.plans import ComparedPlan
 from tests import golden_files, make
 from tests.plan_text import parse
@@ -58,16 +57,6 @@ def shown() -> list[ComparedPlan]:
     ]
 
 
-LINES = [
-    LargestBatch(strategy="none", batch_size=10, predicted_bytes=19 * MIB, measured_bytes=19 * MIB, outcome="ok",
-         beyond_bytes=21 * MIB, beyond_outcome="ok", samples_per_second=1234.5),
-    LargestBatch(strategy="segments:k=4,split=balanced", batch_size=22, predicted_bytes=20 * MIB, measured_bytes=None,
-         outcome="out_of_memory", beyond_bytes=None, beyond_outcome="out_of_memory", samples_per_second=None),
-    LargestBatch(strategy="all", batch_size=0, predicted_bytes=None, measured_bytes=None, outcome=None,
-         beyond_bytes=22 * MIB, beyond_outcome="ok", samples_per_second=None),
-    LargestBatch(strategy="plan", batch_size=23, predicted_bytes=20 * MIB, measured_bytes=20 * MIB, outcome="ok",
-         beyond_bytes=20 * MIB, beyond_outcome="ok", samples_per_second=617.25),
-]  # fmt: skip
 BELOW = [
     *plans.reading(CHAIN, (line.way.plan for line in shown())),
     "times are against the step without checkpointing",
@@ -76,7 +65,6 @@ TABLES = {
     "plan": lambda: plans.table(shown(), CHAIN, title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW),
     "frontier": lambda: plans.frontier(list(FRONTIER), CHAIN, NONE, title="mine: 30 plans"),
     "stages": lambda: plans.stages(CHAIN, title="mine, batch 8"),
-    "max-batch": lambda: max_batch.table(LINES, title="mine: the largest batch", limit=20 * MIB),
 }
 
 
@@ -153,14 +141,6 @@ def test_one_document_holds_plan_rivals_and_frontier():
     assert [
         (one["peak_bytes"], one["step_seconds"], parse(one["plan"], 12)) for one in found["frontier"]
     ] == [(one.peak_bytes, one.step_seconds, one.plan) for one in points]  # fmt: skip
-
-
-def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
-    def last(lines: list[LargestBatch]) -> str:
-        return grid.text([max_batch.table(lines, title="t", limit=20 * MIB)]).plain.splitlines()[-1]
-
-    assert last(LINES).endswith("-50 %")  # 617.25 of 1234.5
-    assert last([msgspec.structs.replace(LINES[0], samples_per_second=None), *LINES[1:]]).endswith("617.2")
 
 
 def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):

@@ -8,8 +8,6 @@ import shlex
 import pytest
 import torch
 
-from profiler.analysis import memory_fit
-from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import gpu_specs
 from profiler.core.case import OPERATORS, Calibration, Choice, Trial
@@ -93,9 +91,9 @@ def test_a_run_shows_how_far_its_predictions_are_off(here, capsys):
     ("words", "complaint"),
     [
         (["predict", SMALL, "--device", "h1000"], "nothing is known of 'h1000'"),
-        (["predict", SMALL, "--fit", "--json"], "--json has no effect with --fit"),
-        (["predict", SMALL, "--memory", "60%"], "--memory 60% is of one GPU, not of 'cuda'"),
-        (["predict", SMALL, "--memory", "1GiB", "--json"], "--json has no effect with --memory"),
+        (["predict", SMALL, "--fit"], "gcprof fit MODEL finds the smallest GPU"),
+        (["predict", SMALL, "--memory", "1GiB"], "gcprof fit MODEL --memory SIZE"),
+        (["max-batch", SMALL, "--memory", "1GiB"], "gcprof fit MODEL --batch-size max"),
         (["explain", SMALL, "--batch-size", "1,2"], "only one model, batch size and precision"),
         (["explain", SMALL, "--strategies", "all,sqrt"], "only one strategy can be explained at once"),
         (["run", "--model", SMALL, "--device", "fake:cuda", "--predict"], "predict has no effect on 'fake:cuda'"),
@@ -108,20 +106,6 @@ def test_what_cannot_be_predicted_is_refused(here, capsys, words, complaint):
     assert complaint in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "memory"),
-    [("--memory 11G", "11.0 GiB"), ("--memory 50% --device t4", "7.28 GiB"), ("--memory 700MiB --fit", "700 MiB")],
-)
-def test_a_memory_of_ones_own_is_a_line_of_what_fits(words: str, memory: str, here, shared, capsys):
-    assert answer(["predict", SMALL, *words.split()]) == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    (own,) = [line for line in lines if line.startswith("--memory")]
-    assert memory in own
-    assert ("--fit" in words) == any(line.startswith("NVIDIA GeForce RTX 2080 Ti") for line in lines)
-
-
 def test_a_calibrated_prediction_measures_the_baselines_operators_first():
     request = Request(model="mlp", segments="2", device="fake:cpu", calibrate=True)
 
@@ -130,29 +114,6 @@ def test_a_calibrated_prediction_measures_the_baselines_operators_first():
     assert (first.case.device, first.case.strategy) == ("cpu", "none")
     assert OPERATORS in first.passes
     assert {trial.case.device for trial in others} == {"fake:cpu"}
-
-
-def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
-    found = memory_fit.fits(
-        rows(
-            [
-                predicted(peak=30 * GIB),
-                predicted("all", peak=12 * GIB, flops=133),
-                predicted("sqrt", peak=14 * GIB, flops=125),
-                predicted("selective", peak=29 * GIB),  # what it computes again, softmax and GELU, counts no FLOPs
-            ]
-        ),
-        [gpu_specs.find(name) for name in ("t4", "v100-16", "a100-40", "h200")],
-    )
-
-    assert [(one.device, one.strategy) for one in found] == [
-        (gpu_specs.find("t4").name, "all"),
-        (gpu_specs.find("v100-16").name, "sqrt"),
-        (gpu_specs.find("a100-40").name, "none"),
-        (gpu_specs.find("h200").name, "none"),
-    ]
-    assert found[0].extra_flops == pytest.approx(0.33)
-    assert found[0].needed_bytes == 12 * GIB + gpu_specs.CONTEXT_BYTES
 
 
 def estimated(device: str, strategy: str = "none", calibration: Calibration | None = None, model: str = SMALL):

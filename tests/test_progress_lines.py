@@ -121,7 +121,7 @@ PHASES = (  # a command that is interrupted while torch is being imported
     ["run", "mlp"],
     ["predict", "mlp"],
     ["plan", "mlp", "--budget", "60%", "--device", "cpu"],
-    ["max-batch", "mlp", "--memory", "1GiB", "--device", "cpu"],
+    ["fit", "mlp", "--memory", "1GiB", "--device", "cpu"],
     ["stages", "mlp", "--device", "cpu"],
     ["explain", "mlp"],
     ["timeline", "mlp"],

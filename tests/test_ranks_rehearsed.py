@@ -6,17 +6,12 @@ import math
 
 import pytest
 
-from profiler.analysis.memory_fit import fits
-from profiler.analysis.rows import rows
 from profiler.cli import answer
-from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.schedule import REHEARSED_PASSES
 from profiler.core.trace_data import BUCKETS
 from profiler.engines.local import Local
 from profiler.training.models import built_in, hugging_face
-from profiler.views.tables import max_batch
-from profiler.views.tables.grid import text
 from tests import examples, make
 
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
@@ -82,16 +77,6 @@ def test_an_estimate_refuses_ranks(capsys):
     assert answer(["predict", "mlp", "--ranks", "2", "--device", "cpu"]) == 2
 
     assert "rehearsed, not estimated" in capsys.readouterr().err
-
-
-def test_which_devices_hold_it_is_told_for_each_number_of_ranks():
-    held = {2: 2**35, 8: 2**33}
-    records = [make.record(case=case(ranks=ranks, device="fake:cuda"), peak=peak) for ranks, peak in held.items()]
-
-    found = fits(rows(records), [gpu_specs.find("t4")])
-
-    assert [(one.case.ranks, one.strategy) for one in found] == [(2, None), (8, "none")]
-    assert "one of 8 ranks, fsdp2" in text(max_batch.fit_tables(found)).plain
 
 
 @pytest.mark.slow

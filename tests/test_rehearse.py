@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -153,23 +152,6 @@ def test_blocks_that_are_sharded_and_checkpointed_hold_what_they_hold_where_pyto
 
     assert stored["rehearse:h100", "none"].readings.peak_bytes == hollow.python(code.format("plain"))
     assert stored["rehearse:h100", "all"].readings.peak_bytes == hollow.python(code.format(how))
-
-
-@pytest.mark.nightly
-def test_max_batch_finds_where_pytorch_itself_runs_out(hollow, tmp_path):
-    words = ("max-batch", MODEL, "--memory", "700MiB", "--strategies", "none", "--rehearse", "--device", "t4", "--json")
-    done = gcprof(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "results").glob("*/manifest.json")
-    stored = {
-        record.case.batch_size: record for record in store.load(run.parent).records if record.case.strategy == "none"
-    }
-    largest = json.loads(done.stdout)["strategies"][0]["batch_size"]
-
-    assert set(stored) == {largest, largest + 1}
-    assert stored[largest].outcome == "ok"
-    assert stored[largest].readings.device_bytes <= 700 * MIB
-    assert stored[largest + 1].outcome == "out_of_memory"
 
 
 # words

@@ -24,13 +24,12 @@ SMALL = "transformer:layers=4,width=64"
 SCREENS = {  # command -> its words: of a committed run, of a small model that is predicted, or what else runs nothing
     "run": "transformer --strategies all --device fake:t4 --dry-run",
     "rehearse": "--help",
-    "predict": f"{SMALL} --strategies sqrt,all --device t4 --memory 11GiB -o run",
+    "predict": f"{SMALL} --strategies sqrt,all --device t4 -o run",
     "explain": f"{SMALL} --strategies all --device t4",
     "timeline": f"{SMALL} --strategies none,all --device t4 -o timeline.svg",
     "plan": f"{SMALL} --budget 90% --device t4",
     "stages": f"{SMALL} --device t4",
     "fit": "--help",
-    "max-batch": f"{SMALL} --strategies none --memory 640MiB --device t4",
     "show": "ref:cpu/mnist-cnn",
     "compare": "ref:predicted-t4/mnist-cnn ref:predicted-h100/mnist-cnn",
     "plot": "ref:cpu/mnist-cnn -o frontier.svg",
@@ -48,7 +47,6 @@ SCREENS = {  # command -> its words: of a committed run, of a small model that i
     "doctor": "--help",
     "note": "GCP012",
 }
-SLOW = {"max-batch": pytest.mark.nightly}  # looks at many batches
 
 
 class Screen(io.TextIOWrapper):
@@ -88,7 +86,7 @@ def screen(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     )
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in COMMANDS])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_screen_looks_as_it_did(name: str, reader: None, monkeypatch: pytest.MonkeyPatch):
     text = screen(name, 80, monkeypatch)
 

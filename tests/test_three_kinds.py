@@ -17,9 +17,9 @@ from matplotlib.text import Text as Drawn
 
 import profiler
 from profiler import views
+from profiler.analysis.memory_fit import Place, Rung
 from profiler.analysis.rows import Row, rows
 from profiler.cli import answer
-from profiler.cli.max_batch import shown_batch
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -31,11 +31,10 @@ from profiler.runs.merge import merge
 from profiler.views import redaction
 from profiler.views.export.markdown import markdown
 from profiler.views.plots.plot import draw
-from profiler.views.tables import comparison, evidence, max_batch, plans
+from profiler.views.tables import comparison, evidence, fit_sizes, plans
 from profiler.views.tables.grid import Paper
 from profiler.views.tables.grid import text as text_of
 from profiler.views.tables.progress import trial_line
-from profiler.workflows.max_batch import Largest
 from tests import examples, three_kinds
 from tests.compared_runs import compare_runs
 from tests.make import MIB
@@ -259,24 +258,24 @@ def test_a_hollow_gpu_and_a_real_one_of_the_same_name_are_never_one_run(tmp_path
 def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(device: str):
     record = three_kinds.rehearsed(device=device)
     (row,) = rows([record])
-    found = Largest(strategy=Choice("none"), batch_size=8, predicted_bytes=96 * MIB, measured=(record,), beyond=record)
-    line = shown_batch(found, "cpu", 0)
+    place = Place(case=record.case, limit=100 * MIB, context_bytes=0)
+    rung = Rung(label=Choice("none"), reach=8, place=place, beyond=place, records=(record,), further=record)
     way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
-    largest = text_of([max_batch.table([line], title="mine", limit=100 * MIB)]).plain
+    largest = text_of([fit_sizes.table([rung], of_batches=True, chosen=rung, title="mine", below=())]).plain
     planned = text_of(
         [plans.table([plans.ComparedPlan(way=way, measured=row)], equal_stages(1), title="mine", none=way)]
     ).plain
 
     assert "rehearsed" in largest
     assert "rehearsed" in planned
-    assert not re.search(r"measured|a second", largest)
+    assert "measured" not in largest
     assert not re.search(r"measured|gradients|time +rehearsed", planned)
-    (strategy,) = json.loads(max_batch.document([line], model="m", limit=1, context_bytes=0))["strategies"]
+    (strategy,) = json.loads(fit_sizes.document([rung], model="m", of_batches=True, chosen=rung, left_out={}))["ways"]
     document = plans.document(
         model="m", budget_bytes=1, none=way, points=[], lines=[plans.ComparedPlan(way=way, measured=row)], facts={}
     )
     (shown,) = json.loads(document)["ways"]
-    assert (strategy["measured_bytes"], strategy["rehearsed_bytes"]) == (None, 96 * MIB)
+    assert strategy["needed_bytes"] == strategy["beyond_bytes"] == 96 * MIB
     assert (shown["measured_peak_bytes"], shown["rehearsed_peak_bytes"]) == (None, 96 * MIB)
     assert strategy["evidence"] == shown["evidence"] == "rehearsed"
 

@@ -10,14 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.analysis.explanation import explain
-from profiler.analysis.memory_fit import Fit
+from profiler.analysis.memory_fit import Place, Rung
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.core import catalogue
 from profiler.core.case import Choice
-from profiler.core.record import BlockSummary, ModelSummary
+from profiler.core.record import BlockSummary, ModelSummary, Readings
 from profiler.core.stats import Sampling
 from profiler.training import models, strategies
-from profiler.views.tables import explanation, listing, max_batch, reproduction, samples
+from profiler.views.tables import explanation, fit_sizes, listing, reproduction, samples
 from profiler.views.tables.columns import main
 from profiler.views.tables.grid import Paper, Table, text
 from tests import examples, golden_files, make
@@ -59,12 +59,34 @@ def _blocks() -> list[Table]:
 
 
 def _fits() -> list[Table]:
-    case = make.case(device="fake:cuda")
-    held = Fit(case=case, device="h100", memory_bytes=80 * GIB, strategy="none", needed_bytes=79 * GIB, extra_flops=0.0)
-    tight = Fit(case=case, device="rtx-4090", memory_bytes=24 * GIB, strategy="segments:k=8,split=balanced",
-                needed_bytes=23 * GIB, extra_flops=0.3219)  # fmt: skip
-    never = Fit(case=case, device="t4", memory_bytes=16 * GIB, strategy=None, needed_bytes=17 * GIB, extra_flops=None)
-    return max_batch.fit_tables([held, tight, never])
+    """The largest batches, measured, and the smallest GPUs, rehearsed; no GPU holds the last."""
+
+    def rung(label: str, reach: int, place: Place, beyond: Place | None, peak: int, **further) -> Rung:
+        case = replace(place.case, strategy=Choice(label))
+        readings = Readings(peak_bytes=peak, reserved_bytes=peak, step_seconds=(0.5,))
+        ran = (
+            (make.record(case=case, readings=readings),) if peak else (make.failed(label, "out_of_memory", "no room"),)
+        )
+        return Rung(label=Choice(label), reach=reach, place=place, beyond=beyond, records=ran, **further)
+
+    def place(gpu: str, memory: int, size: int) -> Place:
+        return Place(case=make.case(device=gpu, batch_size=size), limit=memory * GIB, context_bytes=GIB // 2)
+
+    failed = make.failed("all", "out_of_memory", "no room")
+    more = make.record(readings=Readings(peak_bytes=12 * GIB, reserved_bytes=12 * GIB))
+    batches = [
+        rung("none", 1200, place("cuda:0", 12, 1200), place("cuda:0", 12, 1201), 11 * GIB, further=more),
+        rung("segments:k=8,split=balanced+chunk-loss", 2400, place("cuda:0", 12, 2400), None, 11 * GIB),
+    ]
+    t4, l4, h100 = (place(f"rehearse:{gpu}", memory, 8) for gpu, memory in (("t4", 14), ("l4", 22), ("h100", 79)))
+    gpus = [
+        rung("none", 0, h100, None, 90 * GIB),
+        rung("all", 2, l4, t4, 20 * GIB, further=failed),
+    ]
+    return [
+        fit_sizes.table(batches, of_batches=True, chosen=batches[1], title="mine: the largest batch", below=()),
+        fit_sizes.table(gpus, of_batches=False, chosen=gpus[1], title="mine: the smallest GPU", below=("context",)),
+    ]
 
 
 def _reproduction() -> list[Table]:

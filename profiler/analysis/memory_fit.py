@@ -1,8 +1,9 @@
-"""Finds what fits in memory: strategies on devices, the largest batch, the sides of a comparison; and throughput."""
+"""What fits in memory: the largest batch, the smallest GPU, the sides of a comparison; and throughput."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 
 import msgspec
 from msgspec.structs import replace
@@ -10,65 +11,74 @@ from msgspec.structs import replace
 from profiler.analysis.advice import budget_frontier
 from profiler.analysis.pairing import Side, by_group
 from profiler.analysis.rows import Row
-from profiler.core.case import Case
-from profiler.core.gpu_specs import Rates
-from profiler.core.record import bytes_needed
+from profiler.core.case import Case, Choice
+from profiler.core.devices import parse
+from profiler.core.plan_file import PlanFile
+from profiler.core.record import Evidence, Record, bytes_needed, evidence
 
 MOST_TRIED = 2**24
 FARTHEST = 8  # at most so many times the last number that fit is tried next
 PATIENCE = 2  # consecutive guesses that may narrow the range by less than half: a line crawls along a bend
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """A memory of this size, whatever the device."""
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A case without strategy and levers, and the memory that it has to fit in. Bytes."""
 
-    name: str
-    memory_bytes: int
+    case: Case
+    limit: int
+    context_bytes: int  # of it, what CUDA takes
 
+    @property
+    def limited(self) -> Case:
+        """The case on its device; a rehearsed one has no more memory than the limit."""
+        device = parse(self.case.device)
+        if not device.is_rehearsed:
+            return self.case
+        device = msgspec.structs.replace(device, bytes=self.limit, context_bytes=self.context_bytes)
+        return msgspec.structs.replace(self.case, device=str(device))
 
-Holder = Rates | Memory  # what a step may have to fit in
-
-
-class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and one case: the strategy that fits and recomputes least, if any does."""
-
-    device: str
-    memory_bytes: int
-    case: Case  # without checkpointing
-    strategy: str | None
-    needed_bytes: int  # of that strategy, else of the one that needs least, with CUDA's context
-    extra_flops: float | None  # relative to those of `none`
-
-
-def fits(rows: Sequence[Row], devices: Iterable[Holder]) -> list[Fit]:
-    """Return the fit of every predicted case on every device, the device with the least memory first."""
-    by_case: dict[Case, list[Row]] = {}
-    for row in rows:
-        if row.case.has_estimated_times and row.outcome == "ok":
-            by_case.setdefault(row.case.baseline, []).append(row)
-    ordered = sorted(devices, key=lambda device: device.memory_bytes)
-    return [_fit(device, case, of_case) for case, of_case in by_case.items() for device in ordered]
+    @property
+    def foreseen(self) -> Place:
+        return msgspec.structs.replace(self, case=self.case.foreseen)
 
 
-def _fit(device: Holder, case: Case, rows: Sequence[Row]) -> Fit:
-    needs = [
-        (row, nbytes, row.readings.flops or 0)
-        for row in rows
-        if (nbytes := bytes_needed(row.readings, "cuda")) is not None
-    ]
-    held = [need for need in needs if need[1] <= device.memory_bytes]
-    # many strategies add no FLOPs; where nothing fits, the one that needs least is told
-    least = min(held, key=lambda need: (need[2], need[0].case != case, need[1]), default=None)
-    row, nbytes, flops = least or min(needs, key=lambda need: need[1])
-    plain = next((flops for row, _, flops in needs if row.case == case), 0)
-    return Fit(
-        device=device.name,
-        memory_bytes=device.memory_bytes,
-        case=case,
-        strategy=str(row.case.label) if held else None,
-        needed_bytes=nbytes,
-        extra_flops=flops / plain - 1 if held and plain else None,
-    )
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to run the step, where it fits at the most, and what was run there."""
+
+    label: Choice  # the strategy or a plan's, and levers
+    reach: int  # the largest batch, or how many GPUs from the largest on; 0: it fits nowhere
+    place: Place  # if it fits nowhere, where it needs least
+    beyond: Place | None  # one sample more, or the next smaller GPU
+    plan: PlanFile | None = None
+    records: tuple[Record, ...] = ()  # at the place, of all rounds
+    further: Record | None = None  # beyond
+
+    @property
+    def record(self) -> Record | None:
+        """The first record of the step at its place."""
+        return self.records[0] if self.records else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median step of all rounds."""
+        samples = [second for record in self.records for second in record.readings.step_seconds or ()]
+        return median(samples) if samples else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        case, seconds = self.place.case, self.step_seconds
+        return case.batch_size * case.accumulate / seconds if seconds and case.batch_size else None
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """How the bytes are known."""
+        return evidence(self.record.case, self.record.environment) if self.record else None
+
+    def needed_bytes(self, record: Record | None) -> int | None:
+        """Return what a step took of its device, CUDA's context included; None if it did not run to its end."""
+        if record is None or record.outcome != "ok":
+            return None
+        return bytes_needed(record.readings, record.case.device, self.place.context_bytes)
 
 
 def samples_per_second(row: Row) -> float | None:
@@ -162,8 +172,8 @@ def _side_advice(group: tuple[str, ...], label: str, rows: Sequence[Row]) -> Sid
 def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start: int) -> int:
     """Return the largest n >= 1 with needed(n) <= limit, where `needed` grows; 0 if there is none.
 
-    None from `needed` is more than any limit. The next guess is where a line through the two nearest known points meets
-    the limit, or the middle if that does not narrow it down.
+    None from `needed` is more than any limit. The next guess is where a line through the two nearest known points, of
+    one point and 0, meets the limit, or the middle if that does not narrow it down.
     """
     sizes: dict[int, int] = {}
     low, high, guess, slow = 0, MOST_TRIED + 1, min(start, MOST_TRIED), 0
@@ -188,10 +198,10 @@ def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start:
 def _line_meets(sizes: dict[int, int], low: int, high: int, limit: int) -> int | None:
     """Return where the line through the two nearest points meets the limit; None if there is no rising line."""
     nearest = sorted(sizes, key=lambda number: min(abs(number - low), abs(number - high)))[:2]
-    if len(nearest) < 2:
+    if not nearest:
         return None
-    lower, upper = sorted(nearest)
-    rise = (sizes[upper] - sizes[lower]) / (upper - lower)
+    lower, upper = sorted([0, *nearest][-2:])
+    rise = (sizes[upper] - sizes.get(lower, 0)) / (upper - lower)
     if rise <= 0:
         return None
-    return int(lower + (limit - sizes[lower]) / rise)
+    return int(lower + (limit - sizes.get(lower, 0)) / rise)

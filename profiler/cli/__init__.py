@@ -48,7 +48,7 @@ ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, i
 
 CHOICES = ("auto", "always", "never")
 LIMITED = (  # commands that start processes whose stages are limited
-    "run", "rehearse", "predict", "explain", "timeline", "plan", "stages", "fit", "max-batch", "blocks",
+    "run", "rehearse", "predict", "explain", "timeline", "plan", "stages", "fit", "blocks",
 )  # fmt: skip
 LONGEST = 1_000_000  # seconds of a stage: eleven days
 NAMES = ("model", "target")  # of the parameter that is the first argument
@@ -62,7 +62,6 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
     "plan": "profiler.cli.plan:plan",
     "stages": "profiler.cli.plan:stages",
     "fit": "profiler.cli.fit:fit",
-    "max-batch": "profiler.cli.max_batch:max_batch",
     "show": "profiler.cli.show:show",
     "compare": "profiler.cli.compare:compare",
     "plot": "profiler.cli.plot_export_report:plot",

@@ -31,6 +31,8 @@ PRECISIONS = {
     "amp": "amp-bf16",
 }  # fmt: skip
 ANSWERS = {  # options that gcprof has not, and what to write instead
+    "--fit": "gcprof fit MODEL finds the smallest GPU",
+    "--memory": "gcprof fit MODEL --memory SIZE finds what fits",
     "--lr": "an optimizer's options follow its name: --optimizer adamw:lr=0.001",
     "--epochs": "one training step is looked at; a whole script goes behind --: gcprof rehearse -- python train.py",
     **dict.fromkeys(
@@ -38,7 +40,14 @@ ANSWERS = {  # options that gcprof has not, and what to write instead
         "a model's options follow its name: hf:gpt2:sequence=512; `gcprof models NAME` lists them",
     ),
 }
-COMMANDS = {"profile": "run", "measure": "run", "benchmark": "run", "estimate": "rehearse", "optimize": "fit"}
+COMMANDS = {
+    "profile": "run",
+    "measure": "run",
+    "benchmark": "run",
+    "estimate": "rehearse",
+    "optimize": "fit",
+    "max-batch": "fit MODEL --batch-size max",
+}
 
 
 def understood(words: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -13,12 +13,9 @@ from profiler.cli import options
 from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, interruptible
 from profiler.cli.run import print_run
-from profiler.core.errors import UserError, refuse_idle
+from profiler.core.errors import UserError
 from profiler.core.units import parse_bytes, parse_memory
 from profiler.request.spec import Request
-
-if TYPE_CHECKING:
-    from profiler.analysis.memory_fit import Holder
 
 
 def predict(
@@ -27,10 +24,6 @@ def predict(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Also rehearse every case, and show the prediction's error.")
     ] = False,
-    fit: Annotated[bool, typer.Option("--fit", help="Show which GPUs it fits, and with which strategy.")] = False,
-    memory: Annotated[
-        str | None, typer.Option(help="Show what fits a memory: 11GiB, 11G, or 60% of the --device.")
-    ] = None,
     output: options.RunFolder = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the run in a folder below results/.")] = False,
     json: options.JsonOrTable = False,
@@ -39,7 +32,7 @@ def predict(
     """Predict what `gcprof run` would measure, without the device.
 
     The bytes on a GPU are rehearsed, by PyTorch's own CUDA code, where torch can do that: on Linux, with its CUDA
-    build. Elsewhere they are estimated, as they are for cpu and fake:t4, and with --fit, --routing and --calibrate.
+    build. Elsewhere they are estimated, as they are for cpu and fake:t4, and with --routing and --calibrate.
 
     Example: gcprof predict transformer --strategies all,selective --device h100
     """
@@ -48,38 +41,15 @@ def predict(
     from profiler.workflows.run import RunRequest, run
 
     terminal = Terminal(is_quiet=quiet, names_logs=keep or output is not None)
-    holders = _holders(device, memory, fit=fit)
-    if memory is not None:
-        refuse_idle({"--json": json}, "with --memory")
-    if fit:
-        idle = {"--json": json, "--device": device != "cuda"}
-        refuse_idle(idle, "with --fit", hint="it looks at all GPUs; leave one of them out")
-    if rehearse and (fit or words.calibrate or device in ("cuda", "cpu")):
+    if rehearse and (words.calibrate or device in ("cuda", "cpu")):
         raise UserError("--rehearse is for one GPU, and calibrates nothing", hint="name it: --device h100")
-    is_estimated = fit or bool(words.calibrate) or words.routing is not None
+    is_estimated = bool(words.calibrate) or words.routing is not None
     device = to_rehearse(device) if rehearse else for_gpus(device, say=terminal.say, is_estimated=is_estimated)
     words = msgspec.structs.replace(words, device=device, predict=rehearse or None)
     with interruptible(json=json), TemporaryDirectory(prefix="gcprof-") as folder:
         is_kept = keep or output is not None
         request = RunRequest(words=words, output=output if is_kept else Path(folder) / "run", typed=COMMAND.get())
-        raise typer.Exit(print_run(run(request, terminal), json=json, holders=holders, is_kept=is_kept))
-
-
-def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:
-    """Return what a step is to fit: the memory that was asked for, and with --fit every known GPU. Raises UserError."""
-    from profiler.analysis.memory_fit import Memory
-    from profiler.core import gpu_specs
-    from profiler.core.devices import parse
-
-    gpus: list[Holder] = [gpu_specs.find(name) for name in gpu_specs.names()] if fit else []
-    if memory is None:
-        return gpus
-    size = parse_memory(memory, flag="--memory")
-    name = parse(device).name
-    if name == "cpu" or (isinstance(size, float) and (name == "cuda" or "," in name)):
-        raise UserError(f"--memory {memory} is of one GPU, not of '{device}'", hint="--memory 11GiB, or --device t4")
-    whole = gpu_specs.find(name).memory_bytes if isinstance(size, float) else 0
-    return [Memory(name=f"--memory {memory}", memory_bytes=int(size * whole) if whole else int(size)), *gpus]
+        raise typer.Exit(print_run(run(request, terminal), json=json, is_kept=is_kept))
 
 
 def rehearse(

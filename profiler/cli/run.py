@@ -28,9 +28,6 @@ from profiler.core.units import count_text
 from profiler.request.spec import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from profiler.analysis.memory_fit import Holder
     from profiler.request.spec import CheckedRequest
     from profiler.runs.store import Run
     from profiler.workflows.run import Ran, RunRequest
@@ -129,9 +126,7 @@ def _print_trials(checked: CheckedRequest) -> None:
         print(folded("  ".join(plain(word, encoding=encoding) for word in words), file=sys.stdout))
 
 
-def print_run(
-    ran: Ran, *, json: bool, holders: Sequence[Holder] = (), is_kept: bool = True, is_look: bool = False
-) -> int:
+def print_run(ran: Ran, *, json: bool, is_kept: bool = True, is_look: bool = False) -> int:
     """Show a run, write its derived files and print the next command; return the exit code.
 
     The table is printed before any file is written; the JSON document, which holds the exit code, after them. Of a run
@@ -165,9 +160,6 @@ def print_run(
         say_bytes(document(name, run.records, status=run.status, exit_code=code))
     for line in lines:
         aside(line)
-    if holders:
-        gate = _show_fit(run, holders)
-        code = code or gate
     _say_assumed(run)
     if is_kept:
         _say_next(ran, run)
@@ -205,26 +197,6 @@ def _print_refused(run: Run, code: int, *, json: bool) -> None:
     refused = f"not even the step without checkpointing can be run as requested ({details})"
     why = refused if is_refused else "the step failed without checkpointing"
     aside(f"{why}, so there is nothing to compare{rest}")
-
-
-def _show_fit(run: Run, holders: Sequence[Holder]) -> int:
-    """Print each GPU or memory with the cheapest strategy that fits it, below the table; return the exit code.
-
-    It is GATE if no strategy of a case fits a memory that was asked for, or nothing of a case was predicted.
-    """
-    from profiler.analysis import memory_fit, rows
-    from profiler.views.tables import max_batch
-    from profiler.workflows.planner import GATE
-
-    table = rows.rows(run.records)
-    fits = memory_fit.fits(table, holders)
-    print()
-    say(*max_batch.fit_tables(fits))
-    asked = {holder.name for holder in holders if isinstance(holder, memory_fit.Memory)}
-    unknown = {row.case.baseline for row in table if row.case.is_predicted} - {held.case for held in fits}
-    for case in unknown if asked else ():
-        aside(f"{case.model}, batch {case.batch_size}: nothing was predicted, so nothing says that it fits")
-    return GATE if (asked and unknown) or any(held.device in asked and held.strategy is None for held in fits) else 0
 
 
 def _say_next(ran: Ran, run: Run) -> None:

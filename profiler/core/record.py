@@ -251,8 +251,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def fits(self, device: str) -> bool:
         """Whether a GPU, by its name (`t4`, `a100-80`), has the memory for the step and for CUDA's own context.
 
-        This is the question that `gcprof predict --fit` answers. Raises UserError for a GPU that is not known, and for
-        a record of a CPU or of a step without a peak.
+        Raises UserError for a GPU that is not known, and for a record of a CPU or of a step without a peak.
         """
         memory_bytes = gpu_specs.find(device).memory_bytes
         if self.case.twin.device == "cpu":

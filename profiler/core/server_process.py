@@ -29,7 +29,7 @@ EARLY = {  # what a command will most likely need, and what takes more than a se
     "blocks": PRELOAD_TO_TRACE,
     **dict.fromkeys(("run", "plan", "stages"), PRELOAD),
 }
-ESTIMATED = ("fake:", "cpu", "--routing", "--fit", "--calibrate")  # words with which nothing is rehearsed begin so
+ESTIMATED = ("fake:", "cpu", "--routing", "--calibrate")  # words with which nothing is rehearsed begin so
 NOT_EARLY = ("-h", "--help", "--dry-run", "--engine", "--shard", "--stages", "--from")  # may need no local server
 ASKED = "GCPROF_HOLLOW"  # asks for a hollow device, which must be built first
 BOOT = (

@@ -1,4 +1,4 @@
-"""A model on its device, and the stages that plans are made of: what `stages`, `plan`, `fit` and `max-batch` share."""
+"""A model on its device, and the stages that plans are made of: what `stages`, `plan` and `fit` share."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ def limit_of(model: ModelOnDevice, limit: int | float, say: Callable[[str], None
             say(f"note: {bytes_text(limit)} are more than {model.case.device} has: {bytes_text(whole)}")
         return limit
     if whole is None:
-        message = f"--memory cannot be a share: how much '{model.case.device}' has is not known"
-        raise UserError(message, hint="name it, as 11GiB, or a GPU: --device t4")
+        message = f"how much memory '{model.case.device}' has is not known"
+        raise UserError(message, hint="name it: --memory 11GiB; or a GPU: --device t4")
     return int(limit * whole)
 
 

@@ -160,7 +160,7 @@ def _way_out(rows: Sequence[Row]) -> str:
         "a smaller model",
     ]
     listed = " or ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))
-    return f"try {listed}" + ("; gcprof max-batch finds the largest batch that fits" if has_batch else "")
+    return f"try {listed}" + ("; gcprof fit --batch-size max finds the largest that fits" if has_batch else "")
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:

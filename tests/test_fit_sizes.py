@@ -1,0 +1,216 @@
+"""`gcprof fit --batch-size max`, and without a memory: what is said to fit was run, and so was one step further."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from profiler.analysis.memory_fit import Place
+from profiler.cli import answer
+from profiler.core import catalogue, gpu_specs, plan_file
+from profiler.core.case import Choice, Trial
+from profiler.core.devices import parse
+from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
+from profiler.core.record import Readings, Record, bytes_needed
+from profiler.runs import store
+from profiler.training import models
+from profiler.workflows import fit_sizes, stages
+from profiler.workflows.planner import GATE
+from tests import make
+from tests.conftest import run_folder
+
+pytestmark = pytest.mark.usefixtures("shared")
+
+SMALL = "transformer:layers=4,width=32"
+FLAGS = ("--device", "cpu")
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def peaks(engine: Any) -> dict[int, int]:
+    """The predicted peaks of two batches without checkpointing."""
+    found = {}
+    for size in (4, 5):
+        case = make.case(model=catalogue.resolve(Choice(SMALL), models.TABLE), batch_size=size)
+        fake = Trial(case=case.foreseen, passes=("memory",))
+        (record,) = engine.run([fake])
+        assert record.outcome == "ok"
+        found[size] = record.readings.peak_bytes
+    return found
+
+
+@pytest.mark.nightly
+def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(here, peaks, capsys):
+    each = peaks[5] - peaks[4]
+    limit = peaks[4] + 2 * each + each // 2  # so that none has six samples, and not seven
+
+    code = answer(["fit", SMALL, "--batch-size", "max", "--memory", f"{limit}B", *FLAGS, "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+    none, every, planned, *_ = found["ways"]
+    assert code == 0
+    assert [one["way"] for one in (none, every)] == ["none", "all"]
+    assert none["batch_size"] == 6
+    assert 6 < every["batch_size"] < planned["batch_size"]
+    for one in found["ways"]:
+        assert one["needed_bytes"] <= limit < one["beyond_bytes"]
+        assert (one["evidence"], one["has_estimated_times"]) == ("measured", False)
+    rates = [one["samples_per_second"] for one in found["ways"]]
+    assert [one["is_chosen"] for one in found["ways"]] == [rate == max(rates) for rate in rates]
+    run = store.load(run_folder(here / "results"))
+    for one in found["ways"]:
+        sizes = {record.case.batch_size for record in run.records if str(record.case.label) == one["way"]}
+        assert sizes == {one["batch_size"], one["batch_size"] + 1}
+    file = Path(Choice(planned["way"]).options["file"])
+    assert plan_file.read(file).segments
+    assert str(file) in run.manifest.sources
+
+
+@pytest.mark.nightly
+def test_a_rehearsed_batch_is_the_last_for_which_pytorch_itself_has_room(here, capsys):
+    words = ["fit", SMALL, "--batch-size", "max", "--memory", "700MiB", "--device", "t4", "--json"]
+
+    assert answer(words) == 0
+
+    first, *_, last = json.loads(capsys.readouterr().out)["ways"]
+    for one in (first, last):
+        assert (one["outcome"], one["beyond_outcome"], one["evidence"]) == ("ok", "out_of_memory", "rehearsed")
+        assert one["needed_bytes"] <= 700 * 2**20
+        flags = ("--memory", "700MiB", "--context", "600MiB", "--device", "t4", "--json")
+        for size, outcome in ((0, "ok"), (1, "out_of_memory")):
+            batch = str(one["batch_size"] + size)
+            answer(["rehearse", SMALL, "--strategies", one["way"], "--batch-size", batch, *flags])
+            rows = json.loads(capsys.readouterr().out)["records"]
+            assert rows[-1]["outcome"] == outcome
+
+
+@pytest.mark.nightly
+def test_a_gpu_that_is_estimated_has_what_cuda_itself_takes(here, capsys):
+    words = ["fit", SMALL, "--batch-size", "max", "--device", "fake:t4", "--json", "--memory"]
+
+    assert answer([*words, f"{CONTEXT - 1}B"]) == GATE
+
+    (none,) = json.loads(capsys.readouterr().out)["ways"]
+    assert (none["batch_size"], none["fits"], none["evidence"]) == (0, False, "predicted")
+    assert none["needed_bytes"] > CONTEXT
+
+
+def test_what_cuda_takes_is_measured_where_the_device_is(engine):
+    readings = Readings(peak_bytes=5, reserved_bytes=70, device_bytes=470)
+    answers = {"ok": make.record(readings=readings), "without": make.record(readings=Readings(peak_bytes=5))}
+
+    def measured(kind: str, device: str) -> int | None:
+        return stages.measured_context(Answering(answers[kind]), make.case(device=device))
+
+    assert measured("ok", "cuda:0") == 400
+    assert measured("without", "cuda:0") is None
+    assert measured("ok", "cpu") is None
+    assert measured("ok", "fake:h100") is None
+
+
+class Answering:
+    """An engine with one answer."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def run(self, plan: Iterable[Trial]) -> Iterator[Record]:
+        return (self._record for _ in plan)
+
+
+def test_what_a_device_needs_is_what_its_allocator_reserves_and_cuda_itself():
+    readings = Readings(peak_bytes=5, reserved_bytes=7)
+
+    assert bytes_needed(readings, "cpu") == 5
+    assert bytes_needed(readings, "fake:cpu") == 5
+    assert bytes_needed(readings, "cuda:0") == 7 + CONTEXT
+    assert bytes_needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
+    assert bytes_needed(Readings(), "cuda:0") is None
+    assert bytes_needed(Readings(), "cpu") is None
+
+
+class Sized:
+    """An engine whose steps need so many bytes a sample, measured and foreseen, and under `all` half of that."""
+
+    def __init__(self, measured: int, foreseen: int, outcome: str = "ok") -> None:
+        self.bytes_of = {False: measured, True: foreseen}
+        self.outcome = outcome
+
+    def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        for trial in trials:
+            size = trial.case.batch_size * self.bytes_of[trial.case.is_predicted]
+            size //= 1 + (trial.case.strategy == "all")
+            outcome = "ok" if trial.case.is_predicted else self.outcome
+            levers = trial.case.levers or ()
+            yield make.record(
+                case=trial.case, outcome="skipped" if levers else outcome, readings=Readings(peak_bytes=size)
+            )
+
+    def ask(self, *words: object, **about: object) -> dict[str, str]:
+        return {"refused": "the blocks are no chain"}
+
+
+@pytest.mark.parametrize(
+    ("measured", "outcome", "batch_size"),
+    [(10, "ok", 10), (11, "ok", 9), (25, "ok", 4), (101, "ok", 0), (1, "out_of_memory", 0)],
+)
+def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, batch_size):
+    model = SimpleNamespace(engine=Sized(measured=measured, foreseen=10, outcome=outcome))
+    place = Place(case=make.case(batch_size=1), limit=100, context_bytes=0)
+
+    none, *_ = fit_sizes._Batches(model, place, None).rungs(place, ())
+
+    assert none.reach == batch_size
+
+
+@pytest.mark.parametrize(
+    ("need", "gpus"),
+    [(10, [("none", "rtx-2080-ti"), ("all", "rtx-4060")]), (30, [("none", "rtx-5090"), ("all", "v100-16")]),
+     (130, [("none", "h200"), ("all", "a100-80")]), (900, [("none", None)])],
+)  # fmt: skip
+def test_the_smallest_gpu_has_room_for_the_step_and_cuda_and_the_next_smaller_has_not(need, gpus):
+    engine = Sized(measured=need * GIB, foreseen=0)
+    names = sorted(gpu_specs.names(), key=lambda name: -gpu_specs.find(name).memory_bytes)
+    places = [
+        Place(
+            case=make.case(device=f"rehearse:{name}", batch_size=1),
+            limit=gpu_specs.find(name).memory_bytes,
+            context_bytes=CONTEXT,
+        )
+        for name in names
+    ]
+
+    search = fit_sizes._Gpus(SimpleNamespace(engine=engine), places, None)
+    rungs = search.rungs(places[0], ())
+
+    found = [(rung.label, parse(rung.place.case.device).name if rung.reach else None) for rung in rungs]
+    assert found == gpus
+
+
+FIXED = Path(__file__).parent / "user_models" / "broken.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["mlp", "--device", "cpu", "--memory", "60"], "--memory cannot be '60': 60 B or 60 %?"),
+        (
+            ["mlp", "--device", "t4", "--memory", "1GiB", "--context", "600"],
+            "--context cannot be '600': 600 B or 600 GiB?",
+        ),
+        (["mlp", "--memory", "60%", "--device", "fake:cuda"], "how much memory 'fake:cuda' has is not known"),
+        (["mlp", "--memory", "1GiB", "--device", "t4,h100"], "--batch-size max is of one GPU"),
+        ([f"{FIXED}:no_loss", "--memory", "1GiB", "--device", "cpu"], "makes its own batch, of one size"),
+    ],
+)
+def test_what_has_no_largest_batch_is_refused(here, shared, capsys, words, complaint):
+    assert answer(["fit", "--batch-size", "max", *words]) == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert complaint in said.err
