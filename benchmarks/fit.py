@@ -121,16 +121,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="names of steps")
     parser.add_argument("--one", help="run one step in this process, and print it as JSON")
+    parser.add_argument("--no-compiled", action="store_true", help="leave the compiled budget out: it takes minutes")
     parser.add_argument("-o", "--output", type=Path, default=FOLDER)
     asked = parser.parse_args()
     if asked.one:
         (step,) = (step for step in STEPS if step.name == asked.one)
-        sys.stdout.buffer.write(msgspec.json.encode(judged(step)))
+        sys.stdout.buffer.write(msgspec.json.encode(judged(step, compiles=not asked.no_compiled)))
         return 0
     known = {one.name: one for one in _read(asked.output).steps} if (asked.output / "fit.json").exists() else {}
     for step in STEPS:
         if not asked.only or step.name in asked.only:
             command = [sys.executable, "-m", "benchmarks.fit", "--one", step.name]
+            command += ["--no-compiled"] if asked.no_compiled else []
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             known[step.name] = msgspec.json.decode(done.stdout, type=Fits)
             _write(asked.output, [known[step.name] for step in STEPS if step.name in known])
@@ -139,7 +141,7 @@ def main() -> int:
     return int(not all(result.fits for result in ours))
 
 
-def judged(step: Step) -> Fits:
+def judged(step: Step, *, compiles: bool) -> Fits:
     """Run the step by each way."""
     with ModelOnDevice(step.words) as model:
         rivals = Rivals(model)
@@ -147,7 +149,7 @@ def judged(step: Step) -> Fits:
         limit = step.limit_bytes or int(SHARE * (none.readings.reserved_bytes or 0))
         results = [rivals.result("as it is", "none", limit)]
         results += [rivals.result("all", "all", limit), rivals.result("save_on_cpu", "offload", limit)]
-        results.append(rivals.compiled(limit))
+        results += [rivals.compiled(limit)] if compiles else []
         results.append(rivals.greedy(limit))
     ours, floor = _ours(step, limit)
     return Fits(

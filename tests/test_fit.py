@@ -59,6 +59,7 @@ def test_where_nothing_fits_no_way_is_chosen(here, capsys):
 
     assert code == 5
     assert not any(way["fits"] or way["is_chosen"] for way in found["ways"])
+    assert min(found["floors"].values()) > 1 << 20
     assert not list((here / "results").glob("*fit*/trials.jsonl"))
 
 

@@ -141,7 +141,7 @@ def _print(fitted: Fitted, *, json: bool) -> None:
     if json:
         document = view.document(
             rows, needed, fits, chosen=chosen, limit=fitted.limit_bytes, context_bytes=fitted.context_bytes,
-            left_out=fitted.left_out,
+            left_out=fitted.left_out, floors={"+".join(chosen): nbytes for chosen, nbytes in fitted.floors.items()},
         )  # fmt: skip
         say_bytes(document)
         return

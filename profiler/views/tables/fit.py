@@ -45,7 +45,7 @@ def table(
 
 def document(
     rows: Sequence[Row], needed: Sequence[int | None], fits: Sequence[bool], *, chosen: Row | None, limit: int,
-    context_bytes: int, left_out: dict[str, str],
+    context_bytes: int, left_out: dict[str, str], floors: dict[str, int],
 ) -> bytes:  # fmt: skip
     """Return one JSON document, one field per line."""
     ways = [
@@ -59,6 +59,6 @@ def document(
     ]  # fmt: skip
     fields = {
         "schema": 1, "model": rows[0].case.model, "memory_bytes": limit, "context_bytes": context_bytes,
-        "ways": ways, "left_out": left_out,
+        "ways": ways, "left_out": left_out, "floors": floors,
     }  # fmt: skip
     return encode_indented(fields)
