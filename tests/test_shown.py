@@ -106,7 +106,7 @@ def test_a_live_optimizer_is_taken_as_it_is_and_the_result_prints_as_the_screen(
         held = found.readings.static_bytes
     assert 0 <= held["optimizer"] - state < 4 * 1024  # and a count of steps for each parameter
     assert str(found).startswith("Sequential, ")
-    assert "its own optimizer" in str(found).splitlines()[0]
+    assert ("AdamW" if call is gcprof.explain else "its own optimizer") in str(found).splitlines()[0]
     assert "all" in str(found)
     assert "Record(" not in str(found)
     assert not optimizer.state
@@ -142,6 +142,9 @@ def test_every_function_has_the_model_then_its_batch_and_gcprof_has_all_of_profi
         (chain()[0], {}, "a module needs a batch"),
         ("mlp", {"batch": torch.ones(2)}, "batch has no effect"),
         (chain, {"loss": nn.functional.mse_loss}, "loss has no effect"),
+        (chain()[0], {"batch": chain()[1], "loss": "mse"}, "a loss is a function of .*, not 'mse'"),
+        (chain()[0], {"batch": chain()[1], "strategy": nn.MSELoss()}, "a word or a plan, not a MSELoss"),
+        ("mlp", {"device": "rtx-9090"}, "nothing is known of 'rtx-9090'"),
         ("mlp", {"optimizer": torch.optim.SGD}, "the optimizer is of another model"),
         ("mlp,transformer", {}, "model: 'mlp,transformer' is more than one"),
         ("mpl", {}, "model: 'mpl' is not known|no model is called 'mpl'|unknown model 'mpl'"),

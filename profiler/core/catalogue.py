@@ -280,6 +280,8 @@ def _which_factory(path: str) -> str:
 
 def made_by(module: str, path: str | Path) -> str:
     """Return what to do with a file without a function that makes a model."""
+    here = Path(path).resolve()
+    path = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else path
     wanted = f"write a function that returns ({module}, batch[, loss])"
     return f"gcprof rehearse -- python {path} runs it as it is; or {wanted}"
 

@@ -25,6 +25,10 @@ class UserError(Exception):
         self.hint = hint
         self.exit_code = exit_code
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the message and the hint, as the command line does."""
+        return [f"gcprof: {self.message}", *([f"hint: {self.hint}"] if self.hint else [])]
+
 
 class Unsupported(Exception):
     """A strategy cannot be applied to this model; its row is recorded as skipped, with this reason."""

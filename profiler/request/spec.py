@@ -177,7 +177,8 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
         strategy = choice.parts[0]
         if strategy.name == "plan":  # checked now: a row skipped later would be taken for a result
             plan_file.read(Path(strategy.options.get("file", plan_file.USUAL)))
-    optimized = _resolved(split_choices("sgd" if request.optimizer is None else request.optimizer), "optimizer")
+    named = split_choices("sgd" if request.optimizer is None else request.optimizer)
+    optimized = _resolved(list(map(_known_optimizer, named)), "optimizer")
     for choice in optimized:
         optimizers.refuse_unknown(choice)
     sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES)] or [None]
@@ -236,6 +237,12 @@ def strategies_of(request: Request) -> list[Choice]:
         named, segments = ([], SEGMENTS) if is_chain else (split_choices(OF_BLOCKS), None)
     counts = [] if segments is None else segment_counts(segments)
     return _unique([Choice("none"), *named, *(Choice.of("segments", {"k": count}) for count in counts)])
+
+
+def _known_optimizer(choice: Choice) -> Choice:
+    """Return an optimizer as the table has it, where it is written as in torch: AdamW."""
+    name = choice.name.lower()
+    return Choice.of(name, choice.options) if name in optimizers.TABLE else choice
 
 
 def _resolved(words: list[Choice], field: str) -> list[Choice]:

@@ -25,6 +25,7 @@ from profiler.training.optimizers.torch_optim import held_by
 from profiler.training.workload import Workload
 
 KEYS = ("module", "batch", "loss", "optimizer")
+BY_FACTORY = ": return it as third value"
 
 
 def build(name: str, /, batch_size: int | None = None, **options: Any) -> Workload:
@@ -108,7 +109,7 @@ def refuse_other_arguments(module: nn.Module, batch: Any, *, has_loss: bool = Fa
         keys = f" with the keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
         hint = f"it takes {', '.join(signature.parameters) or 'nothing'}"
         if _is_pair(batch) and not has_loss:
-            hint += "; a batch (inputs, targets) needs a loss: return a function of (output, targets) as third value"
+            hint += f"; a batch (inputs, targets) needs a loss, a function of (output, targets){BY_FACTORY}"
         if has_loss and isinstance(batch, (tuple, list)) and len(batch) == len(signature.parameters) + 1:
             names = ", ".join(signature.parameters)
             hint += f"; with a loss the batch is (inputs, targets): return (({names}), targets)"

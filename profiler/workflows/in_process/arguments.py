@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -22,12 +23,13 @@ from profiler.core import own_thread
 from profiler.core.case import Case, Choice, split_choices
 from profiler.core.devices import FAKE, to_predict
 from profiler.core.errors import Invalid, Unsupported, UserError
+from profiler.core.plan_file import PlanFile
 from profiler.predicting.trace.fake_modules import DEEPCOPY
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.training import kept_state
 from profiler.training.assemble import Build
-from profiler.training.models.user import as_workload, refuse_other_arguments
+from profiler.training.models.user import BY_FACTORY, as_workload, refuse_other_arguments
 from profiler.training.workload import Workload
 
 Model = Callable[[], Any] | nn.Module | str
@@ -46,7 +48,7 @@ def in_words_of_python() -> Iterator[None]:
         yield
     except UserError as error:
         hint = None if error.hint is None else _python(error.hint)
-        raise UserError(_python(error.message), hint=hint, exit_code=error.exit_code) from error
+        raise UserError(_python(error.message), hint=hint, exit_code=error.exit_code) from None
     except Unsupported as error:
         raise Unsupported(_python(str(error))) from error
     except Invalid as error:
@@ -73,6 +75,7 @@ def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _python(text: str) -> str:
+    text = re.sub(r"'--([a-z-]+) (?:fake:)?([^' ]+)'", r"\1='\2'", text)  # what is to be typed
     return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda option: option[1].replace("-", "_"), text).replace(FAKE, "")
 
 
@@ -120,6 +123,14 @@ def case_of(model: Model, words: Request, optimizer: Optimizer, choose_device: C
     return case if word else msgspec.structs.replace(case, model=Choice(name_of(model)), batch_size=None)
 
 
+def refuse_other_strategies(*strategies: object) -> None:
+    """Raise UserError for what is neither a word nor a plan, as a loss in a strategy's place."""
+    for strategy in strategies:
+        if not isinstance(strategy, str | PlanFile | Path):
+            message = f"a strategy is a word or a plan, not a {type(strategy).__name__}"
+            raise UserError(message, hint="give a loss by its name: loss=criterion")
+
+
 def factory(model: Model, batch: Any, loss: Any, optimizer: Optimizer = None) -> Callable[[], Any] | None:
     """Return a function that makes a fresh module and batch; None for a word, which the catalogue knows.
 
@@ -134,7 +145,11 @@ def factory(model: Model, batch: Any, loss: Any, optimizer: Optimizer = None) ->
             try:
                 refuse_other_arguments(model, batch)
             except TypeError as error:
-                raise UserError(str(error), hint="loss=, a function of (output, targets)") from None
+                message = str(error).replace(BY_FACTORY, "")
+                raise UserError(message, hint="loss=, a function of (output, targets)") from None
+        elif not callable(loss):
+            hint = "for example loss=torch.nn.functional.cross_entropy"
+            raise UserError(f"a loss is a function of (output, targets), not {loss!r}", hint=hint)
         _refuse_spread(model)
         _refuse_lazy(model)
         return _copies(parts_of(model, dict(batch) if isinstance(batch, Mapping) else batch, loss, optimizer))

@@ -20,7 +20,7 @@ from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.views.tables.grid import Table, text
 from profiler.workflows.explain import assumed, explanation_of, heading
 from profiler.workflows.in_process.answering import Source, answer, named
-from profiler.workflows.in_process.arguments import Model, Optimizer
+from profiler.workflows.in_process.arguments import Model, Optimizer, refuse_other_strategies
 from profiler.workflows.in_process.trials import under
 
 
@@ -60,9 +60,10 @@ def explain(
     (_, baseline), (step, chosen) = steps[0], steps[-1]
     explained = explanation_of(step, chosen, baseline)
     is_given = not isinstance(optimizer, str | None)  # then it is no news that the model has its own
+    title = heading(step, chosen, with_strategy=True, is_assumed=optimizer is None)
     remarks = [remark for remark in chosen.remarks if not (is_given and OWN_OPTIMIZER in remark)]
     return StepExplanation(
-        title=heading(step, chosen, with_strategy=True, is_assumed=optimizer is None),
+        title=title.replace(OWN_OPTIMIZER, type(optimizer).__name__) if is_given else title,
         explanation=explained,
         notes=(*(assumed(chosen) if optimizer is None else ()), *remarks, *([why] if why else [])),
     )
@@ -107,6 +108,8 @@ def _steps(
 
     `model` and `words` are as of `answer`. With choices, the first step also has what other blocks come to.
     """
+
+    refuse_other_strategies(*strategies)
 
     def ask(source: Source, case: Case) -> list[tuple[Case, Followed]]:
         steps = []

@@ -29,7 +29,14 @@ from profiler.views.tables.columns import main
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.grid import text
 from profiler.workflows.in_process.answering import Source, answer, named
-from profiler.workflows.in_process.arguments import Model, Optimizer, case_of, factory, undisturbed
+from profiler.workflows.in_process.arguments import (
+    Model,
+    Optimizer,
+    case_of,
+    factory,
+    refuse_other_strategies,
+    undisturbed,
+)
 
 REHEARSED = "by='predicted' rehearses a GPU where that is possible"
 
@@ -70,6 +77,7 @@ def measure(
         record = gcprof.measure(build, strategy="segments:k=4")
         record.readings.saved_bytes, record.equality.gradients_equal
     """
+    refuse_other_strategies(strategy)
     words = Request(
         device=device, precision=precision, blocks=blocks, rounds=1, warmup=warmup, samples=samples, seed=seed
     )
@@ -125,6 +133,8 @@ def predict(
         before = gcprof.predict(build, device="h100", precision="bf16").readings.peak_bytes
         after = gcprof.predict(build, strategy="segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
+
+    refuse_other_strategies(strategy)
 
     def ask(source: Source, case: Case) -> Record:
         with under(case, strategy) as (chosen, shown):
