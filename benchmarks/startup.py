@@ -3,7 +3,8 @@
 Prints the time from the request to the worker's first line, the time of a whole tiny trial with all three passes, and
 what a new interpreter takes to import the same; and `gcprof --help` in pairs with the import of typer alone. Fails
 above 100 ms, 0.5 s, and 1.3 times the import in the median of the pairs. `--shared` is for a machine that others use
-too, where absolute times say nothing: then the first two may take a fortieth and an eighth of the new interpreter's imports.
+too, where absolute times say nothing: then the first two may take a fortieth and an eighth of the new interpreter's
+imports.
 """
 
 from __future__ import annotations
