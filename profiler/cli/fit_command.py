@@ -74,7 +74,7 @@ def _print(fitted: Fitted, *, is_assumed: bool) -> None:
     from profiler.core import gpu_specs
     from profiler.scripts.report import estimate_caveat
     from profiler.views.tables import fit_command as view
-    from profiler.views.tables.max_batch import context_text
+    from profiler.views.tables.fit_sizes import context_text
 
     whole, chosen = fitted.ways[0], fitted.chosen
     context_bytes = whole.variant.context_bytes
