@@ -99,6 +99,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 def run(asked: Asked, *, on_line: OnLine = lambda line: None, stdout: int | None = None) -> Ended:
     """Run the command until it ends; call `on_line` with each line of the watch as it is written.
 
+    A `stdout` of subprocess.DEVNULL silences its warnings too.
+
     Where the system lets nobody guard files, the command is run with what it saves redirected, and that is said. Raises
     UserError where the command's Python lacks what a strategy needs, and (exit code 3) where the hollow device cannot
     be had, or where the figures of a step with the command's torch are not as arithmetic has them.
@@ -163,8 +165,9 @@ def _started(asked: Asked, watched: _Watched, stdout: int | None, *, is_guarded:
             environment["GCPROF_SAVING"] = str(watched.scratch / "saved")
         try:
             process = subprocess.Popen(
-                words, env=environment, start_new_session=True, stdout=stdout, pass_fds=(refused.fileno(),)
-            )
+                words, env=environment, start_new_session=True, stdout=stdout, pass_fds=(refused.fileno(),),
+                stderr=subprocess.DEVNULL if stdout == subprocess.DEVNULL else None,
+            )  # fmt: skip
         except OSError as error:
             raise UserError(f"{asked.words[0]}: {error.strerror}", hint="after -- is a command") from None
         ended = _follow(process, watched, asked.limit_seconds)
