@@ -30,7 +30,7 @@ def test_the_table_says_which_blocks_feed_the_next_alone():
     lines = text([table(outline())]).plain.splitlines()
 
     assert lines[0] == "mine.py:make, 3,600 parameters, 3 blocks, batch 2"
-    assert [line.split()[-1] for line in lines[4:7]] == ["yes", "no", "-"]
+    assert [line.split()[-1] for line in lines[5:8]] == ["yes", "no", "-"]
     assert "layers.1" in lines[-1]
 
 
@@ -76,7 +76,7 @@ def test_a_table_has_a_line_for_every_stage(here, shared, capsys):
 
     said = capsys.readouterr()
     lines = said.out.splitlines()
-    assert lines[0] == f"{SMALL}, batch 2, sgd, fp32, fake:t4: predicted, not measured"
+    assert lines[0] == f"{SMALL}, batch 2, sgd, fp32, t4: predicted, not measured"
     assert [line.split("  ")[0] for line in lines[5:]] == [
         "1 before blocks.0", "2 blocks.0", "3 blocks.1", "4 blocks.2", "5 after blocks.2",
     ]  # fmt: skip

@@ -75,7 +75,8 @@ def heading(case: Case, step: Followed, *, with_strategy: bool = False, is_assum
     named = [str(case.label)] if with_strategy else []
     how = " (assumed)" if is_assumed and not step.has_own_optimizer else ""
     at_work = f"{optimizer(case, is_own=step.has_own_optimizer)}{how}"
-    settings = ", ".join([*named, batch(case), at_work, case.precision, device_word(case.device)])
+    precision = [case.precision] if case.precision != "fp32" else []
+    settings = ", ".join([*named, batch(case), at_work, *precision, device_word(case.device)])
     return f"{case.model}, {settings}: {evidence(case, None)}"
 
 
