@@ -78,7 +78,7 @@ def test_a_table_has_a_line_for_every_stage(here, shared, capsys):
     lines = said.out.splitlines()
     assert lines[0] == f"{SMALL}, batch 2, sgd, fp32, t4: predicted, not measured"
     assert [line.split("  ")[0] for line in lines[5:]] == [
-        "1 before blocks.0", "2 blocks.0", "3 blocks.1", "4 blocks.2", "5 after blocks.2",
+        "before blocks.0", "blocks.0", "blocks.1", "blocks.2", "after blocks.2",
     ]  # fmt: skip
     assert lines[5].endswith("always kept")
     assert next_words(said.err) == ["plan", *WORDS[:3], "--device", "fake:t4", "--budget", "60%"]

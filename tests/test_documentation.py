@@ -183,5 +183,5 @@ def test_the_line_of_the_first_page_explains_a_live_model_with_its_optimizer(mon
     exec(line, {"model": model, "batch": batch, "criterion": criterion, "optimizer": optimizer})
     shown = capsys.readouterr().out
 
-    assert "its own optimizer, fp32, rtx-4090" in shown
+    assert "AdamW, rtx-4090" in shown
     assert "floor" in shown

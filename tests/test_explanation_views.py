@@ -63,5 +63,5 @@ def test_a_model_that_brings_its_optimizer_is_headed_as_predictions_head_it(caps
     assert answer(["explain", model]) == 0
 
     head = capsys.readouterr().out.splitlines()[0]
-    assert ", batch 32, its own optimizer, fp32, " in head
+    assert ", batch 32, its own optimizer, " in head
     assert profiler.explain(make).title.startswith("make, none, a batch of its own, its own optimizer, cuda")
