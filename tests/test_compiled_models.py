@@ -105,7 +105,7 @@ def test_each_pass_compiles_anew_and_only_what_was_compiled(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["module", "blocks"])
+@pytest.mark.parametrize("way", [pytest.param("module", marks=pytest.mark.nightly), "blocks"])
 def test_other_kernels_of_a_compiled_model_may_round_otherwise(way):
     result = record("all", model(way=way, backend=PARTITION), passes=("equality",))
 

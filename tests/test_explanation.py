@@ -52,14 +52,16 @@ LARGE = "transformer:layers=2,width=128,sequence=8,vocabulary="  # many paramete
         (f"{LARGE}16", {"strategy": "all", "batch_size": 1, "optimizer": "adamw"}, "optimizer"),
         (f"{LARGE}2048", {"strategy": "all", "batch_size": 1}, "gradients"),
         (SMALL, {"change": runs(range(15)), "batch_size": 16}, "segment"),
-        (SMALL, {"change": runs(range(16)), "batch_size": 16}, "whole"),
+        pytest.param(SMALL, {"change": runs(range(16)), "batch_size": 16}, "whole", marks=pytest.mark.nightly),
         (SMALL, {"change": nothing}, "unreached"),
         (f"{LARGE}16", {"change": nothing, "batch_size": 1, "optimizer": "adamw"}, "unreached"),
         (f"{FUNCTIONS}:head", {"strategy": "own", "batch_size": None}, "outside"),  # of all modules, which it reached
         (SMALL, {"change": runs([0]), "batch_size": 16}, "plain"),
         ("transformer:layers=1,width=16,sequence=64,vocabulary=2048", {"strategy": "all", "batch_size": 16}, "outside"),
-        ("mnist-cnn:channels=4", {"strategy": "all", "batch_size": 16}, "inputs"),  # too many checkpoints
-        (SMALL, {"strategy": "all", "batch_size": 16}, None),  # it saves enough
+        pytest.param(  # too many checkpoints
+            "mnist-cnn:channels=4", {"strategy": "all", "batch_size": 16}, "inputs", marks=pytest.mark.nightly
+        ),
+        pytest.param(SMALL, {"strategy": "all", "batch_size": 16}, None, marks=pytest.mark.nightly),  # it saves enough
     ],
 )
 def test_a_planted_cause_is_the_reason(model, fields, kind):

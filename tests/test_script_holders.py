@@ -220,7 +220,7 @@ def test_line_and_holders_of_the_peak_are_those_of_pytorchs_own_history(name, fo
             assert row["nbytes"] <= size[row["line"]] + size[""] + MIB * row["num"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lines_whose_tensors_stay_from_step_to_step_are_named(folder):
     process = process_of(rehearsed(("python", "growing.py"), cwd=folder))
 

@@ -102,7 +102,7 @@ def test_on_a_cpu_each_checkpoint_keeps_a_random_state_besides(tmp_path, monkeyp
     monkeypatch.setattr(stage_seconds, "seconds", lambda case, works, saves, fits, **_: [NOTHING for _ in works])
     chain = stages(Trial(case=case(model, device="cpu")))
 
-    for plan in plans(chain):
+    for plan in plans(chain)[:2]:
         missing = traced_peak(model, chain, plan, "fake:cpu", tmp_path) - simulate(chain, plan).peak_bytes
 
         assert -256 <= missing <= (len(chain.stages) + 1) * RANDOM_STATE  # a number here and there is not in the costs

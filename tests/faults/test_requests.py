@@ -71,7 +71,7 @@ def test_fault_6_the_nearest_command_is_proposed(command: str, capsys: Any):
 
     assert answer([slip]) == 2
 
-    assert f"'{command}'" in capsys.readouterr().err
+    assert f"did you mean 'gcprof {command}'?" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -249,9 +249,9 @@ def test_fault_23_what_cannot_be_had_is_refused_before_anything_starts(capsys, n
     [
         ("raises", "failed", "KeyError: 'no such checkpoint' (broken.py:17)"),
         ("wrong_shape", "failed", "mat1 and mat2 shapes cannot be multiplied (2x5 and 4x4) (broken.py:13)"),
-        ("module_alone", "failed", "the factory returned Net, not (module, batch[, loss[, optimizer]])"),
-        ("batch_first", "failed", "the factory returned (Tensor, Net), not"),
-        ("loss_before_batch", "failed", "the factory returned (Net, function, Tensor), not"),
+        ("module_alone", "failed", "the factory returned Net: return (module, batch[, loss[, optimizer]])"),
+        ("batch_first", "failed", "the factory returned (Tensor, Net): return"),
+        ("loss_before_batch", "failed", "the factory returned (Net, function, Tensor): return"),
         ("no_loss", "invalid", "the module's output holds no loss but a tensor of shape (2, 4)"),
         ("loss_of_many", "invalid", "the loss must be a scalar, got a tensor of shape (2, 4)"),
         ("loss_of_integers", "invalid", "the loss is of torch.int64, which has no gradient"),
