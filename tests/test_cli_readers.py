@@ -36,12 +36,6 @@ def test_show_prints_the_table_and_only_that_to_stdout(results: Path, capsys: py
     assert err == f"next: gcprof plot {FIRST} --kind memory -o memory.png\n"
 
 
-def test_show_says_how_much_of_a_partial_run_is_owed(results: Path, capsys: pytest.CaptureFixture[str]):
-    answer(["show", SECOND])
-
-    assert "partial: 1 of 9 trials are still to run: gcprof run --resume" in capsys.readouterr().err
-
-
 def test_list_shows_the_newest_run_last(results: Path, capsys: pytest.CaptureFixture[str]):
     assert answer(["list"]) == 0
 

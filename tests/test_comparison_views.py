@@ -83,10 +83,6 @@ def test_the_files_look_as_they_did(name: str):
     golden_files.compare(f"compare-{name}.csv", comparison.csv(CASES[name]()))
 
 
-def test_without_a_row_in_common_the_file_is_empty():
-    assert comparison.csv(msgspec.structs.replace(CASES["pair"](), matches=())) == ""
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
     found = CASES[name]()
@@ -108,21 +104,3 @@ def test_the_changes_are_those_of_the_values():
         for cell in others:
             assert cell.time.ratio == pytest.approx(cell.step_seconds / baseline.step_seconds)
             assert cell.peak.ratio == cell.peak_bytes / baseline.peak_bytes
-
-
-def test_text_of_others_does_nothing():
-    found = hostile()
-
-    text, page = printed(found, width=80), markdown(comparison.tables(found))
-
-    assert "\x1b" not in text + page
-    assert "\x07" not in text + page
-    assert "\\[red\\]\\*GPU\\*\\|" in page
-
-
-def test_every_line_of_a_markdown_table_has_as_many_cells():
-    for name in CASES:
-        blocks = re.findall(r"(?:^\|.*\n)+", markdown(comparison.tables(CASES[name]())), re.MULTILINE)
-        assert blocks
-        for block in blocks:
-            assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1

@@ -267,11 +267,6 @@ def test_a_timeline_keeps_each_stretchs_highest_point_and_the_place_where_phases
     assert found.phases == (("forward", 0), ("backward", 48))
 
 
-def test_the_largest_known_value_is_of_those_that_were_measured():
-    assert memory.largest_known([None, 3, 5, None]) == 5
-    assert memory.largest_known([None]) is None
-
-
 # --- what operators do
 
 

@@ -73,10 +73,3 @@ def test_what_others_save_too_is_not_counted():
     nbytes = needless(workload_of(Shared(), torch.randn(16, 8)))
 
     assert nbytes == 16 * 8 * 4  # the clone that needs a gradient; not the layer's result
-
-
-@pytest.mark.parametrize("strategy", ["all", "offload"])
-def test_only_the_baseline_tells(strategy):
-    record = measured(f"{FILE}:make", strategy, batch_size=None, passes=("flops",), blocks="tower.layers.*")
-
-    assert notes(record) == []

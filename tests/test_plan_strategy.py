@@ -113,18 +113,6 @@ def test_a_run_under_a_checkpoint_of_its_own_is_alone_under_it():
     assert [block.calls for block in module.children()] == [2, 3, 2, 2, 1]
 
 
-def test_an_activation_in_place_that_begins_a_run_in_a_run_keeps_its_input():
-    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3), nn.ReLU(True))
-    checkpoint_segments(
-        workload(module, tuple("01234")), [[0, 1, OwnCheckpoint([2, 3], checkpoint_without_reentry), 4]]
-    )
-
-    module(torch.ones(2, 3)).sum().backward()
-
-    assert not module[2].inplace
-    assert module[4].inplace
-
-
 def test_a_plan_is_applied_from_python_as_it_stands_and_from_its_path(tmp_path):
     plan_file.write(plan(), tmp_path / "plan.json")
 

@@ -114,15 +114,6 @@ def test_what_went_wrong_is_told_with_its_reason(tmp_path: Path):
     assert "_planted: invalid: gradient of 4.weight differs by 0.5" in shown
 
 
-def test_several_runs_are_compared_in_brief_and_each_has_its_section(run: Run):
-    html = page([run, load(REFERENCE)])
-
-    assert "The 2 do not say the same: segments:k=32 (1 of 2), segments:k=2 (1 of 2)." in text(html)
-    assert html.count("<article") == 2
-    assert 'href="#run-2-1"' in html
-    assert 'id="run-2-1"' in html
-
-
 @pytest.mark.parametrize(
     ("advised", "said"),
     [

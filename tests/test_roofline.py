@@ -117,12 +117,3 @@ def test_scaled_to_a_measured_step_ratios_stay():
     assert scaled(every, measured=6.0, estimated=4.0) == pytest.approx(
         {"forward": 1.5, "backward": 4.5, "optimizer": 1.5, "step": 7.5}
     )
-
-
-def test_an_estimate_says_that_it_is_one_and_of_what():
-    said = stated_error(ROUND, "fp32")
-
-    assert said.startswith("times are estimated for ideal kernels at 80 % of the datasheet of round;")
-    assert "ratios of strategies are more accurate than seconds" in said
-    assert "scaled to the measured row" in stated_error(ROUND, "fp32", is_scaled=True)
-    assert "scaled to the measured row" not in said

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler.analysis import progress
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import schedule
@@ -160,22 +159,6 @@ def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(l
     assert answer(["merge", str(tmp_path / "most"), rest, "-o", str(tmp_path / "all")]) == 0
     assert "partial" not in capsys.readouterr().err
     assert (store.load(tmp_path / "all").manifest.plan, store.load(tmp_path / "all").status) == (plan, "complete")
-
-
-def test_a_part_goes_on_with_what_it_owes(tmp_path):
-    part, shard = schedule.cut(sweep(), Shard(index=2, count=2))
-    store.create(tmp_path / "part", plan=part, command="", environment=HERE, sources={}, shard=shard)
-    begun = workflow.run_owed(Fake(), store.load(tmp_path / "part"))
-    next(begun)
-    begun.close()
-
-    engine = Fake()
-    list(workflow.run_owed(engine, store.load(tmp_path / "part")))
-
-    records = store.load(tmp_path / "part").records
-    assert len({(record.case, record.round) for record in records}) == len(records)
-    assert len(engine.asked) == len(records) - 1
-    assert progress.status(part, records) == "complete"
 
 
 # The command

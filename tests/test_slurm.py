@@ -170,19 +170,6 @@ def test_a_later_round_waits_for_the_first_of_another_job(run):
     assert found == [("none", 1, "ok"), ("none", 2, "ok"), ("all", 1, "ok"), ("all", 2, "ok")]
 
 
-@pytest.mark.parametrize("outcome", ["skipped", "crashed"])
-def test_a_case_whose_first_round_is_not_ok_has_no_later_one(run, outcome):
-    cluster = Cluster(run, jobs=2)
-
-    def step() -> None:
-        first, second = cluster.jobs
-        second.complete()
-        first.write(told(first.plan[0]), told(first.plan[1], outcome=outcome, detail="why"))
-        first.state = "COMPLETED"
-
-    assert sorted(keys(cluster.follow(step))) == [("all", 1, outcome), ("none", 1, "ok"), ("none", 2, "ok")]
-
-
 def test_what_a_job_leaves_undone_has_crashed_by_what_became_of_the_job(run):
     cluster = Cluster(run)
 

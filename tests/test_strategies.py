@@ -19,24 +19,8 @@ from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from tests import make
-from tests.chain_models import Branching, Counted, InTuples, Looping, workload
+from tests.chain_models import Branching, Counted, InTuples, workload
 from tests.conftest import measured
-
-
-def test_a_loop_over_a_list_with_more_arguments_is_checkpointed_as_it_stands():
-    torch.manual_seed(0)
-    module = Looping()
-    work = workload(module, tuple(f"layers.{i}" for i in range(6)))
-    expected = torch.autograd.grad(work.loss(module, work.batch), list(module.parameters()))
-
-    checkpoint_segments(work, [range(2), range(2, 4)])
-    for layer in module.layers:
-        layer.calls = 0
-    work.loss(module, work.batch).backward()
-
-    assert [layer.calls for layer in module.layers] == [2, 2, 2, 2, 1, 1]
-    assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), expected, strict=True))
-
 
 BY_BLOCKS = ("segments:k=1", "sqrt", "recursive", "from-start", "all", "every:k=1", "first:n=1", "selective:save=mm")
 

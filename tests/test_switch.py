@@ -58,16 +58,6 @@ def test_relus_that_write_in_place_do_so_again_while_it_is_off():
     assert relus(assembled) == on
 
 
-@pytest.mark.parametrize("fault", ["random-state", "leak"])
-def test_strategies_that_are_wrong_on_purpose_are_switched_off_too(fault):
-    true = step(built("mlp", "none"))
-    assembled = built("mlp", f"_planted:fault={fault}")
-
-    assembled.switch(False)
-
-    assert_same(step(assembled), true)
-
-
 @pytest.mark.filterwarnings("error:.*checkpointing.*is deprecated:FutureWarning")
 def test_the_switch_of_hugging_face_is_used():
     model = "hf:gpt2:n_embd=32,n_head=2,n_layer=3,vocab_size=50,sequence=8"

@@ -266,18 +266,6 @@ def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_sa
 # --- two runs that mean the same folder
 
 
-def test_fault_39_a_second_writer_gets_in_when_the_first_ends(planned: Path, monkeypatch: pytest.MonkeyPatch):
-    first = Writer(planned)
-    monkeypatch.setattr(time, "sleep", lambda seconds: first.close())
-
-    second = Writer(planned)
-    second.append(make.record())
-    second.close()
-
-    assert second.is_locked
-    assert stored(planned) == {("none", 1): 1}
-
-
 def test_fault_39_two_runs_in_one_folder_do_nothing_twice(planned: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     first, second = (workflow.run_owed(Scripted(), store.load(planned)) for _ in range(2))

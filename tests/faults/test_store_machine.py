@@ -205,14 +205,3 @@ def merged(shards: list[Path], folder: Path, seed: int) -> tuple[bytes, bytes]:
     order = random.Random(seed).sample(shards, len(shards))
     merging.write(merging.merge(order), folder)
     return (folder / "manifest.json").read_bytes(), (folder / "trials.jsonl").read_bytes()
-
-
-def test_fault_41_merged_in_any_order_they_are_the_same_run_and_merging_again_changes_nothing(
-    shards: list[Path], tmp_path: Path
-):
-    first, *others = [merged(shards, tmp_path / f"{seed}", seed) for seed in range(4)]
-    again = merged([*shards, tmp_path / "0"], tmp_path / "again", seed=4)
-
-    assert others == [first] * 3
-    assert again[1] == first[1]
-    assert len(store.load(tmp_path / "0").records) == len(KEYS)
