@@ -330,7 +330,6 @@ MEANT = {"json": _other_json, "jsonl": _other_lines, "toml": _other_toml}
 class Subject(NamedTuple):
     """A file with what stands beside it, and the commands that read it."""
 
-    name: str
     target: str  # which of the files is damaged
     kind: str  # json, jsonl, toml
     files: dict[str, bytes]
@@ -340,38 +339,24 @@ class Subject(NamedTuple):
 @cache
 def subjects() -> tuple[Subject, ...]:
     """Every file that is damaged; the runs, which most commands read, three times."""
-    return (*(tuple(_runs()) * 3), *_configurations(), *_plans())
-
-
-def _runs() -> Iterator[Subject]:
+    runs = []
     with tempfile.TemporaryDirectory() as folder:
-        made = {
-            "troubled": examples.run(Path(folder) / "troubled", examples.troubled()).folder,
-            "batches": examples.run(Path(folder) / "batches", examples.batches()).folder,
-            "measured": ROOT / "results/reference/cpu/mnist-cnn",
-            "predicted": ROOT / "results/reference/predicted-t4/mnist-cnn",
-        }
-        for name, path in made.items():
+        examples.run(Path(folder) / "troubled", examples.troubled())
+        examples.run(Path(folder) / "batches", examples.batches())
+        committed = (ROOT / "results/reference" / name for name in ("cpu/mnist-cnn", "predicted-t4/mnist-cnn"))
+        for path in (Path(folder) / "troubled", Path(folder) / "batches", *committed):
             texts = {file: (path / file).read_bytes() for file in ("manifest.json", "trials.jsonl")}
             files = {f"results/{run}/{file}": text for run in ("run", "other") for file, text in texts.items()}
-            for file, kind in (("manifest.json", "json"), ("trials.jsonl", "jsonl")):
-                yield Subject(f"{name}/{file}", f"results/run/{file}", kind, files, OF_RUNS)
-
-
-def _configurations() -> Iterator[Subject]:
-    for path in sorted((ROOT / "configs").glob("*.toml")):
-        commands = ("run --dry-run --config file.toml", "run --dry-run --device fake:h100 --config file.toml")
-        yield Subject(path.stem, "file.toml", "toml", {"file.toml": path.read_bytes()}, commands)
-    for path in sorted((ROOT / "configs/devices").glob("*.toml"))[:5]:
-        yield Subject(path.stem, "file.toml", "toml", {"file.toml": path.read_bytes()}, ("rates file.toml",))
-
-
-def _plans() -> Iterator[Subject]:
+            runs += [Subject(f"results/run/{file}", file.rpartition(".")[2], files, OF_RUNS) for file in texts]
+    others = [Subject("plan.json", "json", {"plan.json": PLAN}, ("plan-file plan.json",))]
+    of_sweeps = ("run --dry-run --config file.toml", "run --dry-run --device fake:h100 --config file.toml")
+    for folder, commands in (("configs", of_sweeps), ("configs/devices", ("rates file.toml",))):
+        texts = [path.read_bytes() for path in sorted((ROOT / folder).glob("*.toml"))]
+        others += [Subject("file.toml", "toml", {"file.toml": text}, commands) for text in texts]
     for path in sorted((ROOT / "tests/planning").glob("*.stages.json")):
-        yield Subject(path.stem, "costs.json", "json", {"costs.json": path.read_bytes()}, OF_STAGES)
-        named = _named(path)
-        yield Subject(f"{path.stem}-named", "costs.json", "json", {"costs.json": named}, OF_STAGES)
-    yield Subject("plan", "plan.json", "json", {"plan.json": PLAN}, ("plan-file plan.json",))
+        for text in (path.read_bytes(), _named(path)):
+            others.append(Subject("costs.json", "json", {"costs.json": text}, OF_STAGES))
+    return (*runs * 3, *others)
 
 
 def _named(path: Path) -> bytes:
