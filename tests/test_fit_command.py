@@ -195,6 +195,7 @@ def test_an_evaluation_that_is_too_large_is_named_with_its_line(folder):
     [
         (("fit", "--memory", "lots"), "--memory"),
         (("fit", "--memory", "1GiB", "--device", "t4,h100"), "--device"),
+        (("fit", "--memory", "1GiB", "-o", "frontier.png"), "frontier.png"),
         (("rehearse", "--strategies", "none+8bit"), "its optimizer's state"),
         (("rehearse", "--strategies", "none+micro-batches:n=2"), "split its batch"),
         (("rehearse", "--strategies", "none+fused+no-foreach"), "both choose the optimizer's kernels"),

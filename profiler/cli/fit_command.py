@@ -11,7 +11,7 @@ from profiler.cli import options
 from profiler.cli.output import SCRIPT, aside, next_command, say, say_bytes
 from profiler.cli.script import Batches, gpus_of
 from profiler.core.errors import UserError
-from profiler.core.units import bytes_text, parse_memory
+from profiler.core.units import bytes_text, count_text, parse_memory
 
 if TYPE_CHECKING:
     from profiler.workflows.fit_command import Fitted
@@ -48,6 +48,8 @@ def fit(
     limit = parse_memory(memory, flag="--memory")
     if output is not None:
         refuse_output(output, force=force)
+        if output.suffix.lower() != ".json":
+            raise UserError(f"cannot write '{output.name}'", hint="a command has a plan alone: -o plan.json")
     gpus = gpus_of(device, memory=None, context=context)
     if len(gpus) > 1:
         raise UserError(f"--device '{device}': a command is made to fit one kind of GPU", hint="--device t4")
@@ -79,7 +81,7 @@ def _print(fitted: Fitted, *, is_assumed: bool) -> None:
     whole, chosen = fitted.ways[0], fitted.chosen
     context_bytes = whole.variant.context_bytes
     source = f"; {context_text(context_bytes, 'assumed' if is_assumed else 'as asked')}" if context_bytes else ""
-    number = f"rehearsed: {fitted.num_rehearsed} times the whole command"
+    number = f"rehearsed: the whole command, {count_text(fitted.num_rehearsed, 'time')}"
     below = [f"to fit: {bytes_text(fitted.limit_bytes)}{source}", number]
     below += [f"left out: {lever}: {why}" for lever, why in fitted.left_out.items()]
     if chosen is whole:

@@ -109,7 +109,6 @@ class _InBackward:
     def __init__(self) -> None:
         self._places: Any = WeakIdKeyDictionary()  # by parameter: its optimizer and the number of its group
         self._stepped: Any = WeakIdKeyDictionary()  # by parameter that has stepped in this backward: with which options
-        self._is_inner = False
         for name in CLIPS:
             self._refuse(torch.nn.utils, name, "clips gradients")
             self._refuse(torch.nn.utils.clip_grad, name, "clips gradients")
@@ -153,17 +152,15 @@ class _InBackward:
             raise Unsupported(f"in-backward: {ACCUMULATES}")
         groups: Any = optimizer.param_groups
         self._stepped[parameter] = _options(groups[number])
-        self._is_inner, optimizer.param_groups = True, [{**groups[number], "params": [parameter]}]
+        optimizer.param_groups = [{**groups[number], "params": [parameter]}]
         try:
-            type(optimizer).step(optimizer)
+            _unhooked(type(optimizer).step)(optimizer)
         finally:
-            self._is_inner, optimizer.param_groups = False, groups
+            optimizer.param_groups = groups
         parameter.grad = None
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         """Look at the script's own step: what it would have stepped with has stepped by the same options."""
-        if self._is_inner:
-            return
         if any(callable(one) for one in (*arguments[1:], *keywords.values())):
             raise Unsupported("in-backward: the optimizer's step calls the model by a closure")
         for group in optimizer.param_groups:
@@ -171,6 +168,11 @@ class _InBackward:
                 used = self._stepped.pop(parameter, None)
                 if used is not None and used != _options(group):
                     raise Unsupported("in-backward: the script changes the optimizer's options before its step")
+
+
+def _unhooked(step: Any) -> Callable[[Optimizer], Any]:
+    """Return a class's step without the hooks of steps, which are the script's own."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

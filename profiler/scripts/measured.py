@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from profiler.core.choices import Choice
 from profiler.core.script import Gradients
 from profiler.scripts import launch
 from profiler.scripts.launch import Asked, Ended
@@ -22,6 +23,8 @@ SEED = "0"
 LOOKED_AT = 3  # steps of a run for gradients alone: both steps of a second optimizer are in them
 ROUNDING = 2.0**-12  # relative: as in profiler/measuring/meters/equality.py, whose differences these are
 NOT_COMPARED = "no optimizer of torch.optim made a step with gradients"
+IN_BACKWARD = "in-backward"
+FREED = f"{IN_BACKWARD} frees gradients before the step at which they are compared"
 Line = dict[str, Any]
 Lines = Mapping[str, Sequence[Line]]  # of each process
 Place = tuple[int, int, str]  # a step, from 1; an optimizer, in the order of their first steps; a process
@@ -71,7 +74,9 @@ def measure(asked: Asked, request: Request) -> Session:
         here = msgspec.structs.replace(asked, gpus=None, strategy=strategy)
         variants[strategy] = variant = Variant.of(ended, here, request.values)
         if again is not None and not again.is_stopped and not ended.exit_code:
-            equality = compared(plain.lines, again.lines, (again if strategy == "none" else ended).lines)
+            is_freed = IN_BACKWARD in (lever.name for lever in Choice(strategy).parts)
+            found = compared(plain.lines, again.lines, (again if strategy == "none" else ended).lines)
+            equality = Gradients(verdict="unverified", detail=FREED) if is_freed else found
             variants[strategy] = msgspec.structs.replace(variant, equality=equality)
     if not last.is_stopped and not plain.exit_code:
         last = _time(asked, request, variants) or last

@@ -95,7 +95,10 @@ def fit(asked: Asked, limit: int | float, say: Say = lambda text: None) -> Fitte
     Raises UserError where the command fails as it is, or never calls a model in training.
     """
     assert asked.gpus, "a command is rehearsed on a GPU by name"
-    limit_bytes = limit if isinstance(limit, int) else int(limit * _memory(asked))
+    memory_bytes = asked.gpus.bytes or gpu_specs.find(asked.gpus.name).memory_bytes
+    limit_bytes = limit if isinstance(limit, int) else int(limit * memory_bytes)
+    if limit_bytes > memory_bytes:
+        say(f"note: {bytes_text(limit_bytes)} are more than {asked.gpus.name} has: {bytes_text(memory_bytes)}")
     say(f"{NONE}: rehearsing the command as it is")
     end, whole, asked = rehearsed_whole(asked, say)
     search = _Search(asked, limit_bytes, say)
@@ -108,11 +111,6 @@ def fit(asked: Asked, limit: int | float, say: Say = lambda text: None) -> Fitte
         chosen=chosen,
         num_rehearsed=search.num_rehearsed,
     )
-
-
-def _memory(asked: Asked) -> int:
-    assert asked.gpus
-    return asked.gpus.bytes or gpu_specs.find(asked.gpus.name).memory_bytes
 
 
 class _Refused(Exception):
