@@ -16,12 +16,14 @@ from profiler.scripts import launch
 from profiler.scripts.launch import Asked
 from tests.scripts.runs import ROOT, TABLE, control, environment, gcprof, rehearsed
 
+TWO = "nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 256), nn.GELU()"  # layers
+EIGHT = "*(nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256)) for _ in range(8))"
 LESS = {  # MiB below what the script reserves as it is, and edits that make its activations or logits worth it
     "nanogpt_like": (278, (("= 256, 2, 4, 128", "= 16384, 2, 4, 128"), ("int, default=8)", "int, default=32)"))),
     "trainer": (2, ()),
     "timm_like": (4, ()),
     "imagenet_like": (40, ()),
-    "accelerate_loop": (4, (("randn(96", "randn(6144"), ("(96,)", "(6144,)"), ("batch_size=16", "batch_size=1024"))),
+    "accelerate_loop": (10, (("randn(96", "randn(12288"), ("(96,)", "(12288,)"), ("=16", "=2048"), (TWO, EIGHT))),
 }
 QUICK = {"nanogpt_like"}
 LOSS = re.compile(r"[Ll]oss:? ([\d.]+)")
