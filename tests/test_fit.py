@@ -54,6 +54,25 @@ def test_the_fastest_way_that_fits_is_chosen_and_run_in_a_folder(here, capsys):
 
 
 @pytest.mark.nightly
+def test_a_step_that_its_gpu_cannot_hold_is_planned_as_on_a_larger_one(here, capsys):
+    """Without numbers of the step as it is, no plan could be made, nor told from micro-batches, which cost more."""
+    model = ("transformer:layers=6,width=256,sequence=512", "--batch-size", "48", "--json")
+
+    assert answer(["fit", *model, "--device", "rehearse:t4:memory=2GiB"]) == 0
+    small = json.loads(capsys.readouterr().out)
+    assert answer(["fit", *model, "--device", "t4", "--memory", "2GiB"]) == 0
+
+    large = json.loads(capsys.readouterr().out)
+    keys = ("peak_bytes", "needed_bytes", "fits", "is_chosen")
+    assert [[way[key] for key in keys] for way in small["ways"]] == [
+        [way[key] for key in keys] for way in large["ways"]
+    ]
+    assert small["ways"][0]["needed_bytes"] > 2 * 2**30
+    (chosen,) = [way["way"] for way in small["ways"] if way["is_chosen"]]
+    assert chosen.startswith("plan:")
+
+
+@pytest.mark.nightly
 def test_where_nothing_fits_no_way_is_chosen(here, capsys):
     code, found = fitted(capsys, "1MiB")
 

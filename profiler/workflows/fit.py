@@ -23,7 +23,7 @@ from profiler.workflows.explain import followed
 from profiler.workflows.fit_search import CONSENTS, OFFLOAD, Levers, Search
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.planner import GATE
-from profiler.workflows.stages import ModelOnDevice, context_of, limit_of
+from profiler.workflows.stages import ModelOnDevice, context_of, limit_of, roomy
 
 ROUNDS = 2  # of the ways that fit, where they are measured
 
@@ -137,6 +137,7 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
             screen.say(f"note: {remark}")
         limit = limit_of(model, request.limit, screen.say)
         context_bytes, source = context_of(model, request.context_bytes)
+        model.case = roomy(model.case)  # what does not fit has numbers too
         search = Search(model, limit, context_bytes, request.most_host_bytes)
         with screen.doing("looking for what fits"):
             allowed = tuple(map(Choice, request.allow))

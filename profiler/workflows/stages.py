@@ -14,6 +14,7 @@ from profiler.analysis import progress
 from profiler.analysis.explanation import better_blocks
 from profiler.core import plan_file
 from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode, encode_indented
+from profiler.core.devices import MOST_BYTES, parse
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.plan_file import PlanFile
@@ -241,6 +242,14 @@ def calibrate(engine: Engine, case: Case) -> Calibration | None:
     return None
 
 
+def roomy(case: Case) -> Case:
+    """Return a rehearsed case with memory for any step on its GPU; other cases as they are."""
+    if not case.is_rehearsed:
+        return case
+    device = msgspec.structs.replace(parse(case.device), bytes=MOST_BYTES, context_bytes=None)
+    return msgspec.structs.replace(case, device=str(device))
+
+
 def stages(
     engine: Engine,
     case: Case,
@@ -251,8 +260,10 @@ def stages(
 ) -> Chain:
     """Return the chain of the case's model; without the pass `time`, its bytes alone. Raises UserError if it has none.
 
-    Nothing is timed either if the bytes show that no plan fits the budget. Seconds of a rehearsed case are estimated.
+    Nothing is timed either if the bytes show that no plan fits the budget. Seconds of a rehearsed case are estimated;
+    its stages are traced on a GPU with room for the step without checkpointing.
     """
+    case = roomy(case)
     trial = Trial(
         case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget,
         limit_seconds=STAGE_SECONDS.get(),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import get_args
 
+from msgspec.structs import replace
+
 from profiler.analysis.axes import Axis
 from profiler.analysis.rows import Row
-from profiler.core.devices import FAKE, parse
+from profiler.core.devices import FAKE, MOST_BYTES, parse
 from profiler.core.gpu_specs import HOLLOW
 from profiler.core.record import Evidence
 from profiler.core.units import bytes_text, signed_bytes_text
@@ -24,6 +26,7 @@ def device_word(device: str) -> str:
         return device.removeprefix(FAKE)
     if not asked.is_rehearsed or ":" in asked.name:  # gcprof writes no such name, but a file may contain anything
         return device
+    asked = replace(asked, bytes=None) if asked.bytes == MOST_BYTES else asked  # room for any step
     sizes = [
         f"{word} {bytes_text(size)}" for field, word in SIZES.items() if (size := getattr(asked, field)) is not None
     ]
