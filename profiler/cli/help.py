@@ -158,7 +158,7 @@ class Command(TyperCommand):
         """Write arguments and options in the panels of PANELS, those of none under OTHER."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{panel: [] for panel in PANELS}, OTHER: []}
         parameters = self.get_params(ctx)
-        is_long = sum(one.param_type_name == "option" and not one.hidden for one in parameters) > MOST
+        is_long = sum(one.param_type_name == "option" for one in parameters) > MOST
         is_short = is_long and not ctx.meta[ALL]
         for parameter in parameters:
             if is_short and parameter.name in RARE:

@@ -109,7 +109,8 @@ def offered(parameter: Parameter) -> Parameter:
         if isinstance(option, type(typer.Option())):
             if choices := CHOICES.get(parameter.name):
                 option.metavar = f"[{'|'.join(choices)}]"
-            if propose := PROPOSALS.get(parameter.name) or (choices and _proposing(choices)):
+            if parameter.name in PROPOSALS or choices:
+                propose = PROPOSALS.get(parameter.name) or _proposing(choices or ())
                 option.autocompletion = option.autocompletion or propose
     return parameter
 
