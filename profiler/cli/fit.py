@@ -12,6 +12,7 @@ import typer
 from profiler.cli import options
 from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, aside, interruptible, next_command, say, say_bytes
+from profiler.cli.run import say_assumed
 from profiler.core.errors import UserError
 from profiler.core.units import batch_text, bytes_text, parse_bytes, parse_memory
 from profiler.request.spec import Request
@@ -153,6 +154,8 @@ def _print(fitted: Fitted, *, json: bool) -> None:
     elif chosen is rows[0]:
         below.append("it fits as it is")
     say(view.table(rows, needed, fits, chosen=chosen, places=fitted.places, below=below))
+    if "--optimizer" not in fitted.words:
+        say_assumed(rows)
     if chosen and chosen is not rows[0]:
         next_command("gcprof", "run", *fitted.words, "--strategies", str(chosen.case.label))
 

@@ -28,6 +28,10 @@ from profiler.core.units import count_text
 from profiler.request.spec import Request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from profiler.analysis.rows import Row
+    from profiler.core.record import Record
     from profiler.request.spec import CheckedRequest
     from profiler.runs.store import Run
     from profiler.workflows.run import Ran, RunRequest
@@ -132,6 +136,8 @@ def print_run(ran: Ran, *, json: bool, is_kept: bool = True, is_look: bool = Fal
     The table is printed before any file is written; the JSON document, which holds the exit code, after them. Of a run
     that is not kept nothing is written; of a look whose model failed the folder is removed.
     """
+    from msgspec import UNSET
+
     from profiler.analysis import progress, rows
     from profiler.runs import store
     from profiler.views.export.json import document
@@ -160,7 +166,8 @@ def print_run(ran: Ran, *, json: bool, is_kept: bool = True, is_look: bool = Fal
         say_bytes(document(name, run.records, status=run.status, exit_code=code))
     for line in lines:
         aside(line)
-    _say_assumed(run)
+    if run.manifest.words is not UNSET and "optimizer" not in run.manifest.words:
+        say_assumed(run.records)
     if is_kept:
         _say_next(ran, run)
     else:
@@ -168,15 +175,11 @@ def print_run(ran: Ran, *, json: bool, is_kept: bool = True, is_look: bool = Fal
     return code
 
 
-def _say_assumed(run: Run) -> None:
-    """Print that SGD was assumed, if the run's words name no optimizer and its model brings none."""
-    from msgspec import UNSET
-
+def say_assumed(records: Iterable[Record | Row]) -> None:
+    """Print that SGD was assumed, where no optimizer was named and the model brings none."""
     from profiler.request.spec import assumed_text
 
-    if run.manifest.words is UNSET or "optimizer" in run.manifest.words:
-        return
-    for record in run.records:
+    for record in records:
         static = record.readings.static_bytes or {}
         if static.get("gradients") and not any(note.code == OWN_OPTIMIZER for note in record.notes):
             aside(f"note: {assumed_text(static['gradients'])}")
