@@ -52,7 +52,7 @@ def test_a_run_tells_its_progress_and_returns_what_it_stored(here: Path, capfd: 
     assert ran.run.records == store.load(here / "run").records
     assert ran.run.manifest.command == "gcprof run --model mlp"
     assert screen.shown == [("none", 1), ("all", 0)]
-    assert screen.said[0].startswith("predicting for fake:cpu")
+    assert screen.said[0].startswith("predicting for cpu")
     assert capfd.readouterr() == ("", "")
 
 
