@@ -57,12 +57,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     batch_size: int
     precision: str = "fp32"
+    optimizer: str = "adamw"
     limit_bytes: int | None = None  # None: SHARE of what it reserves as it is
 
     @property
     def words(self) -> Request:
         return Request(
-            model=self.model, batch_size=str(self.batch_size), precision=self.precision, optimizer="adamw",
+            model=self.model, batch_size=str(self.batch_size), precision=self.precision, optimizer=self.optimizer,
             strategies="none", device=f"rehearse:{DEVICE}",
         )  # fmt: skip
 
@@ -76,8 +77,8 @@ STEPS = (
     Step(name="Llama-1B", model=LLAMA, batch_size=4, precision="bf16", limit_bytes=_gib(12)),
     Step(name="BERT-base", model="hf:bert:sequence=128", batch_size=64, precision="amp-bf16", limit_bytes=_gib(2.2)),
     Step(name="ViT-L", model="timm:vit_large_patch16_224", batch_size=32, precision="amp-bf16", limit_bytes=_gib(4.4)),
-    Step(name="ResNet-50", model="torchvision:resnet50", batch_size=64, limit_bytes=_gib(2.8)),
-    Step(name="MNIST CNN", model="mnist-cnn:channels=320", batch_size=64, limit_bytes=_gib(0.85)),
+    Step(name="ResNet-50", model="torchvision:resnet50", batch_size=64, optimizer="momentum", limit_bytes=_gib(2.8)),
+    Step(name="MNIST CNN", model="mnist-cnn:channels=320", batch_size=64, optimizer="sgd", limit_bytes=_gib(0.85)),
     Step(name="LSTM", model=f"{FILE}:lstm", batch_size=64),
     Step(name="U-Net", model=f"{FILE}:unet", batch_size=32),
     Step(name="MoE", model=f"{FILE}:moe", batch_size=16, precision="amp-bf16"),
