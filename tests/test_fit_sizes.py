@@ -77,10 +77,11 @@ def test_a_rehearsed_batch_is_the_last_for_which_pytorch_itself_has_room(here, c
 
     assert answer(words) == 0
 
-    first, *_, last = json.loads(capsys.readouterr().out)["ways"]
-    for one in (first, last):
+    ways = json.loads(capsys.readouterr().out)["ways"]
+    for one in ways:  # also of a plan that is faster than the smallest, and takes less than its costs say
         assert (one["outcome"], one["beyond_outcome"], one["evidence"]) == ("ok", "out_of_memory", "rehearsed")
         assert one["needed_bytes"] <= 700 * 2**20
+    for one in (ways[0], ways[-1]):
         flags = ("--memory", "700MiB", "--context", "600MiB", "--device", "t4", "--json")
         for size, outcome in ((0, "ok"), (1, "out_of_memory")):
             batch = str(one["batch_size"] + size)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 
 from profiler.analysis.memory_fit import MOST_TRIED, Place, Rung, largest_that_fits
-from profiler.core import gpu_specs, schedule
+from profiler.core import gpu_specs, plan_file, schedule
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.devices import parse
 from profiler.core.errors import UserError
@@ -29,7 +31,7 @@ from profiler.workflows import SILENT, Screen
 from profiler.workflows.fit import ROUNDS, FitRequest
 from profiler.workflows.fit_search import ALL, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers
 from profiler.workflows.plan_comparison import file_of
-from profiler.workflows.plan_fitting import MEMORY, Steps, fit_plan, offered
+from profiler.workflows.plan_fitting import MEMORY, Steps, fit_plan, offered, under
 from profiler.workflows.planner import GATE
 from profiler.workflows.stages import ModelOnDevice, context_of, limit_of, stages
 
@@ -149,7 +151,7 @@ class _Search:
 
     def _rung(self, strategy: Choice, levers: Levers, start: int) -> Rung:
         """Return how far a strategy reaches with those of the levers that it needs there. Raises UserError."""
-        number = self.reach(self._need(strategy, levers), start)
+        number, asked = self.reach(self._need(strategy, levers), start), levers
         plan = None
         while strategy == PLAN and number and not (plan := self._fastest(self._at(number), levers)):
             number -= 1
@@ -157,8 +159,10 @@ class _Search:
             fewer = tuple(other for other in levers if other != lever)
             needed = self._need(strategy, fewer)(self._at(number))
             levers = fewer if needed is not None and needed <= self._at(number).limit else levers
-        if strategy == PLAN and number:
+        if plan and levers != asked:
             plan = self._fastest(self._at(number), levers) or plan
+        if plan:
+            number = max(number, self.reach(partial(self._under, levers=levers, plan=plan), number))
         label, beyond = _label(strategy, levers), self.place(number + 1)
         return Rung(label=label, reach=number, place=self._at(number or 1), beyond=beyond, plan=plan)
 
@@ -201,6 +205,16 @@ class _Search:
             if found:
                 return plan_file_of(chain, found.point.plan)
         return None
+
+    def _under(self, place: Place, levers: Levers, plan: PlanFile) -> int | None:
+        """Return the bytes of the step under a plan; None if it has no room."""
+        with TemporaryDirectory(prefix="gcprof-") as folder:
+            path = Path(folder) / plan_file.USUAL
+            plan_file.write(plan, path)
+            case = under(place.limited.under(_label(NONE, levers)), path)
+            (record,) = self._model.engine.run([Trial(case=case, passes=MEMORY)])
+        is_done = record.outcome == "ok"
+        return bytes_needed(record.readings, case.device, place.context_bytes) if is_done else None
 
     def _steps(self, place: Place, levers: Levers, chain: Chain) -> Steps:
         case = place.limited.under(_label(NONE, levers))
