@@ -55,6 +55,7 @@ PARSED = {
     r"gcprof runs merge|gcprof run --config sweep|gcprof report FIRST": "needs the reader's own runs: test_merge.py",
     r"gcprof run --data DIR": "needs MNIST's files",
     r"gcprof .*timm:": "needs an extra",
+    r"gcprof fit .* -- python nanogpt_like.py": "needs that script: test_fit_command.py",
     r"gcprof run .*plan:file": "needs the plan of the line before: test_plan_strategy.py",
     r"gcprof reproduce": "takes minutes: just bench-published",
     r"gcprof rehearse|gcprof .*rehearse": "test_rehearse.py; needs a C compiler",
