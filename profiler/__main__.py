@@ -9,9 +9,10 @@ INTERRUPTED = 130  # as `profiler.cli` ends later
 def main() -> None:
     """Run one command and end the process with its exit code."""
     try:  # the imports are in it, which take the first tenth of a second: Ctrl-C comes in them too
-        from profiler.core.server_process import start_early  # noqa: PLC0415  an interrupt comes here too
+        if not {"-h", "--help", "--help-all"} & {*sys.argv[1:2]}:  # which need no server
+            from profiler.core.server_process import start_early  # noqa: PLC0415  an interrupt comes here too
 
-        start_early(sys.argv[1:])  # it imports torch while this process imports what reads the words
+            start_early(sys.argv[1:])  # it imports torch while this process imports what reads the words
         from profiler.cli import main as run  # noqa: PLC0415  a tenth of a second, meanwhile
 
         run()
