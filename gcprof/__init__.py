@@ -1,7 +1,7 @@
 """gcprof from Python: `import gcprof; print(gcprof.explain(model, batch, loss=criterion, optimizer=optimizer))`.
 
-The functions are those of `profiler`, loaded on first use: explain, timeline, predict, measure, plan, apply, watch,
-block and load.
+The functions are those of `profiler`, loaded on first use: explain, timeline, predict, measure, plan, fit, apply,
+watch, block and load.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import profiler
 from profiler import __version__
 
 if TYPE_CHECKING:
-    from profiler import apply, block, explain, load, measure, plan, predict, timeline, watch
+    from profiler import apply, block, explain, fit, load, measure, plan, predict, timeline, watch
 
-__all__ = ["__version__", "apply", "block", "explain", "load", "measure", "plan", "predict", "timeline", "watch"]
+__all__ = ["__version__", "apply", "block", "explain", "fit", "load", "measure", "plan", "predict", "timeline", "watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,8 @@
 `gcprof.explain(module, batch)` says what holds the peak of a training step, on a GPU that need not be there, and
 `gcprof.timeline(module, batch)` draws it; `gcprof.predict(module, batch, "all")` and `gcprof.measure(module, batch,
 "all")` give the numbers of one strategy; `gcprof.plan(module, batch, "8GiB")` finds where to checkpoint, and
-`gcprof.apply(module, plan)` does it in place; `with gcprof.watch() as watch:` follows a loop of your own;
-`gcprof.load("last")` reads a run back.
+`gcprof.apply(module, plan)` does it in place; `gcprof.fit(module, batch, "8GiB")` tries every other lever too; `with
+gcprof.watch() as watch:` follows a loop of your own; `gcprof.load("last")` reads a run back.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profiler.api import apply, explain, measure, plan, predict, timeline, watch
+    from profiler.api import apply, explain, fit, measure, plan, predict, timeline, watch
     from profiler.training.marked_functions import block
     from profiler.workflows.stored_run import load
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "apply", "block", "explain", "load", "measure", "plan", "predict", "timeline", "watch"]
+__all__ = ["__version__", "apply", "block", "explain", "fit", "load", "measure", "plan", "predict", "timeline", "watch"]
 _HOMES = {  # imported on first use: all others are of profiler.api, which imports torch and takes seconds
     "block": "profiler.training.marked_functions",
     "load": "profiler.workflows.stored_run",

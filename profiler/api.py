@@ -1,11 +1,12 @@
-"""gcprof from Python: checkpoint a module by a strategy or a plan, measure, predict, explain, draw and watch."""
+"""gcprof from Python: checkpoint a module by a strategy or a plan, measure, predict, explain, fit, draw and watch."""
 
 from __future__ import annotations
 
 from profiler.workflows.in_process.applying import apply
 from profiler.workflows.in_process.explaining import explain, timeline
+from profiler.workflows.in_process.fitting import fit
 from profiler.workflows.in_process.planning import plan
 from profiler.workflows.in_process.trials import measure, predict
 from profiler.workflows.in_process.watching import watch
 
-__all__ = ["apply", "explain", "measure", "plan", "predict", "timeline", "watch"]
+__all__ = ["apply", "explain", "fit", "measure", "plan", "predict", "timeline", "watch"]

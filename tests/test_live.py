@@ -8,9 +8,12 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import profiler
 from profiler.core.case import encode
+from profiler.core.errors import UserError
 from tests import live_models
 from tests.hollow import Hollow
 
@@ -47,3 +50,41 @@ def test_a_live_module_has_the_record_of_its_factory(factory, here):
     assert [plain(json.loads(encode(record))) for record in live] == [
         plain(record) for record in commanded if record["case"]["strategy"] == "all"
     ]
+
+
+@pytest.mark.slow
+def test_a_live_module_is_made_to_fit_and_pasted_code_has_the_bytes_and_gradients(hollow: Hollow) -> None:
+    """The code alone changes a copy whose step, rehearsed as it is, needs what was said, with the plain gradients."""
+
+    def made(samples: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+        torch.manual_seed(0)
+        module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
+        return module, (torch.randn(samples, 64), torch.zeros(samples, 64))
+
+    def stepped(module: nn.Module) -> list[torch.Tensor]:
+        inputs, targets = made(8)[1]
+        nn.functional.mse_loss(module(inputs), targets).backward()
+        return [weight.grad for weight in module.parameters() if weight.grad is not None]
+
+    model, batch = made(65536)
+    whole = profiler.predict(model, batch, loss=nn.functional.mse_loss, device="t4").readings.peak_bytes
+    assert whole is not None
+    fitted = profiler.fit(model, batch, whole * 7 // 10, loss=nn.functional.mse_loss, device="t4", context=0)
+
+    assert fitted.label == "plan"
+    (row,) = [row for row in fitted.fitted.rows if row is fitted.fitted.chosen]
+    pasted: dict[str, Any] = {}
+    exec(str(fitted.code), pasted)
+    changed = made(8)[0]
+    pasted["apply_levers"](changed, None)
+    assert all(map(torch.equal, stepped(changed), stepped(made(8)[0])))
+    again = profiler.predict(model, batch, fitted.plan, loss=nn.functional.mse_loss, device="t4").readings
+    assert (again.peak_bytes, again.reserved_bytes) == (row.readings.peak_bytes, row.readings.reserved_bytes)
+    assert (again.reserved_bytes or 0) <= whole * 7 // 10
+    assert f"{(again.peak_bytes or 0) / 2**20:.1f}" in repr(fitted)
+    assert "/tmp" not in repr(fitted)
+
+
+def test_nothing_is_fitted_where_nothing_can_be_rehearsed() -> None:
+    with pytest.raises(UserError, match="not possible here"):
+        profiler.fit(nn.Linear(2, 2), torch.zeros(1, 2), "1GiB", device="cpu")

@@ -135,25 +135,17 @@ def _size(text: str | None, *, flag: str) -> int | None:
 
 def _print(fitted: Fitted, *, json: bool) -> None:
     from profiler.views.tables import fit as view
-    from profiler.views.tables.fit_sizes import context_text
 
     rows, chosen = fitted.shown, fitted.chosen
-    needed, fits = list(map(fitted.needed_bytes, rows)), list(map(fitted.fits, rows))
     if json:
         document = view.document(
-            rows, needed, fits, chosen=chosen, limit=fitted.limit_bytes, context_bytes=fitted.context_bytes,
-            left_out=fitted.left_out, floors={"+".join(chosen): nbytes for chosen, nbytes in fitted.floors.items()},
+            rows, list(map(fitted.needed_bytes, rows)), list(map(fitted.fits, rows)), chosen=chosen,
+            limit=fitted.limit_bytes, context_bytes=fitted.context_bytes, left_out=fitted.left_out,
+            floors={"+".join(chosen): nbytes for chosen, nbytes in fitted.floors.items()},
         )  # fmt: skip
         say_bytes(document)
         return
-    limit = bytes_text(fitted.limit_bytes)
-    source = f"; {context_text(fitted.context_bytes, fitted.context_source)}" if fitted.context_source else ""
-    below = [f"to fit: {limit}{source}", *(f"left out: {lever}: {why}" for lever, why in fitted.left_out.items())]
-    if chosen is None:
-        below += fitted.missing
-    elif chosen is rows[0]:
-        below.append("it fits as it is")
-    say(view.table(rows, needed, fits, chosen=chosen, places=fitted.places, below=below))
+    say(fitted.table)
     if "--optimizer" not in fitted.words:
         say_assumed(rows)
     if chosen and chosen is not rows[0]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,14 +21,18 @@ from profiler.core.units import bytes_text
 from profiler.planning import lever_code
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
+from profiler.views.tables import fit as view
+from profiler.views.tables.fit_sizes import context_text
+from profiler.views.tables.grid import Table
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.explain import followed
 from profiler.workflows.fit_search import CONSENTS, OFFLOAD, Levers, Search
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.planner import GATE
-from profiler.workflows.stages import ModelOnDevice, context_of, limit_of, roomy
+from profiler.workflows.stages import ModelOnDevice, OnDevice, context_of, limit_of, roomy, way_of
 
 ROUNDS = 2  # of the ways that fit, where they are measured
+Run = Callable[[tuple[Trial, ...], dict[Path, PlanFile]], tuple[int, tuple[Record, ...]]]  # with an exit code
 
 
 class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,15 +55,23 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
                 raise UserError(f"--allow {word}: no lever needs it", hint=f"--allow {' or '.join(CONSENTS)}")
 
 
+class Room(NamedTuple):
+    """What a step has to fit: bytes of a device, of which CUDA itself takes some, and how that is known."""
+
+    limit_bytes: int
+    context_bytes: int
+    context_source: str | None
+
+
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     """All ways that were run, and the one to take."""
 
-    words: tuple[str, ...]  # the model as it was asked for, for the next command
     limit_bytes: int
     context_bytes: int
     context_source: str | None
     rows: tuple[Row, ...]  # the step as it is first
     left_out: dict[str, str]  # by lever, why
+    words: tuple[str, ...] = ()  # the model as it was asked for, for the next command
     allow: tuple[str, ...] = ()  # consents that were given
     curves: dict[str, list[tuple[int, float]]] = {}  # of plans with each lever: peaks, and times as ratios
     places: dict[Case, str] = {}  # of some rows: the phase, the module and the line of the peak
@@ -87,6 +102,19 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
             for other in others
             if other.time_ratio is not None or row.time_ratio is None
         )
+
+    @property
+    def table(self) -> Table:
+        """A row for each rung, and below what was left out and what is missing."""
+        rows, chosen = self.shown, self.chosen
+        source = f"; {context_text(self.context_bytes, self.context_source)}" if self.context_source else ""
+        below = [f"to fit: {bytes_text(self.limit_bytes)}{source}"]
+        below += [f"left out: {lever}: {why}" for lever, why in self.left_out.items()]
+        below += self.missing if chosen is None else ["it fits as it is"] if chosen is rows[0] else []
+        return view.table(
+            rows, list(map(self.needed_bytes, rows)), list(map(self.fits, rows)), chosen=chosen, places=self.places,
+            below=below,
+        )  # fmt: skip
 
     @property
     def missing(self) -> list[str]:
@@ -135,57 +163,69 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
     with ModelOnDevice(request.words, screen) as model:
         for remark in model.remarks:
             screen.say(f"note: {remark}")
-        limit = limit_of(model, request.limit, screen.say)
-        context_bytes, source = context_of(model, request.context_bytes)
-        model.case = roomy(model.case)  # what does not fit has numbers too
-        search = Search(model, limit, context_bytes, request.most_host_bytes)
-        with screen.doing("looking for what fits"):
-            allowed = tuple(map(Choice, request.allow))
-            ways = search.ways(allowed)
-            if model.case.has_estimated_times and not ways:
-                search.with_consents(allowed)
-            elif model.case.has_estimated_times and ways[0].label != "none":
-                search.further(ways[0])
+        room = Room(limit_of(model, request.limit, screen.say), *context_of(model, request.context_bytes))
         folder = store.new_folder(RESULTS, [f"fit {model.case.model.name}"])
-        files = {way.label: file_of(folder, f"plan {number}") for number, way in enumerate(ways, 1)}
-        cases = {way.under(model.case, files[way.label]): way for way in ways}
-        code, records = 0, tuple[Record, ...]()
-        if ways:
-            each = dict.fromkeys((model.case.baseline, *cases))
-            is_predicted = model.case.is_predicted
-            trials = schedule.predicted(each) if is_predicted else schedule.measured(each, ROUNDS)
-            plans = {files[way.label]: way.plan for way in ways if way.plan}
+
+        def run(trials: tuple[Trial, ...], plans: dict[Path, PlanFile]) -> tuple[int, tuple[Record, ...]]:
             code, run = model.run(folder, trials, plans=plans, typed=request.typed)
             screen.say(f"wrote {run.folder / 'trials.jsonl'}")
-            records = tuple(run.records)
-        again = {record.case for record in records}
-        records = (*(record for record in search.records if record.case not in again), *records)
-        plain = {record.case.label: record for record in records}
-        added = {record.case: search.added_seconds(record.case.label) for record in search.records}
-        added |= {case: way.added_seconds for case, way in cases.items()}
-        rows = read_rows([_timed(record, added[record.case], plain) for record in records])
-        fitted = Fitted(
-            words=model.words, limit_bytes=limit, context_bytes=context_bytes, context_source=source,
-            rows=tuple(sorted(rows, key=lambda row: row.case != row.baseline)), left_out=search.left_out,
-            allow=request.allow, floors={} if ways else search.floors,
-        )  # fmt: skip
-        chosen = _chosen([row for row in fitted.rows if row.case in cases and fitted.fits(row)])
-        looked_at = [fitted.rows[0], *([chosen] if chosen and chosen is not fitted.rows[0] else [])]
-        with screen.doing("looking where the peak is"):
-            places = {row.case: _place(model, row.case) for row in looked_at if row.case.has_estimated_times}
-        curves = search.curves() if request.draws else {}
-        fitted = msgspec.structs.replace(
-            fitted, curves=curves, places={case: place for case, place in places.items() if place}
-        )
-        if chosen is None:
-            return msgspec.structs.replace(fitted, exit_code=code or GATE)
-        plan = cases[chosen.case].plan
-        is_changed = request.emit is not None and chosen.case != model.case
-        written = lever_code.emit(model.way(chosen.case, plan), str(request.emit)) if is_changed else None
-        return msgspec.structs.replace(fitted, chosen=chosen, plan=plan, code=written)
+            return code, tuple(run.records)
+
+        model.case = roomy(model.case)  # what does not fit has numbers too
+        fitted = searched(model, request, room, partial(file_of, folder), run, screen)
+        return msgspec.structs.replace(fitted, words=model.words)
 
 
-def _place(model: ModelOnDevice, case: Case) -> str:
+def searched(
+    model: OnDevice, request: FitRequest, room: Room, file: Callable[[str], Path], run: Run, screen: Screen
+) -> Fitted:
+    """Find the fastest way to make a step fit; `run` runs those that do, with their plans in these files.
+
+    The step runs on a device with room for it, so that what does not fit has numbers too. Raises UserError.
+    """
+    search = Search(model, room.limit_bytes, room.context_bytes, request.most_host_bytes)
+    with screen.doing("looking for what fits"):
+        allowed = tuple(map(Choice, request.allow))
+        ways = search.ways(allowed)
+        if model.case.has_estimated_times and not ways:
+            search.with_consents(allowed)
+        elif model.case.has_estimated_times and ways[0].label != "none":
+            search.further(ways[0])
+    files = {way.label: file(f"plan {number}") for number, way in enumerate(ways, 1)}
+    cases = {way.under(model.case, files[way.label]): way for way in ways}
+    code, records = 0, tuple[Record, ...]()
+    if ways:
+        each = dict.fromkeys((model.case.baseline, *cases))
+        trials = schedule.predicted(each) if model.case.is_predicted else schedule.measured(each, ROUNDS)
+        code, records = run(trials, {files[way.label]: way.plan for way in ways if way.plan})
+    again = {record.case for record in records}
+    records = (*(record for record in search.records if record.case not in again), *records)
+    plain = {record.case.label: record for record in records}
+    added = {record.case: search.added_seconds(record.case.label) for record in search.records}
+    added |= {case: way.added_seconds for case, way in cases.items()}
+    rows = read_rows([_timed(record, added[record.case], plain) for record in records])
+    fitted = Fitted(
+        limit_bytes=room.limit_bytes, context_bytes=room.context_bytes, context_source=room.context_source,
+        rows=tuple(sorted(rows, key=lambda row: row.case != row.baseline)), left_out=search.left_out,
+        allow=request.allow, floors={} if ways else search.floors,
+    )  # fmt: skip
+    chosen = _chosen([row for row in fitted.rows if row.case in cases and fitted.fits(row)])
+    looked_at = [fitted.rows[0], *([chosen] if chosen and chosen is not fitted.rows[0] else [])]
+    with screen.doing("looking where the peak is"):
+        places = {row.case: _place(model, row.case) for row in looked_at if row.case.has_estimated_times}
+    curves = search.curves() if request.draws else {}
+    fitted = msgspec.structs.replace(
+        fitted, curves=curves, places={case: place for case, place in places.items() if place}
+    )
+    if chosen is None:
+        return msgspec.structs.replace(fitted, exit_code=code or GATE)
+    plan = cases[chosen.case].plan
+    is_changed = request.emit is not None and chosen.case != model.case
+    written = lever_code.emit(way_of(model.engine, chosen.case, plan), str(request.emit)) if is_changed else None
+    return msgspec.structs.replace(fitted, chosen=chosen, plan=plan, code=written)
+
+
+def _place(model: OnDevice, case: Case) -> str:
     """Return the phase of a followed step's peak, and its module or line of code; nothing if it cannot be followed."""
     try:
         trace = followed(model.engine, Trial(case=case)).trace

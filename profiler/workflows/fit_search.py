@@ -26,7 +26,7 @@ from profiler.planning.simulator import simulate
 from profiler.planning.solver import Frontier, Point, best
 from profiler.training import levers
 from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, copied, fit_plan, frontiers, offloading, under
-from profiler.workflows.stages import ModelOnDevice, stages
+from profiler.workflows.stages import OnDevice, stages
 
 NONE, ALL, PLAN = Choice("none"), Choice("all"), Choice("plan")
 LOSS, FUSED, NO_FOREACH = Choice("chunk-loss"), Choice("fused"), Choice("no-foreach")
@@ -60,9 +60,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 class Search:
     """Runs a step with combinations of levers, each as it is and, where that does not fit, under its fastest plan."""
 
-    def __init__(
-        self, model: ModelOnDevice, limit: int, context_bytes: int, most_host_bytes: int | None = None
-    ) -> None:
+    def __init__(self, model: OnDevice, limit: int, context_bytes: int, most_host_bytes: int | None = None) -> None:
         self._most_host_bytes = most_host_bytes
         self._model, self._limit, self._context_bytes = model, limit, context_bytes
         self._run: dict[Choice, Record] = {}  # by label

@@ -33,7 +33,7 @@ from profiler.workflows.fit_search import ALL, FUSED, IN_BACKWARD, LOSS, NO_FORE
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.plan_fitting import MEMORY, Steps, fit_plan, offered, under
 from profiler.workflows.planner import GATE
-from profiler.workflows.stages import ModelOnDevice, context_of, limit_of, stages
+from profiler.workflows.stages import ModelOnDevice, context_of, limit_of, stages, way_of
 
 STRATEGIES = (NONE, ALL, PLAN)
 
@@ -342,5 +342,5 @@ def _run(
     sizes = Sizes(words=words, rungs=ran, left_out=search.left_out, exit_code=exit_code, **about)
     if request.emit is None or sizes.chosen is None or sizes.chosen.record is None or sizes.chosen.label == NONE:
         return sizes
-    way = model.way(sizes.chosen.record.case, sizes.chosen.plan)
+    way = way_of(model.engine, sizes.chosen.record.case, sizes.chosen.plan)
     return msgspec.structs.replace(sizes, code=lever_code.emit(way, request.emit))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -39,6 +40,15 @@ class OwnForm(msgspec.Struct, frozen=True, kw_only=True):
 
     peak_bytes: int
     evidence: Evidence
+
+
+class OnDevice(Protocol):
+    """A step, and the engine that runs it."""
+
+    case: Case
+    engine: Engine
+
+    def calibration(self) -> Calibration | None: ...
 
 
 class ModelOnDevice:
@@ -140,19 +150,6 @@ class ModelOnDevice:
         code, run = follow(self.engine, run, self._screen, ready=ready)
         return code or progress.exit_code(run.records), run
 
-    def way(self, case: Case, plan: PlanFile | None) -> Way:
-        """Return what code is written for of a case; `plan` is that of its strategy, if it is one. Raises UserError."""
-        heads = tuple(lever for lever in case.levers or () if lever.name == "chunk-loss")
-        asked = msgspec.structs.replace(case.foreseen, levers=heads or UNSET)
-        asked = asked.uncheckpointed if plan else asked
-        failing = f"the levers of '{case.model}' ended without a result"
-        answer = self.engine.ask(f"{WORKER}:way", encode(asked).decode(), failing=failing)
-        way: Way = read_answer(answer, "way", Way, of=str(case.model))
-        label = str((msgspec.structs.replace(case, strategy=Choice("plan")) if plan else case).label)
-        return msgspec.structs.replace(
-            way, label=label, levers=case.levers or (), plan=plan or way.plan, batch_size=case.batch_size
-        )
-
     def better_blocks(self, below_bytes: int) -> str | None:
         """Return what `better_blocks_text` returns for a lower bound below so many bytes."""
         return better_blocks_text(self.engine, self.case, below_bytes=below_bytes)
@@ -164,6 +161,20 @@ class ModelOnDevice:
         if len(cases) > 1:
             raise UserError("only one model can be planned at once", hint="name one model, batch size and precision")
         return cases[0]
+
+
+def way_of(engine: Engine, case: Case, plan: PlanFile | None) -> Way:
+    """Return what code is written for of a case; `plan` is that of its strategy, if it is one. Raises UserError."""
+    heads = tuple(lever for lever in case.levers or () if lever.name == "chunk-loss")
+    asked = msgspec.structs.replace(case.foreseen, levers=heads or UNSET)
+    asked = asked.uncheckpointed if plan else asked
+    failing = f"the levers of '{case.model}' ended without a result"
+    answer = engine.ask(f"{WORKER}:way", encode(asked).decode(), failing=failing)
+    way: Way = read_answer(answer, "way", Way, of=str(case.model))
+    label = str((msgspec.structs.replace(case, strategy=Choice("plan")) if plan else case).label)
+    return msgspec.structs.replace(
+        way, label=label, levers=case.levers or (), plan=plan or way.plan, batch_size=case.batch_size
+    )
 
 
 def limit_of(model: ModelOnDevice, limit: int | float, say: Callable[[str], None]) -> int:

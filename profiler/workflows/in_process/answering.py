@@ -59,21 +59,21 @@ class Rehearsed:
     """Answers by an engine, which runs every step on a hollow GPU in another process."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self.run, self.choices = engine.run, lambda case: block_choices(engine, case)
 
     def record(self, case: Case) -> Record:
         """Return the record of a case. Raises Unsupported if its step did not come to its end."""
-        (record,) = self._engine.run([Trial(case=case)])
+        (record,) = self.engine.run([Trial(case=case)])
         if record.outcome not in OUTCOMES:
             raise Unsupported(record.detail or record.outcome)
         return record
 
     def followed(self, case: Case, *, with_choices: bool) -> Followed:
-        return followed(self._engine, Trial(case=case), with_choices=with_choices)
+        return followed(self.engine, Trial(case=case), with_choices=with_choices)
 
     def chain(self, case: Case) -> Chain:
-        return stages_of(self._engine, case, None)
+        return stages_of(self.engine, case, None)
 
 
 class Estimated:
