@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
+import textwrap
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import gcprof
 import profiler
 from profiler.core.case import encode
 from profiler.core.errors import UserError
@@ -83,6 +86,14 @@ def test_a_live_module_is_made_to_fit_and_pasted_code_has_the_bytes_and_gradient
     assert (again.reserved_bytes or 0) <= whole * 7 // 10
     assert f"{(again.peak_bytes or 0) / 2**20:.1f}" in repr(fitted)
     assert "/tmp" not in repr(fitted)
+
+
+@pytest.mark.slow
+def test_the_example_of_fit_runs(hollow: Hollow) -> None:
+    _, _, example = (inspect.getdoc(profiler.fit) or "").partition("Example::\n")
+
+    assert "gcprof.fit(" in example
+    exec(textwrap.dedent(example), {"nn": nn, "torch": torch, "gcprof": gcprof})
 
 
 def test_nothing_is_fitted_where_nothing_can_be_rehearsed() -> None:
