@@ -10,6 +10,7 @@ from profiler.core import server_process
 from profiler.core.server_process import PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE, start_early, take
 from tests.program import gcprof
 
+FITTED = ["fit", "mlp", "--memory", "1GiB", "--device", "t4"]
 PLANNED = ["plan", "mlp", "--budget", "60%", "--device", "t4"]
 
 
@@ -44,7 +45,8 @@ def test_a_command_that_will_need_torch_has_its_server_before_its_words_are_read
 
 
 @pytest.mark.parametrize(
-    "words", [["rehearse", "mlp"], ["run", "--device", "rehearse:t4"], ["predict", "mlp"], PLANNED]
+    "words",
+    [["rehearse", "mlp"], ["run", "--device", "rehearse:t4"], ["predict", "mlp"], PLANNED, ["fit", "mlp"], FITTED],
 )
 def test_one_that_rehearses_has_the_hollow_device_from_its_beginning(started, words):
     start_early(words)

@@ -27,7 +27,7 @@ PRELOAD_TO_TRACE = (
 EARLY = {  # what a command will most likely need, and what takes more than a second to import
     **dict.fromkeys(("rehearse", "predict", "explain", "timeline"), PRELOAD_TO_REHEARSE),
     "blocks": PRELOAD_TO_TRACE,
-    **dict.fromkeys(("run", "plan", "stages"), PRELOAD),
+    **dict.fromkeys(("run", "plan", "stages", "fit"), PRELOAD),
 }
 ESTIMATED = ("fake:", "cpu", "--routing", "--calibrate")  # words with which nothing is rehearsed begin so
 NOT_EARLY = ("-h", "--help", "--dry-run", "--engine", "--shard", "--stages", "--from")  # may need no local server
@@ -76,7 +76,8 @@ def _preload(words: Sequence[str]) -> Sequence[str]:
     if any("rehearse" in word for word in words):
         return PRELOAD_TO_REHEARSE
     is_estimated = any(word.removeprefix("--device=").startswith(ESTIMATED) for word in words)
-    if words[0] in ("plan", "stages") and not is_estimated and _names_a_gpu(words):
+    is_of_all = words[0] == "fit" and not any(word.startswith(("--memory", "--device")) for word in words)
+    if is_of_all or (words[0] in ("plan", "stages", "fit") and not is_estimated and _names_a_gpu(words)):
         return PRELOAD_TO_REHEARSE
     return PRELOAD_TO_TRACE if usual is PRELOAD_TO_REHEARSE and is_estimated else usual
 
