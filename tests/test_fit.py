@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from profiler.analysis.rows import rows as read_rows
 from profiler.cli import answer
 from profiler.runs import store
+from profiler.workflows.fit import Fitted
+from tests.make import MIB, record
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -80,6 +83,16 @@ def test_where_nothing_fits_no_way_is_chosen(here, capsys):
     assert not any(way["fits"] or way["is_chosen"] for way in found["ways"])
     assert min(found["floors"].values()) > 1 << 20
     assert not list((here / "results").glob("*fit*/trials.jsonl"))
+
+
+def test_of_two_ways_that_are_alike_the_one_with_fewer_levers_is_shown_and_is_the_least():
+    """SGD's fused kernel saves nothing, so a way with it and the same way without it take the same bytes and time."""
+    sizes = {"none": 100, "none+chunk-loss+fused": 60, "none+chunk-loss": 60, "none+fused": 100}
+    rows = read_rows([record(label, peak=size * MIB) for label, size in sizes.items()])
+    fitted = Fitted(words=(), limit_bytes=10 * MIB, context_bytes=0, context_source=None, rows=rows, left_out={})
+
+    assert [str(row.case.label) for row in fitted.shown] == ["none", "none+chunk-loss"]
+    assert fitted.missing == ["nothing fits: the least is none+chunk-loss, which needs 50.0 MiB more"]
 
 
 def test_a_consent_that_no_lever_needs_is_refused(here, capsys):

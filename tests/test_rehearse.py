@@ -108,6 +108,8 @@ def test_a_factory_that_reads_the_output_is_called_on_the_cpu_and_the_steps_read
     assert record.built.num_parameters == 64 * (32 + 48 + 64)  # the device itself would say 0 of every rate
     assert ("item (net.py:20)" in notes.get("GCP040", "")) == (factory == "tried")
     assert "nonzero (net.py:13)" in notes["GCP041"]
+    explained = gcprof("explain", f"net.py:{factory}", "--device", "t4", cwd=tmp_path)
+    assert f"note: {notes['GCP041']}" in explained.stderr
 
 
 def test_initialisers_and_offloading_read_no_value_that_a_size_follows_from(hollow, tmp_path):

@@ -25,7 +25,7 @@ from profiler.measuring.meters.saved_graph import (
 )
 from profiler.training.assemble import Assembled
 from profiler.training.compiled_code import compiled_modules
-from profiler.training.rehearsed_build import WHOLE, ZEROS, ValueReads, unknown_masks
+from profiler.training.rehearsed_build import NOT_REAL, WHOLE, ZEROS, ValueReads, unknown_masks
 from profiler.training.workload import Workload
 
 NO_ROOM = (
@@ -146,7 +146,7 @@ def _has_found_blocks(built: Assembled) -> bool:
 def _tell_reads(bench: Bench, reads: ValueReads) -> None:
     """Note which operators read tensor values, which a rehearsed step does not have."""
     bench.value_reads = f"{ZEROS}: {reads}" if reads.places else ""
-    texts = [f"{bench.value_reads}; sizes that follow from them are not real"] if reads.places else []
+    texts = [f"{bench.value_reads}; {NOT_REAL}"] if reads.places else []
     if unknown_masks:
         lines = ", ".join(filter(None, unknown_masks))
         texts.append(f"{WHOLE} ({lines})" if lines else WHOLE)

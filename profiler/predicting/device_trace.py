@@ -34,7 +34,7 @@ from profiler.predicting.staging.chains import block_choices, followed_of, with_
 from profiler.predicting.step_tracer import Categories, between_steps
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
-from profiler.training.rehearsed_build import ZEROS, ValueReads
+from profiler.training.rehearsed_build import NOT_REAL, ZEROS, ValueReads
 from profiler.training.workload import Step, Workload, drop_gradients, loss_of, uncollected
 
 WORKING = {  # operators, without their namespace, that use a workspace of a library's choice; so do convolutions
@@ -59,6 +59,12 @@ class DeviceStep(NamedTuple):
     reserved_bytes: int
     value_reads: str = ""  # which values a forward reads, in words: a hollow device has none
     off: str = ""  # how far the traced peak is from that of the step alone, in words, if at all
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What makes the trace's bytes others than those of the step on a GPU."""
+        reads = f"{ZEROS}: {self.value_reads}; {NOT_REAL}" if self.value_reads else ""
+        return tuple(filter(None, (reads, self.off)))
 
 
 def trace_case(
@@ -127,7 +133,7 @@ def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
     def followed(with_choices: bool) -> Followed:
         step = trace(with_saves=with_choices)
         notes = (*step.built.applied.notes, *bench.all_notes())
-        remarks = (*(note.text for note in notes), *([step.off] if step.off else []))
+        remarks = (*(note.text for note in notes), *step.remarks)
         return followed_of(step.built, step.trace, remarks, with_choices=with_choices)
 
     return with_choices_if_known(followed, bench.device.release) if with_choices else followed(False)

@@ -19,6 +19,7 @@ from profiler.training.known_values import Constants, Following, in_factory, val
 from profiler.training.workload import Workload
 
 ZEROS = "the step reads values, which are zeros or leftovers here"
+NOT_REAL = "sizes that follow from them are not real"
 WHOLE = "all() of values that are not known here is taken as true: a mask masks nothing, and would take more if it did"
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 UNTAGGED = {  # operators whose result sizes depend on values, although no tag says so

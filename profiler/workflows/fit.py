@@ -98,7 +98,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
 
         mine = costs(row)
         return any(
-            all(theirs <= cost for theirs, cost in zip(costs(other)[:2], mine, strict=False)) and costs(other) != mine
+            all(theirs <= cost for theirs, cost in zip(costs(other)[:2], mine, strict=False)) and costs(other) < mine
             for other in others
             if other.time_ratio is not None or row.time_ratio is None
         )
@@ -121,7 +121,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
         """What is missing where nothing fits: of the least row, of plans with each lever, and with consents."""
         ran = [(nbytes, row) for row in self.rows if (nbytes := self.needed_bytes(row)) is not None]
         asks = [row for _, row in ran if self.consents(row)]
-        given = [(nbytes, row) for nbytes, row in ran if row not in asks]
+        given = [(nbytes, row) for nbytes, row in ran if row in self.shown]
         lines = []
         if given:
             least, row = min(given, key=lambda pair: pair[0])

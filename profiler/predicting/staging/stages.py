@@ -32,7 +32,6 @@ from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.compiled_code import compiled_modules, is_left_alone
-from profiler.training.rehearsed_build import ZEROS
 from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
 from profiler.training.workload import Workload
@@ -95,9 +94,7 @@ def _rehearsed(case: Case, data_directory: str | None, *, with_saves: bool, in_c
     step = device_trace.trace_case(case, with_saves=with_saves, in_calls=in_calls, data_directory=data_directory)
     if compiled_modules(step.built.workload.module):
         raise _Compiled
-    reads = f"{ZEROS}: {step.value_reads}; sizes that follow from them are not real"
-    notes = [*([reads] if step.value_reads else []), *([step.off] if step.off else [])]
-    return _Traced(step.built, step.trace, notes=tuple(notes))
+    return _Traced(step.built, step.trace, notes=step.remarks)
 
 
 def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *, in_calls: bool) -> Chain:
