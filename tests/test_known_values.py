@@ -41,7 +41,16 @@ def predicted(device: str, **options: object) -> Record:
 
 def rehearsed(folder: Path, **options: object) -> dict[str, Record]:
     """The rehearsed record and the predicted one beside it."""
-    words = ("predict", str(Choice.of(FILE, options)), "--batch-size", str(BATCH), "--rehearse", "--device", "h100")
+    words = (
+        "predict",
+        str(Choice.of(FILE, options)),
+        "--batch-size",
+        str(BATCH),
+        "--rehearse",
+        "--device",
+        "h100",
+        "--keep",
+    )
     done = gcprof(*words, "--strategies", "none", cwd=folder)
     assert done.returncode == 0, done.stderr
     (run,) = (folder / "results").glob("*/manifest.json")

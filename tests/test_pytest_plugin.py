@@ -51,7 +51,7 @@ def test_peaks_are_listed_after_the_tests_and_one_over_the_budget_of_the_run_fai
     assert "measured" not in done.stdout
     assert re.search(r"is [\d.]+ MiB over --gcprof-budget of 20\.0 MiB\n", done.stdout)
     assert "the peak is in the backward" in done.stdout
-    assert "profiler.plan" in done.stdout
+    assert "gcprof.plan" in done.stdout
     assert "Traceback" not in done.stdout
     assert "pytest_plugin.py" not in done.stdout
 

@@ -27,7 +27,7 @@ def meant(choice: Choice) -> Choice:
     if family in ("torchvision", "hf") and member:
         _refuse_unknown(family, member)
     if word in TABLE or ":" in word or word.endswith(".py") or similar(word, TABLE):
-        return Choice.of(word, choice.options)
+        return choice if word == choice.name else Choice.of(word, choice.options)
     members = {family: list(_members(family)) for family in FILES}
     typed = _plain(word)
     named = [f"{family}:{name}" for family, names in members.items() for name in names if _plain(name) == typed]
