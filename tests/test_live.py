@@ -96,6 +96,9 @@ def test_the_example_of_fit_runs(hollow: Hollow) -> None:
     exec(textwrap.dedent(example), {"nn": nn, "torch": torch, "gcprof": gcprof})
 
 
-def test_nothing_is_fitted_where_nothing_can_be_rehearsed() -> None:
-    with pytest.raises(UserError, match="not possible here"):
+def test_nothing_is_fitted_where_nothing_can_be_rehearsed(hollow: Hollow) -> None:
+    with pytest.raises(UserError, match="not possible here") as refused:
         profiler.fit(nn.Linear(2, 2), torch.zeros(1, 2), "1GiB", device="cpu")
+    assert "t4" in str(refused.value.hint)
+    with pytest.raises(UserError, match="not possible here: the module's output holds no loss"):
+        profiler.fit(nn.Linear(2, 2), torch.zeros(1, 2), "1GiB", device="t4")

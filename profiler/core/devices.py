@@ -125,7 +125,8 @@ def rehearsed(word: str, **sizes: str | None) -> Device:
     memory, context = read.get("bytes", gpu.memory_bytes), read.get("context_bytes", 0)
     if memory - context < LEAST_BYTES:  # no batch and no strategy would fit
         message = f"a rehearsed {called} has {bytes_text(memory)}, of which CUDA takes {bytes_text(context)}"
-        hint = "PyTorch asks for 2 MiB at least; a number without a unit is bytes: 11GiB, not 11"
+        alone = "; --context 0 is for tensors alone" if context else ""
+        hint = f"PyTorch asks for 2 MiB at least; a number without a unit is bytes: 11GiB, not 11{alone}"
         raise UserError(f"{message}: nothing is left for tensors", hint=hint)
     return msgspec.convert(
         {**read, "prefix": REHEARSE, "name": gpu_specs.canonical(called), "count": int(counted or 1)}, Device

@@ -52,6 +52,7 @@ from profiler.workflows.stages import stages as stages_of
 
 OUTCOMES = ("ok", "out_of_memory")  # of steps that the device decided
 T = TypeVar("T")
+ESTIMATED = "estimated, not rehearsed: "
 _engines: dict[int, local.Local] = {}  # by process: one that is forked has none
 
 
@@ -123,12 +124,12 @@ def answer(
     `ask` gets what answers and the case, without its strategy. Nothing is changed in this process. Raises UserError for
     what cannot be asked for, or rehearsed if it must be.
     """
-    result, why = _rehearsed(ask, model, batch, loss, optimizer, **words)
+    result, why = rehearsed(ask, model, batch, loss, optimizer, **words)
     return (_estimated(ask, model, batch, loss, optimizer, **words) if result is None else result), why
 
 
 @in_words_of_python()
-def _rehearsed(
+def rehearsed(
     ask: Callable[[Source, Case], T],
     model: Model,
     batch: Any,
@@ -138,6 +139,7 @@ def _rehearsed(
     device: str,
     **words: Any,
 ) -> tuple[T | None, str]:
+    """Return what is asked of a rehearsed model, as `answer` does; None, and why, if it can only be estimated."""
     why: list[str] = []
     word = for_gpus(device or device_choice.SEVERAL, say=why.append)
     case = case_of(model, Request(device=word, **words), optimizer, device_choice.any_device)
@@ -154,7 +156,7 @@ def _rehearsed(
     except (Unsupported, UserError) as error:
         if parse(device).is_rehearsed or (isinstance(error, UserError) and error.exit_code == GATE):
             raise
-        return None, f"estimated, not rehearsed: {str(error).replace(live.NAME, 'the model')}"
+        return None, f"{ESTIMATED}{str(error).replace(live.NAME, 'the model')}"
 
 
 @undisturbed

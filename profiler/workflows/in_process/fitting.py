@@ -24,7 +24,7 @@ from profiler.views.export import markdown as languages
 from profiler.views.tables.grid import Table, text
 from profiler.workflows import SILENT
 from profiler.workflows.fit import FitRequest, Fitted, Room, searched
-from profiler.workflows.in_process.answering import Rehearsed, Source, answer, named
+from profiler.workflows.in_process.answering import ESTIMATED, Rehearsed, Source, named, rehearsed
 from profiler.workflows.in_process.arguments import Model, Optimizer
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.stages import roomy
@@ -65,21 +65,26 @@ def fit(
     request.check()
 
     def ask(source: Source, case: Case) -> Fit:
-        if not isinstance(source, Rehearsed):
-            raise UserError("fit rehearses every way, which is not possible here", exit_code=NO_DEVICE)
+        assert isinstance(source, Rehearsed)
         step = _Step(roomy(case), source.engine)
         asked = parse_memory(memory, flag="--memory") if isinstance(memory, str) else 1.0 if memory is None else memory
         limit = asked if isinstance(asked, int) else int(asked * gpu_specs.find(parse(case.device).name).memory_bytes)
         with TemporaryDirectory(prefix="gcprof-") as folder:
             (Path(folder) / plan_file.FOLDER).mkdir()
-            room = Room(limit, context, "as asked")
+            room = Room(limit, context, "assumed" if context == CONTEXT_BYTES else "as asked")
             found = searched(step, request, room, partial(file_of, Path(folder)), step.run, SILENT)
             table = found.table
         title = table.title.replace(str(case.model), str(named(case, model).model))
         below = tuple(line for line in table.below if folder not in line)  # its files are gone
         return Fit(fitted=found, table=msgspec.structs.replace(table, title=title, below=below))
 
-    made, _ = answer(ask, model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
+    words: dict[str, Any] = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
+    made, why = rehearsed(ask, model, batch, loss, optimizer, **words)
+    if made is None:
+        because = f": {why.removeprefix(ESTIMATED)}" if why else ""
+        hint = None if why else 'name a GPU that need not be here: device="t4"'
+        message = f"fit rehearses every way, which is not possible here{because}"
+        raise UserError(message, hint=hint, exit_code=NO_DEVICE)
     return made
 
 
