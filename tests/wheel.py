@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 KINDS = {".py", ".typed", ".html", ".js", ".css", ".toml", ".json", ".jsonl", ".c", ".h"}
 PLUGIN = "pytest_gcprof.py"  # of pytest, beside the package
 EMPTY_HEADER = "profiler/rehearsal/hollow/include/nv/target"  # of C++ alone, which headers of CUDA name
+NOTES = "profiler/views/notes.md"  # which `gcprof note` prints
 PREBUILT = re.compile(r"profiler/rehearsal/prebuilt/cu\d+/lib[\w-]+\.so(\.\d+)?")  # of the hollow CUDA device
 TESTS = re.compile(r"tests?|test_.*|.*_test\.py|conftest\.py|benchmarks|hypothesis|__pycache__")
 ABSOLUTE = re.compile(rb"(?<![\w.~:/])(?:/(?:home|root|Users|mnt|work|opt|srv)/\w[^\s\"'`]*|[A-Z]:\\\\?[A-Za-z]\w+)")
@@ -34,9 +35,13 @@ def wrong(path: Path) -> list[str]:
 
 def _names(name: str) -> list[str]:
     first, *rest = PurePosixPath(name).parts
-    if first.endswith(".dist-info") or name == PLUGIN or PREBUILT.fullmatch(name):
+    if first.endswith(".dist-info") or name in (PLUGIN, NOTES) or PREBUILT.fullmatch(name):
         return []
-    if first != "profiler" or ".." in rest or (PurePosixPath(name).suffix not in KINDS and name != EMPTY_HEADER):
+    if (
+        first not in ("profiler", "gcprof")
+        or ".." in rest
+        or (PurePosixPath(name).suffix not in KINDS and name != EMPTY_HEADER)
+    ):
         return [f"{name}: no file of the package"]
     return [f"{name}: a test" for part in rest if TESTS.fullmatch(part)][:1]
 
