@@ -77,6 +77,8 @@ def test_the_note_that_more_work_is_faster_needs_no_verdict_that_is_shown():
 
     assert "GCP061" in [note.code for note in noted.notes]
     assert noted.notes == rows(worked)[1].notes
+    estimated = [replace(record, case=replace(record.case, device="rehearse:t4")) for record in worked]
+    assert "GCP061" not in [note.code for note in rows(estimated)[1].notes]  # no memory was slow
 
 
 def test_a_run_of_many_rows_is_shown_alike_without_what_styles_need(tmp_path, monkeypatch, capsys):

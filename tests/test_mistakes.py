@@ -34,6 +34,7 @@ if __name__ == "__main__":
     print(make())
 """
 MISTAKES = {  # what is typed -> the words of the hint
+    "fit train.py --memory 1GiB --device t4": "gcprof fit --memory 1GiB --device t4 -- python train.py",
     "explan mlp": "did you mean 'gcprof explain'?",
     "train.py --epochs 3": "gcprof rehearse -- python train.py --epochs 3",
     "python train.py": "gcprof rehearse -- python train.py",

@@ -222,7 +222,8 @@ def _judged(group: list[Row], *, is_asked: bool) -> dict[Case, Row]:
         ):
             why = reason_of_readings(row.readings, none.readings)
             notes += [Note(code="GCP067", text=why)] if why else []
-        more_work = timing_doubts.more_work(row.readings, none.readings) if none else None
+        is_timed = not row.case.has_estimated_times
+        more_work = timing_doubts.more_work(row.readings, none.readings) if none and is_timed else None
         if none and row.time and (is_asked or more_work):
             time_verdict = time_verdict_of(row, none)
             if more_work and time_verdict == "faster":

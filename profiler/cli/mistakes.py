@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from profiler.cli.output import SCRIPT
 from profiler.core.errors import nearest
 
 OPTIONS = {
@@ -88,6 +89,11 @@ def usage(error: Any, words: Sequence[str], commands: Iterable[str]) -> tuple[st
     if option and message.startswith("no such option"):
         options = [word for parameter in context.command.params for word in parameter.opts] if context else []
         return f"no such option: {option}", ANSWERS.get(option) or nearest(option, options) or f"{path} --help"
+    missing, script = re.match(r"missing option '(--[\w-]+)'", message), SCRIPT.get()
+    if missing and missing[1] in script:
+        place = script.index(missing[1])
+        right = [*words, *script[place:], "--", *script[:place]]
+        return f"{missing[1]} is behind the command, which takes it as its own", f"gcprof {shlex.join(right)}"
     if message.startswith("missing") and context and context.command.epilog:
         return message.rstrip("."), f"for example {context.command.epilog.splitlines()[0]}"
     return message, f"{path} --help"

@@ -86,6 +86,7 @@ def rehearse(
 
     if memory is not None:
         parse_memory(memory, flag="--memory")
+    context = None if context == "0" else context  # a model's steps have none, if it is not asked for
     for flag, size in {"--context": context, "--cudnn-workspace": cudnn_workspace}.items():
         if size is not None:
             parse_bytes(size, flag=flag)
