@@ -9,6 +9,7 @@ import pytest
 
 from profiler.analysis.rows import rows as read_rows
 from profiler.cli import answer
+from profiler.core.devices import MOST_BYTES
 from profiler.runs import store
 from profiler.workflows.fit import Fitted
 from tests.make import MIB, record
@@ -105,3 +106,12 @@ def test_a_consent_that_no_lever_needs_is_refused(here, capsys):
 def test_a_step_that_cannot_run_is_an_error_in_one_line(here, capsys):
     assert answer(["fit", "hf:gpt2:seq=8", "--memory", "1GiB", "--device", "cpu"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "gcprof: hf:gpt2 has no 'seq'; the nearest is 'sequence'"
+
+
+def test_a_step_with_room_for_any_has_addresses_for_segments_that_grow(hollow, here):
+    """Ways of fit that need more than a GPU has are rehearsed on one with room."""
+    words = ["rehearse", "mlp", "--device", "t4", "--memory", f"{MOST_BYTES}B", "--strategies"]
+
+    assert answer([*words, "none+expandable-segments", "-o", "run"]) == 0
+
+    assert [record.outcome for record in store.load(Path("run")).records] == ["ok", "ok"]

@@ -19,7 +19,7 @@ FAKE = "fake:"  # prefix of a device that is predicted for, and need not exist
 REHEARSE = "rehearse:"  # prefix of a device that is rehearsed: PyTorch's own CUDA code runs without a GPU
 KIND = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*", re.ASCII)  # never a bare number, which is a GPU's index
 SIZES = {"memory": "bytes", "context": "context_bytes", "cudnn_workspace": "cudnn_workspace_bytes"}  # option -> field
-MOST_BYTES = 2**50
+MOST_BYTES = 2**43  # each stream of expandable segments reserves 9/8 of it, of 2**47 addresses
 LEAST_BYTES = 2 * MIB  # the smallest request of the caching allocator to the device: kSmallBuffer
 MOST_DEVICES = 16  # MAX_DEVICES of rehearsal/hollow/hollow.h
 
