@@ -169,5 +169,5 @@ def test_a_loop_without_marks_says_what_to_do():
                 x = x @ weight
             return x.sum()
 
-    with pytest.raises(Unsupported, match=r"mark the function that the forward calls in a loop with profiler\.block"):
+    with pytest.raises(Unsupported, match=r"mark the function that the forward calls in a loop with gcprof\.block"):
         profiler.plan(lambda: (Bare(), torch.randn(2, 4)), budget="60%")

@@ -69,7 +69,7 @@ FILLED = (
 )
 LENT = (
     "is called with tensors that stand in for its parameters, as torch.func.functional_call puts them there, and "
-    "recomputed without them: mark the function that makes the call with profiler.block"
+    "recomputed without them: mark the function that makes the call with gcprof.block"
 )
 
 

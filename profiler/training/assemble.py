@@ -29,7 +29,7 @@ from profiler.training import (
     strategies,
 )
 from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.batchnorm_repair import repaired
+from profiler.training.checkpointing.batchnorm_repair import repaired, with_note
 from profiler.training.checkpointing.observed_forward import observe_for_all
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
 from profiler.training.compiled_code import compiled_modules, forget, uncompiled_note
@@ -147,6 +147,8 @@ def assemble(
     switch = _switch(applied, own_calls)
     if case.repair_batchnorm and case != case.baseline:
         applied = repaired(workload, applied)
+    elif case.is_rehearsed:  # elsewhere buffers are compared
+        applied = with_note(workload, applied, mended_by="--repair-batchnorm")
     if workload.optimizer is not None:
         remarks.append(
             Note(code="GCP009", text="the model brings its own optimizer, which is used instead of --optimizer")

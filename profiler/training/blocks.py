@@ -86,7 +86,7 @@ def refuse_none(blocks: tuple[str, ...]) -> None:
     if not blocks:
         raise Unsupported(
             "no blocks were found; name them with --blocks, or mark the function that the forward calls in a loop with"
-            " profiler.block"
+            " gcprof.block"
         )
 
 

@@ -190,7 +190,7 @@ def searched(
         if model.case.has_estimated_times and not ways:
             search.with_consents(allowed)
         elif model.case.has_estimated_times and ways[0].label != "none":
-            search.further(ways[0])
+            ways += search.further(ways[0])
     files = {way.label: file(f"plan {number}") for number, way in enumerate(ways, 1)}
     cases = {way.under(model.case, files[way.label]): way for way in ways}
     code, records = 0, tuple[Record, ...]()

@@ -135,6 +135,9 @@ class _Search:
     def run(self) -> Way | None:
         """Return the way to take: as it is, else of the first tier of which any fits the one estimated fastest."""
         whole = self.ways[NONE]
+        if whole.variant.context_bytes >= self._limit:
+            self.left_out["all levers"] = f"CUDA itself takes {bytes_text(whole.variant.context_bytes)}: see --context"
+            return None
         if whole.fits(self._limit):
             return whole
         try:

@@ -123,12 +123,17 @@ class Search:
             [(peak, (own + more) / whole) for peak, more in zip(points.peak_bytes, added, strict=True)] if whole else []
         )
 
-    def further(self, way: Way) -> None:
-        """Run what may come next after a way: `all` with its levers, and with each lever that takes more besides."""
+    def further(self, way: Way) -> list[Way]:
+        """Run what may come next after a way: `all` with its levers, and with each lever that takes more besides.
+
+        Returns those of them that fit and cost nothing but the optimizer's kernels.
+        """
         _, *taken = way.label.parts
         more = [FUSED, *(() if any(lever.name == "micro-batches" for lever in taken) else (IN_BACKWARD,)), OFFLOAD]
         added = [_ordered((*taken, lever)) for lever in more if lever not in (*taken, *self._refused)]
         self.run_all(_label(ALL, chosen) for chosen in ((*taken,), *added))
+        cheap = [_label(ALL, chosen) for chosen in added if set(chosen) - {*taken} == {FUSED}]
+        return [Way(label=label) for label in cheap if self._fits(self._run[label])]
 
     def with_consents(self, allowed: Levers) -> list[Record]:
         """Run the step that needs least with each lever that needs a consent it does not have."""
@@ -157,7 +162,8 @@ class Search:
     def _refuse_if_skipped(self, lever: Choice) -> None:
         record = self.run(_label(NONE, (lever,)))
         if record.outcome == "skipped":
-            self.left_out[lever] = record.detail or "it cannot be applied"
+            word = Choice(lever.name)  # of micro-batches, that of all numbers
+            self.left_out[word] = (record.detail or "it cannot be applied").removeprefix(f"{word}: ")
             self._refused.add(lever)
 
     def _with_expandable_segments(self) -> list[Way]:

@@ -32,11 +32,11 @@ def repaired(workload: Workload, applied: Applied) -> Applied:
     return msgspec.structs.replace(applied, notes=(*applied.notes, Note(code="GCP010", text=text)))
 
 
-def with_note(workload: Workload, applied: Applied) -> Applied:
+def with_note(workload: Workload, applied: Applied, *, mended_by: str) -> Applied:
     """Return `applied` with a note if a step updates the running statistics of BatchNorm a second time."""
     if not is_repairable(workload, applied):
         return applied
-    text = "BatchNorm updates its statistics again when it is recomputed; repair_batchnorm=True mends it"
+    text = f"BatchNorm updates its statistics again when it is recomputed; {mended_by} mends it"
     return msgspec.structs.replace(applied, notes=(*applied.notes, Note(code="GCP004", text=text)))
 
 

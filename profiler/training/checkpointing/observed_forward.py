@@ -24,7 +24,7 @@ from profiler.training.workload import Workload, tensors
 
 NOT_ONCE = (
     "the blocks do not run once each in the order of their names; choose others with --blocks, or mark the function"
-    " that the loop calls with profiler.block"
+    " that the loop calls with gcprof.block"
 )
 METADATA = {  # functions of a tensor that do not use its contents
     "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",

@@ -75,7 +75,9 @@ def apply(
         workload = called_blocks.marked(workload)
     chain, applied = apply_strategy(workload, name, lambda chain: function(chain, **options))
     called_blocks.follow_forwards(chain)
-    return repaired(chain, applied) if repair_batchnorm else with_note(chain, applied)
+    return (
+        repaired(chain, applied) if repair_batchnorm else with_note(chain, applied, mended_by="repair_batchnorm=True")
+    )
 
 
 def _look(module: nn.Module, example: Any) -> Any:
