@@ -72,7 +72,10 @@ def test_a_live_module_is_made_to_fit_and_pasted_code_has_the_bytes_and_gradient
     model, batch = made(65536)
     whole = profiler.predict(model, batch, loss=nn.functional.mse_loss, device="t4").readings.peak_bytes
     assert whole is not None
-    fitted = profiler.fit(model, batch, whole * 7 // 10, loss=nn.functional.mse_loss, device="t4", context=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fitted = profiler.fit(
+        model, batch, whole * 7 // 10, loss=nn.functional.mse_loss, optimizer=optimizer, device="t4", context=0
+    )
 
     assert fitted.label == "plan"
     (row,) = [row for row in fitted.fitted.rows if row is fitted.fitted.chosen]
@@ -85,7 +88,8 @@ def test_a_live_module_is_made_to_fit_and_pasted_code_has_the_bytes_and_gradient
     assert (again.peak_bytes, again.reserved_bytes) == (row.readings.peak_bytes, row.readings.reserved_bytes)
     assert (again.reserved_bytes or 0) <= whole * 7 // 10
     assert f"{(again.peak_bytes or 0) / 2**20:.1f}" in repr(fitted)
-    assert "/tmp" not in repr(fitted)
+    assert "SGD" in repr(fitted).splitlines()[0]
+    assert not any(word in repr(fitted) for word in ("/tmp", "GCP009"))
 
 
 @pytest.mark.slow

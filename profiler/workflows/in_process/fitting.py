@@ -21,6 +21,7 @@ from profiler.core.units import parse_memory
 from profiler.engines import Engine
 from profiler.request.spec import Request
 from profiler.views.export import markdown as languages
+from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.views.tables.grid import Table, text
 from profiler.workflows import SILENT
 from profiler.workflows.fit import FitRequest, Fitted, Room, searched
@@ -75,7 +76,11 @@ def fit(
             found = searched(step, request, room, partial(file_of, Path(folder)), step.run, SILENT)
             table = found.table
         title = table.title.replace(str(case.model), str(named(case, model).model))
-        below = tuple(line for line in table.below if folder not in line)  # its files are gone
+        gone = [folder]  # its files; and it is no news that a live model has its own optimizer
+        if not isinstance(optimizer, str | None):
+            title = title.replace(OWN_OPTIMIZER, type(optimizer).__name__)
+            gone.append("GCP009")
+        below = tuple(line for line in table.below if not any(word in line for word in gone))
         return Fit(fitted=found, table=msgspec.structs.replace(table, title=title, below=below))
 
     words: dict[str, Any] = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
