@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile, Segment
-from profiler.core.units import bytes_word, parse_budget, parse_bytes, parse_memory
+from profiler.core.units import parse_budget, parse_bytes, parse_memory
 from profiler.planning.chain import Chain, Stage, StageModule
 from profiler.planning.plan import Item, Plan, fault, plan_file_of, render
 from tests.plan_text import parse, read
@@ -210,11 +210,6 @@ def test_what_has_no_whole_is_no_share_and_its_number_may_have_been_gibibytes():
 def test_a_memory_is_bytes_or_a_share_of_the_devices():
     assert parse_memory("11GiB", flag="--memory") == 11 * 2**30
     assert parse_memory("60%", flag="--memory") == pytest.approx(0.6)
-
-
-@given(st.integers(1, 2**62))
-def test_bytes_as_a_word_are_read_as_they_were(count):
-    assert parse_bytes(bytes_word(count), flag="--budget") == count
 
 
 @given(st.text(max_size=12))

@@ -11,14 +11,13 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.options import Words
-from profiler.cli.output import COMMAND, Terminal, aside, interruptible, next_command, say, say_bytes
+from profiler.cli.output import COMMAND, Terminal, aside, interruptible, next_command, say, say_bytes, write_plan
 from profiler.cli.run import say_assumed
-from profiler.core.errors import UserError
+from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
 from profiler.core.units import batch_text, bytes_text, parse_bytes, parse_memory
 from profiler.request.spec import Request
 
 if TYPE_CHECKING:
-    from profiler.core.plan_file import PlanFile
     from profiler.workflows.fit import FitRequest, Fitted
     from profiler.workflows.fit_sizes import Sizes
 
@@ -64,12 +63,9 @@ def fit(
     from profiler.workflows.planner import PICTURES
 
     draws = output is not None and output.suffix.lower() in PICTURES
-    if output is not None:
-        refuse_output(output, force=force)
-        if output.suffix.lower() not in (".json", *PICTURES):
-            raise UserError(f"cannot write '{output.name}'", hint="plan.json, or frontier.png, .svg, .pdf")
-    if emit is not None and json:
-        raise UserError("--json has no effect with --emit", hint="it prints the code alone; leave one of them out")
+    refuse_output(output, force=force, kinds=(".json", *PICTURES), hint="plan.json, or frontier.png, .svg, .pdf")
+    if emit is not None:
+        refuse_idle({"--json": json}, "with --emit", hint=CODE_ALONE)
     terminal = Terminal(is_quiet=quiet)
     of_batches = words.batch_size == "max"
     is_of_one = of_batches or memory is not None
@@ -115,7 +111,7 @@ def _answer(
     else:
         say_bytes(answer.code.encode())
     if output is not None and answer.plan and not request.draws:
-        _write(answer.plan, output, force=force)
+        write_plan(answer.plan, output, force=force)
     return answer.exit_code
 
 
@@ -192,11 +188,3 @@ def _print_sizes(sizes: Sizes, *, json: bool) -> None:
         gpu = parse(chosen.place.case.device).name
         found = ("--batch-size", str(chosen.reach)) if of_batches else ("--device", to_rehearse(gpu))
         next_command("gcprof", "run", *sizes.words, *found, "--strategies", str(chosen.label))
-
-
-def _write(plan: PlanFile, path: Path, *, force: bool) -> None:
-    from profiler.core.case import encode_indented
-    from profiler.views.export.files import write_whole
-
-    write_whole(path, encode_indented(plan), force=force)
-    aside(f"wrote {path}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import SCRIPT, aside, next_command, say, say_bytes
-from profiler.cli.script import Batches, gpus_of
+from profiler.cli.output import SCRIPT, aside, next_command, say, say_bytes, write_plan
+from profiler.cli.script import A_PLAN_ALONE, Batches, gpus_of
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, count_text, parse_memory
 
@@ -46,10 +46,7 @@ def fit(
     from profiler.workflows import fit_command
 
     limit = parse_memory(memory, flag="--memory")
-    if output is not None:
-        refuse_output(output, force=force)
-        if output.suffix.lower() != ".json":
-            raise UserError(f"cannot write '{output.name}'", hint="a command has a plan alone: -o plan.json")
+    refuse_output(output, force=force, kinds=[".json"], hint=A_PLAN_ALONE)
     gpus = gpus_of(device, memory=None, context=context)
     if len(gpus) > 1:
         raise UserError(f"--device '{device}': a command is made to fit one kind of GPU", hint="--device t4")
@@ -59,7 +56,8 @@ def fit(
         _say_document(fitted)
     else:
         _print(fitted, is_assumed=context is None)
-    _write(fitted, output, force=force)
+    if output is not None and fitted.chosen and fitted.chosen.plan:
+        write_plan(fitted.chosen.plan, output, force=force)
     given = {"--device": device, "--context": context, "--steps": steps, "--batches": batches}
     again = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
     if fitted.chosen and fitted.chosen is not fitted.ways[0]:
@@ -111,15 +109,6 @@ def _of_batch(words: tuple[str, ...]) -> list[str]:
     return [
         f"micro-batches: only the script itself can split its batch: a smaller one {how}, and accumulated gradients"
     ]
-
-
-def _write(fitted: Fitted, output: Path | None, *, force: bool) -> None:
-    from profiler.core.case import encode_indented
-    from profiler.views.export.files import write_whole
-
-    if output is not None and fitted.chosen and fitted.chosen.plan:
-        write_whole(output, encode_indented(fitted.chosen.plan), force=force)
-        aside(f"wrote {output}")
 
 
 def _say_document(fitted: Fitted) -> None:

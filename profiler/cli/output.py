@@ -22,6 +22,7 @@ from profiler.workflows import Interrupted, Screen
 
 if TYPE_CHECKING:
     from profiler.core.case import Case
+    from profiler.core.plan_file import PlanFile
     from profiler.core.record import Record
     from profiler.runs.store import Run
     from profiler.views.tables.grid import Table
@@ -177,6 +178,15 @@ def folded(text: str, *, file: TextIO) -> str:
 
     columns = shutil.get_terminal_size().columns
     return textwrap.fill(text, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def write_plan(plan: PlanFile, path: Path, *, force: bool) -> None:
+    """Write a plan as JSON and say where. Raises UserError."""
+    from profiler.core.case import encode_indented
+    from profiler.views.export.files import write_whole
+
+    write_whole(path, encode_indented(plan), force=force)
+    aside(f"wrote {path}")
 
 
 def next_command(*words: str) -> None:

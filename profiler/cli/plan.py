@@ -242,8 +242,7 @@ def stages(
     from profiler.workflows.absent_gpus import planned
     from profiler.workflows.stages import ModelOnDevice
 
-    if output is not None:
-        refuse_output(output, force=force)
+    refuse_output(output, force=force)
     screen = Terminal(is_quiet=quiet)
     words = msgspec.structs.replace(words, strategies="none", device=planned(device, say=screen.say))
     with ModelOnDevice(words, screen) as asked, screen.doing("measuring each stage"):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import SCRIPT, aside, next_command, one_of, say, say_bytes, say_json
+from profiler.cli.output import SCRIPT, aside, next_command, one_of, say, say_bytes, say_json, write_plan
 from profiler.cli.plan import CODE, DEEPEST
-from profiler.cli.script import Batches, gpus_of
-from profiler.core.errors import UserError
+from profiler.cli.script import A_PLAN_ALONE, Batches, gpus_of
+from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
 
 if TYPE_CHECKING:
     from profiler.workflows.plan_command import CommandPlan
@@ -75,13 +75,9 @@ def _refuse_output(output: Path | None, *, emit: str | None, is_json: bool, forc
     """Raise UserError for a file that cannot be written, or that would have no effect, before the command runs."""
     from profiler.views.export.files import refuse_output
 
-    if emit is not None and (output is not None or is_json):
-        word = "-o" if output is not None else "--json"
-        raise UserError(f"{word} has no effect with --emit", hint="it prints the code alone; leave one of them out")
-    if output is not None:
-        refuse_output(output, force=force)
-        if output.suffix.lower() != ".json":
-            raise UserError(f"cannot write '{output.name}'", hint="a command has a plan alone: -o plan.json")
+    if emit is not None:
+        refuse_idle({"-o": output is not None, "--json": is_json}, "with --emit", hint=CODE_ALONE)
+    refuse_output(output, force=force, kinds=[".json"], hint=A_PLAN_ALONE)
 
 
 def _conclude(
@@ -89,9 +85,7 @@ def _conclude(
 ) -> None:
     """Say what the plan is, or why there is none; write it, and print the next command."""
     from profiler.core import plan_file
-    from profiler.core.case import encode_indented
     from profiler.core.units import bytes_text
-    from profiler.views.export.files import write_whole
     from profiler.workflows.plan_command import peak_bytes
 
     budget, script = bytes_text(found.budget_bytes), SCRIPT.get()
@@ -113,8 +107,7 @@ def _conclude(
         f"(rehearsed; plans that were rehearsed: {found.num_tried})"
     )
     if output is not None:
-        write_whole(output, encode_indented(found.plan), force=force)
-        aside(f"wrote {output}")
+        write_plan(found.plan, output, force=force)
         if any("#" in name for name in found.plan.fingerprint):  # calls, for which there is no code
             next_command("gcprof", "rehearse", *again, "--strategies", f"plan:file={output}", "--", *script)
         else:

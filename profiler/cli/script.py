@@ -44,6 +44,8 @@ FailOn = Annotated[
     str | None, typer.Option(help="Exit with 5 over a limit: 'peak:>10GiB,reserved:>90%,out-of-memory'.")
 ]
 
+A_PLAN_ALONE = "a command has a plan alone: -o plan.json"
+
 
 def rehearse(
     device: Annotated[

@@ -46,6 +46,9 @@ class Exited(Exception):
     """The user's code called sys.exit, which must not end the measuring process."""
 
 
+CODE_ALONE = "it prints the code alone; leave one of them out"  # what --emit does
+
+
 def refuse_idle(flags: Mapping[str, object], why: str, *, hint: str = "leave one of them out") -> None:
     """Raise UserError for the first of these flags that was given: it would have no effect, and `why` says where."""
     for flag, is_given in flags.items():

@@ -28,12 +28,6 @@ def bytes_text(count: int | None) -> str:
     return f"{count} B" if size == 1 else f"{_three_digits(count / size)} {unit}"
 
 
-def bytes_word(count: int) -> str:
-    """Return a number of bytes exactly, as an option takes it: 4294967296 -> '4GiB'."""
-    size, unit = next((pair for pair in BYTE_SIZES if count >= pair[0] and count % pair[0] == 0), (1, "B"))
-    return f"{count // size}{unit}"
-
-
 def signed_bytes_text(count: int) -> str:
     """4096 -> '+4.00 KiB'."""
     return f"{'+' if count > 0 else ''}{bytes_text(count)}"

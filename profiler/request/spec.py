@@ -160,16 +160,20 @@ def command_line(typed: Sequence[str]) -> str:
     return shlex.join(secret_filter.hide(word) for word in words)
 
 
+def _refuse_secrets(request: Request) -> None:
+    for name, value in given(request).items():
+        if isinstance(value, str) and secret_filter.is_in(value):
+            message = f"{flag(name)} holds what looks like a secret, and every record would hold it too"
+            raise UserError(message, hint="let your file read it from the environment")
+
+
 def check(request: Request, choose_device: Callable[[str], str]) -> CheckedRequest:
     """Check a request, and return the trials of all its cases in rounds.
 
     Every list is an axis: there is a case for every combination. `choose_device` maps a device's word to its name; it
     is called last, since it may have to look for devices. Raises UserError.
     """
-    for name, value in given(request).items():
-        if isinstance(value, str) and secret_filter.is_in(value):
-            message = f"{flag(name)} holds what looks like a secret, and every record would hold it too"
-            raise UserError(message, hint="let your file read it from the environment")
+    _refuse_secrets(request)
     model_words = list(map(known_names.meant, split_choices("mnist-cnn" if request.model is None else request.model)))
     chosen_models = _resolved(model_words, "model")
     chosen = strategies_of(request)

@@ -25,11 +25,11 @@ from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Point
 from profiler.scripts.launch import Asked, Ended
 from profiler.scripts.report import NOT_MET, Variant, phase_text
-from profiler.training import levers
+from profiler.training.levers import label as label_of
+from profiler.workflows.fit_search import ALL, EXPANDABLE, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers
 from profiler.workflows.plan_command import (
     ANY,
     GATE,
-    PLAN,
     Say,
     peak_in,
     rehearsed,
@@ -38,12 +38,9 @@ from profiler.workflows.plan_command import (
 )
 from profiler.workflows.plan_fitting import TriedPlan, fit_plan, frontiers, offloading
 
-NONE, ALL = "none", "all"
-LOSS, IN_BACKWARD, GROWING = Choice("chunk-loss"), Choice("in-backward"), Choice("expandable-segments")
-KERNELS = (Choice("fused"), Choice("no-foreach"))  # the latter where the optimizer has no fused kernels
+KERNELS = (FUSED, NO_FOREACH)  # the latter where the optimizer has no fused kernels
 LEAST = 0.01  # of a peak: what takes less off it is tried where nothing else fits
 RAN = ("ok", "out_of_memory")
-Levers = tuple[Choice, ...]
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +166,7 @@ class _Search:
             variant = self.ways[label].variant
             return (variant.largest.peak_bytes or ANY) + variant.context_bytes <= self._limit
 
-        return [(*chosen, GROWING) for chosen in tier if any(is_torn(_label(one, chosen)) for one in (NONE, PLAN))]
+        return [(*chosen, EXPANDABLE) for chosen in tier if any(is_torn(label_of(one, chosen)) for one in (NONE, PLAN))]
 
     def _tiers(self, kernels: Levers) -> Iterator[list[Levers]]:
         """Yield combinations of levers, those that cost least first."""
@@ -208,7 +205,7 @@ class _Search:
 
     def _as_it_is(self, chosen: Levers, strategy: str = NONE) -> Way | None:
         """Return the command with these levers, rehearsed once; None where one cannot be applied."""
-        label = _label(strategy, chosen)
+        label = label_of(strategy, chosen)
         if label not in self.ways and label not in self._ends:
             end, variant = self._rehearsed(label)
             self._ends[label] = end
@@ -255,16 +252,16 @@ class _Search:
     def _fastest(self, chosen: Levers, chain: Chain) -> Way | None:
         """Return the command under its fastest plan that fits, with offload where no other does."""
         assert self._asked.gpus
-        plain, costs = self.ways[_label(NONE, chosen)], candidates.none(chain).cost
+        plain, costs = self.ways[label_of(NONE, chosen)], candidates.none(chain).cost
         beyond = max(plain.variant.context_bytes, (plain.needed_bytes or 0) - costs.peak_bytes)
         sure = chains.with_sure_options(chain)
         rate = roofline.host_rate(gpu_specs.find(self._asked.gpus.name))
         run = partial(self._try, chosen, chain)
         for points in frontiers(sure):
             if fit_plan(run, points, self._limit, beyond=beyond):
-                return self.ways[_label(PLAN, chosen)]
+                return self.ways[label_of(PLAN, chosen)]
         away = offloading(msgspec.structs.replace(sure, host_rate=rate), self._limit - beyond)
-        return self.ways[_label(PLAN, chosen)] if away and fit_plan(run, away, self._limit, beyond=beyond) else None
+        return self.ways[label_of(PLAN, chosen)] if away and fit_plan(run, away, self._limit, beyond=beyond) else None
 
     def _try(self, chosen: Levers, chain: Chain, point: Point) -> TriedPlan:
         """Rehearse the command under a plan, once."""
@@ -272,14 +269,14 @@ class _Search:
             return self._tried[chosen, point]
         plan = plan_file_of(chain, point.plan)
         if not plan.segments:
-            return TriedPlan(point=point, needed_bytes=self.ways[_label(NONE, chosen)].needed_bytes)
+            return TriedPlan(point=point, needed_bytes=self.ways[label_of(NONE, chosen)].needed_bytes)
         with tempfile.TemporaryDirectory(prefix="gcprof-fit-") as folder:
             path = Path(folder) / plan_file.USUAL
             plan_file.write(plan, path)
-            _, variant = self._rehearsed(_label(str(Choice.of(PLAN, {"file": path})), chosen))
+            _, variant = self._rehearsed(label_of(str(Choice.of(PLAN, {"file": path})), chosen))
         if variant.outcome not in RAN:
             raise _Refused(variant.detail or variant.outcome)
-        label = _label(PLAN, chosen)
+        label = label_of(PLAN, chosen)
         way, before = Way(label=label, variant=variant, plan=plan), self.ways.get(label)
         if before is None or way.fits(self._limit) or (way.needed_bytes or ANY) < (before.needed_bytes or ANY):
             self.ways[label] = way
@@ -299,10 +296,6 @@ class _Search:
     def _tell(self, label: str, way: Way | None = None) -> None:
         needed = (way or self.ways[label]).needed_bytes
         self._say(f"{label}: {'runs out of memory' if needed is None else f'needs {bytes_text(needed)}'}")
-
-
-def _label(strategy: str, chosen: Levers) -> str:
-    return str(levers.resolved(Choice("+".join([strategy, *chosen]))))
 
 
 def _peak(variant: Variant, of_plan: bool) -> int:

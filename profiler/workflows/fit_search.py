@@ -24,7 +24,8 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, host_bytes, plan_file_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Frontier, Point, best
-from profiler.training import levers
+from profiler.training.levers import TABLE
+from profiler.training.levers import label as label_of
 from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, copied, fit_plan, frontiers, offloading, under
 from profiler.workflows.stages import OnDevice, stages
 
@@ -82,12 +83,12 @@ class Search:
             raise UserError(as_it_is.detail or f"the step {as_it_is.outcome}", exit_code=1)
         if self._fits(as_it_is):
             return [Way(label=NONE)]
-        self.run_all([ALL, *(_label(NONE, (lever,)) for lever in (LOSS, FUSED))])  # `all` to compare with in any case
+        self.run_all([ALL, *(label_of(NONE, (lever,)) for lever in (LOSS, FUSED))])  # `all` to compare with in any case
         self._refuse_if_skipped(LOSS)
         self._refuse_if_skipped(FUSED)
         for taken in ((), allowed) if allowed else ((),):  # what changes the training last
             for tier in self._tiers(taken):
-                self.run_all(_label(NONE, chosen) for chosen in tier)
+                self.run_all(label_of(NONE, chosen) for chosen in tier)
                 self._short.clear()
                 found = [way for chosen in tier for way in self._ways(chosen)]
                 if found := found or self._with_expandable_segments():
@@ -116,7 +117,7 @@ class Search:
         away = offloading(copied(sure, self._model.case), 0, self._most_host_bytes) if is_away else None
         points = away or next(frontiers(sure))
         none, whole = (candidates.none(one).cost.step_seconds for one in (chain, base))
-        mine, plain = (self.run(_label(NONE, one)).readings.step_seconds for one in (chosen, ()))
+        mine, plain = (self.run(label_of(NONE, one)).readings.step_seconds for one in (chosen, ()))
         own, whole = (mine[0], plain[0]) if mine and plain else (none, whole)
         added = [(seconds - none) * _num_parts(chosen) for seconds in points.step_seconds]
         return (
@@ -131,22 +132,21 @@ class Search:
         _, *taken = way.label.parts
         more = [FUSED, *(() if any(lever.name == "micro-batches" for lever in taken) else (IN_BACKWARD,)), OFFLOAD]
         added = [_ordered((*taken, lever)) for lever in more if lever not in (*taken, *self._refused)]
-        self.run_all(_label(ALL, chosen) for chosen in ((*taken,), *added))
-        cheap = [_label(ALL, chosen) for chosen in added if set(chosen) - {*taken} == {FUSED}]
+        self.run_all(label_of(ALL, chosen) for chosen in ((*taken,), *added))
+        cheap = [label_of(ALL, chosen) for chosen in added if set(chosen) - {*taken} == {FUSED}]
         return [Way(label=label) for label in cheap if self._fits(self._run[label])]
 
-    def with_consents(self, allowed: Levers) -> list[Record]:
+    def with_consents(self, allowed: Levers) -> None:
         """Run the step that needs least with each lever that needs a consent it does not have."""
         known = [record for record in self.records if record.outcome == "ok" and self._needed(record.readings)]
         if not known:
-            return []
+            return
         least = min(known, key=lambda record: self._needed(record.readings) or 0)
         _, *taken = least.case.label.parts
         consents = [Choice(word) for word in CONSENTS if word not in allowed]
         kept = tuple(lever for lever in taken if lever not in (FUSED, NO_FOREACH))
-        labels = [_label(ALL, _ordered((*kept, consent))) for consent in consents]
+        labels = [label_of(ALL, _ordered((*kept, consent))) for consent in consents]
         self.run_all(labels)
-        return [self._run[label] for label in labels]
 
     def _tiers(self, allowed: Levers) -> Iterator[list[Levers]]:
         """Yield combinations of levers, those that cost least first; all have those that were allowed."""
@@ -160,7 +160,7 @@ class Search:
             yield [chosen for chosen in made if not self._refused.intersection(chosen)]
 
     def _refuse_if_skipped(self, lever: Choice) -> None:
-        record = self.run(_label(NONE, (lever,)))
+        record = self.run(label_of(NONE, (lever,)))
         if record.outcome == "skipped":
             word = Choice(lever.name)  # of micro-batches, that of all numbers
             self.left_out[word] = (record.detail or "it cannot be applied").removeprefix(f"{word}: ")
@@ -176,20 +176,20 @@ class Search:
 
     def _ways(self, chosen: Levers) -> list[Way]:
         """Return the step with these levers if it fits, else its fastest plan or, where that is no better, `all`."""
-        plain = self.run(_label(NONE, chosen))
+        plain = self.run(label_of(NONE, chosen))
         if len(chosen) == 1:
             self._refuse_if_skipped(chosen[0])
         if self._fits(plain) or self._needed(plain.readings) is None:
-            return [Way(label=_label(NONE, chosen))] if self._fits(plain) else []
+            return [Way(label=label_of(NONE, chosen))] if self._fits(plain) else []
         if not self._help(chosen) or self._floor(chosen) * SURE > self._limit:
             return []
-        every = self.run(_label(ALL, chosen))
+        every = self.run(label_of(ALL, chosen))
         self._is_short = self._lacks_only_reserved(every.readings)
         way = self._plan(chosen)
         if way is None and not self._fits(every) and self._is_short and EXPANDABLE not in chosen:
             self._short.append(chosen)
         is_every = self._fits(every) and (way is None or not self._is_slower(chosen, way))
-        return [Way(label=_label(ALL, chosen))] if is_every else [way] if way else []
+        return [Way(label=label_of(ALL, chosen))] if is_every else [way] if way else []
 
     def _help(self, chosen: Levers) -> bool:
         """Whether each of the levers lowers the peak, or the floor of plans, of the step with the others."""
@@ -206,8 +206,8 @@ class Search:
 
     def _least(self, chosen: Levers) -> tuple[int | None, int | None]:
         """Return the peak of the step as it is, and what its plans need at least."""
-        plain = self.run(_label(NONE, chosen)).readings.peak_bytes
-        floor = self._floor(chosen) or self.run(_label(ALL, chosen)).readings.peak_bytes
+        plain = self.run(label_of(NONE, chosen)).readings.peak_bytes
+        floor = self._floor(chosen) or self.run(label_of(ALL, chosen)).readings.peak_bytes
         return plain, floor
 
     def _floor(self, chosen: Levers) -> int:
@@ -232,7 +232,7 @@ class Search:
         chain = self._traced[inside]
         if chain is None:
             return None
-        mine, base = (self.run(_label(NONE, one)).readings for one in (chosen, inside))
+        mine, base = (self.run(label_of(NONE, one)).readings for one in (chosen, inside))
         static = chain.static_bytes + (mine.start_bytes or 0) - (base.start_bytes or 0)
         optimizer = (mine.phases or {}).get("optimizer")
         floor = optimizer.allocated if optimizer and optimizer.allocated else chain.floor_bytes
@@ -246,7 +246,7 @@ class Search:
     def _trace(self, inside: Levers, *, timed: bool) -> Chain | None:
         """Trace the stages of the step; those of micro-batches are stages of a smaller batch."""
         model = self._model
-        case, num_parts = model.case.under(_label(NONE, inside)), _num_parts(inside)
+        case, num_parts = model.case.under(label_of(NONE, inside)), _num_parts(inside)
         if num_parts > 1 and case.batch_size and case.batch_size % num_parts == 0:
             others = tuple(lever for lever in inside if lever.name != "micro-batches")
             case = msgspec.structs.replace(case, batch_size=case.batch_size // num_parts, levers=others or UNSET)
@@ -268,7 +268,7 @@ class Search:
         model, chain = self._model, self._chain(chosen, timed=True)
         if chain is None:
             return None
-        case, sure = model.case.under(_label(NONE, chosen)), chains.with_sure_options(chain)
+        case, sure = model.case.under(label_of(NONE, chosen)), chains.with_sure_options(chain)
         steps = Steps(
             model.engine, case, chain, passes=MEMORY, need=self._needed, most_host_bytes=self._most_host_bytes
         )
@@ -281,7 +281,7 @@ class Search:
             self._is_short |= any(self._lacks_only_reserved(record.readings) for record in tried.records)
             return tried
 
-        every = self.run(_label(ALL, chosen)).readings
+        every = self.run(label_of(ALL, chosen)).readings
         beyond = max(self._context_bytes, (self._needed(every) or 0) - (every.peak_bytes or 0))  # a first guess
 
         def fit(points: Frontier) -> TriedPlan | None:
@@ -304,11 +304,11 @@ class Search:
             return None
         plan, none = fitted.point.plan, candidates.none(chain)
         added = (fitted.point.step_seconds - none.cost.step_seconds) * _num_parts(chosen)
-        return Way(label=_label(PLAN, chosen), plan=plan_file_of(chain, plan), added_seconds=added)
+        return Way(label=label_of(PLAN, chosen), plan=plan_file_of(chain, plan), added_seconds=added)
 
     def _is_slower(self, chosen: Levers, way: Way) -> bool:
         """Whether `all` is surely slower than a plan, by the costs of stages."""
-        chain, every = self._chain(chosen), self.added_seconds(_label(ALL, chosen))
+        chain, every = self._chain(chosen), self.added_seconds(label_of(ALL, chosen))
         if chain is None or every is None or way.added_seconds is None or not _has_seconds(chain):
             return True
         none = candidates.none(chain).cost.step_seconds * _num_parts(chosen)
@@ -359,12 +359,8 @@ def moves_enough(chain: Chain, plan: Plan) -> bool:
     return host_bytes(chain, plan) >= (1 - HELPS) * chain.traced_peak_bytes
 
 
-def _label(strategy: Choice, chosen: Levers) -> Choice:
-    return levers.resolved(Choice("+".join([strategy, *chosen])))
-
-
 def _ordered(chosen: Levers) -> Levers:
-    order = list(levers.TABLE)
+    order = list(TABLE)
     return tuple(sorted(chosen, key=lambda lever: order.index(lever.name)))
 
 

@@ -6,6 +6,7 @@ was run there, and so was one sample more, or the next smaller GPU.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,8 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
 from profiler.request.spec import flags
 from profiler.runs import RESULTS, store
-from profiler.training.levers import refuse_conflicts, resolved
+from profiler.training.levers import label as label_of
+from profiler.training.levers import refuse_conflicts
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.fit import ROUNDS, FitRequest
 from profiler.workflows.fit_search import ALL, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers
@@ -95,7 +97,7 @@ def smallest_gpus(request: FitRequest, gpus: Sequence[str], screen: Screen = SIL
         return _run(model, search, rungs, request, screen, of_batches=False, context_source=source)
 
 
-class _Search:
+class _Search(ABC):
     """Looks for the last place that holds a step, rung by rung. More fits in place 1 than in any other."""
 
     def __init__(self, model: ModelOnDevice, most_host_bytes: int | None) -> None:
@@ -103,13 +105,13 @@ class _Search:
         self._needed: dict[tuple[Case, Choice], int | None] = {}
         self.left_out: dict[str, str] = {}
 
+    @abstractmethod
     def place(self, number: int) -> Place | None:
         """Return the place of a number, if there is one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reach(self, needed: Callable[[Place], int | None], start: int) -> int:
         """Return the number of the last place with room for what is needed there; 0 if there is none."""
-        raise NotImplementedError
 
     def rungs(self, at: Place, allowed: Levers) -> list[Rung]:
         """Return the step as it is, and each rung that reaches further than those that change less.
@@ -141,7 +143,7 @@ class _Search:
             except UserError as error:
                 if not before and strategy == NONE:
                     raise
-                self.left_out[_label(strategy, levers)] = error.message
+                self.left_out[label_of(strategy, levers)] = error.message
                 continue
             if rung.reach > max([least, *without]):
                 yield rung
@@ -163,14 +165,14 @@ class _Search:
             plan = self._fastest(self._at(number), levers) or plan
         if plan:
             number = max(number, self.reach(partial(self._under, levers=levers, plan=plan), number))
-        label, beyond = _label(strategy, levers), self.place(number + 1)
+        label, beyond = label_of(strategy, levers), self.place(number + 1)
         return Rung(label=label, reach=number, place=self._at(number or 1), beyond=beyond, plan=plan)
 
     def _need(self, strategy: Choice, levers: Levers) -> Callable[[Place], int | None]:
         """Return what gives the bytes of a step at a place, of a plan the smallest; None if it has no room there."""
         if strategy == PLAN:
             return partial(self._smallest, levers=levers)
-        return partial(self._step, label=_label(strategy, levers))
+        return partial(self._step, label=label_of(strategy, levers))
 
     def _step(self, place: Place, label: Choice) -> int | None:
         case = place.limited.under(label)
@@ -184,7 +186,7 @@ class _Search:
         return self._needed[case, label]
 
     def _smallest(self, place: Place, levers: Levers) -> int | None:
-        case = place.case.under(_label(NONE, levers))
+        case = place.case.under(label_of(NONE, levers))
         if (case, PLAN) not in self._needed:
             chain = stages(self._model.engine, case, None, passes=MEMORY)
             steps = self._steps(place, levers, chain)
@@ -195,7 +197,7 @@ class _Search:
 
     def _fastest(self, place: Place, levers: Levers) -> PlanFile | None:
         """Return the fastest plan whose step fits a place; without times the smallest."""
-        case, beyond = place.case.under(_label(NONE, levers)), place.context_bytes
+        case, beyond = place.case.under(label_of(NONE, levers)), place.context_bytes
         has_times = not case.is_predicted or parse(case.device).name in gpu_specs.names()
         calibration = self._model.calibration()
         chain = stages(self._model.engine, case, calibration, passes=("memory", "time") if has_times else MEMORY)
@@ -211,13 +213,13 @@ class _Search:
         with TemporaryDirectory(prefix="gcprof-") as folder:
             path = Path(folder) / plan_file.USUAL
             plan_file.write(plan, path)
-            case = under(place.limited.under(_label(NONE, levers)), path)
+            case = under(place.limited.under(label_of(NONE, levers)), path)
             (record,) = self._model.engine.run([Trial(case=case, passes=MEMORY)])
         is_done = record.outcome == "ok"
         return bytes_needed(record.readings, case.device, place.context_bytes) if is_done else None
 
     def _steps(self, place: Place, levers: Levers, chain: Chain) -> Steps:
-        case = place.limited.under(_label(NONE, levers))
+        case = place.limited.under(label_of(NONE, levers))
         need = partial(bytes_needed, device=case.device, context_bytes=place.context_bytes)
         passes = () if case.is_predicted else MEMORY
         most = self._most_host_bytes
@@ -228,7 +230,7 @@ class _Search:
         applicable = []
         for lever in levers:
             try:
-                self._step(at, _label(NONE, (lever,)))
+                self._step(at, label_of(NONE, (lever,)))
                 applicable.append(lever)
             except UserError as error:
                 self.left_out[lever] = error.message
@@ -292,13 +294,9 @@ class _Gpus(_Search):
         return number
 
 
-def _label(strategy: Choice, levers: Levers) -> Choice:
-    return resolved(Choice("+".join([strategy, *levers])))
-
-
 def _conflict(case: Case, lever: Choice, others: Sequence[Choice]) -> bool:
     try:
-        refuse_conflicts(case.under(_label(NONE, (lever, *others))))
+        refuse_conflicts(case.under(label_of(NONE, (lever, *others))))
     except UserError:
         return True
     return False

@@ -9,7 +9,7 @@ import msgspec
 
 from profiler.core.case import Case
 from profiler.core.devices import parse
-from profiler.core.errors import UserError, refuse_idle
+from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
 from profiler.core.record import Evidence
 from profiler.core.units import parse_budget
 from profiler.planning import candidates
@@ -65,10 +65,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         elif not self.frontier:
             raise UserError("plan needs a budget", hint="--budget 8GiB, --budget 60%, or --frontier for all of them")
         if self.output is not None:
-            refuse_output(self.output, force=self.force)
-            if self.output.suffix.lower() not in (".json", ".csv", *PICTURES):
-                hint = "plan.json, or frontier.csv, .png, .svg, .pdf"
-                raise UserError(f"cannot write '{self.output.name}'", hint=hint)
+            hint = "plan.json, or frontier.csv, .png, .svg, .pdf"
+            refuse_output(self.output, force=self.force, kinds=(".json", ".csv", *PICTURES), hint=hint)
             if self.writes_plan and self.budget is None:
                 raise UserError("a plan needs a budget", hint="--budget 60% -o plan.json")
         settings = flags(words, without=("model", "strategies", *(["repair_batchnorm"] if self.emit else [])))
@@ -78,7 +76,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.emit:
             results = {"--json": self.json, "--frontier": self.frontier, "-o": self.output is not None}
-            refuse_idle(results, "with --emit", hint="it prints the code alone; leave one of them out")
+            refuse_idle(results, "with --emit", hint=CODE_ALONE)
         measuring = {
             "--no-measure": not self.measure,
             "--rounds": self.rounds is not None,

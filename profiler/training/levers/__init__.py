@@ -8,7 +8,7 @@ strategy, in the order of the table, which is that of labels. Importing the tabl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,11 @@ def resolved(label: Choice) -> Choice:
         raise UserError(f"'{label}' names a lever twice", hint="name each once")
     in_order = [chosen[name] for name in LEVERS if name in chosen]
     return Choice("+".join([catalogue.resolve(strategy, strategies.TABLE, what="strategy"), *in_order]))
+
+
+def label(strategy: str, chosen: Iterable[Choice]) -> Choice:
+    """Return a strategy with these levers as a label: all, (fused,) -> `all+fused`."""
+    return resolved(Choice("+".join([strategy, *chosen])))
 
 
 def refuse_conflicts(case: Case) -> None:

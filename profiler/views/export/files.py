@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -29,12 +30,14 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
     return path
 
 
-def refuse_output(path: Path, *, force: bool = False) -> None:
+def refuse_output(path: Path | None, *, force: bool = False, kinds: Sequence[str] = (), hint: str = "") -> None:
     """Raise UserError if an output file cannot be written, before the work whose result it would hold.
 
-    The exit code is 2 for a file that exists, without `force`; 74 for a missing folder, and with `force` for a file
-    that is not regular.
+    The exit code is 2 for a file that exists, without `force`, or whose suffix is none of `kinds`, with this hint; 74
+    for a missing folder, and with `force` for a file that is not regular.
     """
+    if path is None:
+        return
     if not os.path.isdir(path.parent):
         message = f"cannot write '{path}': there is no folder '{path.parent}'"
         raise UserError(message, hint=f"mkdir -p {shlex.quote(str(path.parent))}", exit_code=74)
@@ -43,6 +46,8 @@ def refuse_output(path: Path, *, force: bool = False) -> None:
         raise UserError(message, hint="name another file", exit_code=74 if force else 2)
     if os.path.lexists(path) and not force:
         raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
+    if kinds and path.suffix.lower() not in kinds:
+        raise UserError(f"cannot write '{path.name}'", hint=hint)
 
 
 def write_tables(run: Run) -> list[Path]:
