@@ -31,7 +31,7 @@ from profiler.runs.merge import merge
 from profiler.views import redaction
 from profiler.views.export.markdown import markdown
 from profiler.views.plots.plot import draw
-from profiler.views.tables import comparison, evidence, fit_sizes, plans
+from profiler.views.tables import comparison, evidence, fit, plans
 from profiler.views.tables.grid import Paper
 from profiler.views.tables.grid import text as text_of
 from profiler.views.tables.progress import trial_line
@@ -261,7 +261,7 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     place = Place(case=record.case, limit=100 * MIB, context_bytes=0)
     rung = Rung(label=Choice("none"), reach=8, place=place, beyond=place, records=(record,), further=record)
     way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
-    largest = text_of([fit_sizes.table([rung], of_batches=True, chosen=rung, title="mine", below=())]).plain
+    largest = text_of([fit.sizes_table([rung], of_batches=True, chosen=rung, title="mine", below=())]).plain
     planned = text_of(
         [plans.table([plans.ComparedPlan(way=way, measured=row)], equal_stages(1), title="mine", none=way)]
     ).plain
@@ -270,7 +270,7 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     assert "rehearsed" in planned
     assert "measured" not in largest
     assert not re.search(r"measured|gradients|time +rehearsed", planned)
-    (strategy,) = json.loads(fit_sizes.document([rung], model="m", of_batches=True, chosen=rung, left_out={}))["ways"]
+    (strategy,) = json.loads(fit.sizes_document([rung], model="m", of_batches=True, chosen=rung, left_out={}))["ways"]
     document = plans.document(
         model="m", budget_bytes=1, none=way, points=[], lines=[plans.ComparedPlan(way=way, measured=row)], facts={}
     )

@@ -17,7 +17,7 @@ from profiler.core.case import Choice
 from profiler.core.record import BlockSummary, ModelSummary, Readings
 from profiler.core.stats import Sampling
 from profiler.training import models, strategies
-from profiler.views.tables import explanation, fit_sizes, listing, reproduction, samples
+from profiler.views.tables import explanation, fit, listing, reproduction, samples
 from profiler.views.tables.columns import main
 from profiler.views.tables.grid import Paper, Table, text
 from tests import examples, golden_files, make
@@ -84,8 +84,8 @@ def _fits() -> list[Table]:
         rung("all", 2, l4, t4, 20 * GIB, further=failed),
     ]
     return [
-        fit_sizes.table(batches, of_batches=True, chosen=batches[1], title="mine: the largest batch", below=()),
-        fit_sizes.table(gpus, of_batches=False, chosen=gpus[1], title="mine: the smallest GPU", below=("context",)),
+        fit.sizes_table(batches, of_batches=True, chosen=batches[1], title="mine: the largest batch", below=()),
+        fit.sizes_table(gpus, of_batches=False, chosen=gpus[1], title="mine: the smallest GPU", below=("context",)),
     ]
 
 

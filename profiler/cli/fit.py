@@ -159,13 +159,13 @@ def _draw(fitted: Fitted, path: Path, *, force: bool) -> None:
 def _print_sizes(sizes: Sizes, *, json: bool) -> None:
     from profiler.core.devices import parse, to_rehearse
     from profiler.request.spec import optimizer_text
-    from profiler.views.tables import fit_sizes as view
+    from profiler.views.tables import fit as view
     from profiler.views.tables.evidence import device_word
 
     rungs, chosen, of_batches = sizes.rungs, sizes.chosen, sizes.of_batches
     place = rungs[0].place
     if json:
-        document = view.document(
+        document = view.sizes_document(
             rungs, model=str(place.case.model), of_batches=of_batches, chosen=chosen, left_out=sizes.left_out
         )
         say_bytes(document)
@@ -183,7 +183,7 @@ def _print_sizes(sizes: Sizes, *, json: bool) -> None:
         below.insert(0, view.context_text(place.context_bytes, sizes.context_source))
     notes = [note for rung in rungs for record in rung.records for note in record.notes if note.code == "GCP041"]
     below += dict.fromkeys(f"note: {note.code} {note.text}" for note in notes)  # sizes that are too small
-    say(view.table(rungs, of_batches=of_batches, chosen=chosen, title=f"{setting}, {question}", below=below))
+    say(view.sizes_table(rungs, of_batches=of_batches, chosen=chosen, title=f"{setting}, {question}", below=below))
     if chosen:
         gpu = parse(chosen.place.case.device).name
         found = ("--batch-size", str(chosen.reach)) if of_batches else ("--device", to_rehearse(gpu))

@@ -73,12 +73,11 @@ def fit(
 def _print(fitted: Fitted, *, is_assumed: bool) -> None:
     from profiler.core import gpu_specs
     from profiler.scripts.report import estimate_caveat
-    from profiler.views.tables import fit_command as view
-    from profiler.views.tables.fit_sizes import context_text
+    from profiler.views.tables import fit as view
 
     whole, chosen = fitted.ways[0], fitted.chosen
     context_bytes = whole.variant.context_bytes
-    source = f"; {context_text(context_bytes, 'assumed' if is_assumed else 'as asked')}" if context_bytes else ""
+    source = f"; {view.context_text(context_bytes, 'assumed' if is_assumed else 'as asked')}" if context_bytes else ""
     number = f"rehearsed: the whole command, {count_text(fitted.num_rehearsed, 'time')}"
     below = [f"to fit: {bytes_text(fitted.limit_bytes)}{source}", number]
     below += [f"left out: {lever}: {why}" for lever, why in fitted.left_out.items()]
@@ -99,7 +98,7 @@ def _print(fitted: Fitted, *, is_assumed: bool) -> None:
         below.append(f"note: {estimate_caveat(rates, has_ranks=len(whole.variant.processes) > 1)}")
     rows = [(way.label, way.variant, way.needed_bytes) for way in fitted.ways]
     place = next((place for place, way in enumerate(fitted.ways) if way is chosen), None)
-    say(view.table(rows, chosen=place, limit_bytes=fitted.limit_bytes, below=below))
+    say(view.script_table(rows, chosen=place, limit_bytes=fitted.limit_bytes, below=below))
 
 
 def _of_batch(words: tuple[str, ...]) -> list[str]:

@@ -19,10 +19,7 @@ from profiler.cli.output import (
 from profiler.core.errors import refuse_idle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from profiler.runs.store import Run
-    from profiler.scripts.report import Variant
 
 
 def show(
@@ -56,13 +53,18 @@ def show(
         from profiler.views.export.json import render
 
         say_bytes(render(loaded))
-    elif variants is not None:
-        refuse_idle({"--samples": samples, "--over": over}, "on the run of a script")
-        _show_script(loaded, variants, run, is_markdown=is_markdown, columns=columns)
     elif is_markdown:
         from profiler.views.export.markdown import run_block
 
         say_bytes(run_block(loaded).encode())
+    elif variants is not None:
+        from profiler.views.tables.script import tables
+
+        refuse_idle({"--samples": samples, "--over": over}, "on the run of a script")
+        say(*tables(variants), columns=columns)
+        if loaded.status == "partial":
+            aside("partial: the command was ended from outside")
+        next_command("gcprof", "explain", run)
     else:
         _show_rows(loaded, run, samples=samples, over=over, columns=columns)
 
@@ -90,20 +92,3 @@ def _show_rows(loaded: Run, word: str, *, samples: bool, over: str | None, colum
         next_command("gcprof", "plot", word, "--kind", "heat", "--over", over, "-o", "heat.png")
     elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):
         next_command("gcprof", "plot", word, "--kind", "memory", "-o", "memory.png")
-
-
-def _show_script(
-    loaded: Run, variants: Sequence[Variant], word: str, *, is_markdown: bool, columns: int | None
-) -> None:
-    """Print the phases of a script's run."""
-    from profiler.views.export.markdown import render
-    from profiler.views.redaction import redacted
-    from profiler.views.tables.script import tables
-
-    if is_markdown:
-        say_bytes(render(redacted([loaded], level="default")[0]))
-        return
-    say(*tables(variants), columns=columns)
-    if loaded.status == "partial":
-        aside("partial: the command was ended from outside")
-    next_command("gcprof", "explain", word)

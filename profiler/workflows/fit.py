@@ -22,7 +22,6 @@ from profiler.planning import lever_code
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.views.tables import fit as view
-from profiler.views.tables.fit_sizes import context_text
 from profiler.views.tables.grid import Table
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.explain import followed
@@ -107,7 +106,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     def table(self) -> Table:
         """A row for each rung, and below what was left out and what is missing."""
         rows, chosen = self.shown, self.chosen
-        source = f"; {context_text(self.context_bytes, self.context_source)}" if self.context_source else ""
+        source = f"; {view.context_text(self.context_bytes, self.context_source)}" if self.context_source else ""
         below = [f"to fit: {bytes_text(self.limit_bytes)}{source}"]
         below += [f"left out: {lever}: {why}" for lever, why in self.left_out.items()]
         below += self.missing if chosen is None else ["it fits as it is"] if chosen is rows[0] else []

@@ -15,6 +15,7 @@ from profiler.analysis.rows import Row, rows
 from profiler.core.record import Environment
 from profiler.core.units import bytes_text, count_text
 from profiler.runs.store import Run
+from profiler.scripts.records import variants
 from profiler.views.redaction import redacted
 from profiler.views.sanitize import plain
 from profiler.views.tables import script
@@ -41,7 +42,7 @@ NUMBER, WORDS = "padding:2px 8px;text-align:right;white-space:nowrap", "padding:
 
 def tables(run: Run) -> list[Table]:
     """Return the tables of any run: a group of rows each, or of a script's a process each."""
-    return script.exported(run) if run.is_script else main(rows(run.records))
+    return script.tables(variants(run.records)) if run.is_script else main(rows(run.records))
 
 
 def render(run: Run) -> bytes:
@@ -95,6 +96,9 @@ def _latex(table: Table) -> str:
         return rf"{' & '.join(plain(cell).translate(LATEX) for cell in cells)} \\"
 
     heads = [cells for cells in zip(*(column.head for column in table.columns), strict=True) if any(cells)]
+    texts = [rf"\par{{\footnotesize {plain(text).translate(LATEX)}}}" for text in (*table.above, *table.below)]
+    if not table.columns:
+        return "\n".join([*([rf"\par{{{plain(table.title).translate(LATEX)}}}"] if table.title else []), *texts, ""])
     return "\n".join(
         [
             r"\begin{table}",
@@ -108,7 +112,7 @@ def _latex(table: Table) -> str:
             *map(line, table.rows),
             r"\bottomrule",
             r"\end{tabular}}",
-            *(rf"\par{{\footnotesize {plain(text).translate(LATEX)}}}" for text in (*table.above, *table.below)),
+            *texts,
             r"\end{table}",
             "",
         ]
@@ -170,12 +174,11 @@ def png(draw: Callable[[Path], object]) -> bytes:
 
 
 def run_block(run: Run) -> str:
-    """Return the tables of a run, redacted, and below them its command and environments."""
+    """Return the tables of any run, redacted, and below them its command and environments."""
     (run,) = redacted([run], level="default")
-    shown = rows(run.records)
-    environments = [row.environment for row in shown if row.environment] or [run.manifest.environment]
+    environments = [record.environment for record in run.records if record.environment] or [run.manifest.environment]
     lines = [plain(run.manifest.command), *dict.fromkeys(map(_where, environments))]
-    return f"{markdown(main(shown))}\n{fenced(lines)}\n"
+    return f"{markdown(tables(run))}\n{fenced(lines)}\n"
 
 
 def fenced(lines: Iterable[str]) -> str:

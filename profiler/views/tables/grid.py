@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence, Set
-from itertools import chain, pairwise, zip_longest
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import chain, groupby, pairwise, zip_longest
+from operator import itemgetter
 from typing import Any, NamedTuple, TextIO
 
 import msgspec
@@ -22,6 +24,7 @@ MOST_STYLED = 5_000  # rows of a table whose cells are styled: for more, styling
 WORD = re.compile(rf"(?:[^ ]|{UNIT})+ ?| ")
 PIECE = re.compile(rf"(?:[^,: ]|{NUMBER}|{UNIT})*[,: ]?")  # text may break behind a comma, a colon or a space
 INDENT = "  "
+Line = list[tuple[str, str]]  # texts, each with its style
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,12 +42,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 def words(first: str, second: str, cells: Iterable[object], styles: Iterable[str] = ()) -> Column:
     """Return a column of text under a head of two lines."""
-    return Column(head=(first, second), cells=_each_once(map(str, cells)), styles=tuple(styles))
+    return Column(head=(first, second), cells=tuple(map(str, cells)), styles=tuple(styles))
 
 
 def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str] = ()) -> Column:
     """Return a column of numbers under a head of two lines."""
-    return Column(head=(first, second), cells=_each_once(cells), is_number=True, styles=tuple(styles))
+    return Column(head=(first, second), cells=tuple(cells), is_number=True, styles=tuple(styles))
 
 
 def of_lines(
@@ -57,12 +60,6 @@ def of_lines(
         Column(head=(head, ""), cells=tuple(column), is_number=head in numbers, styles=styles)
         for head, column in zip(heads, cells, strict=True)
     )
-
-
-def _each_once(cells: Iterable[str]) -> tuple[str, ...]:
-    """Return the cells, equal ones as one object: of the 100,000 numbers of a table only a few hundred differ."""
-    made, first = list(cells), dict[str, str]()
-    return tuple(map(first.setdefault, made, made))
 
 
 def telling(columns: Iterable[Column]) -> tuple[Column, ...]:
@@ -89,21 +86,64 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         return zip(*(column.cells for column in self.columns), strict=True)
 
 
-def body(table: Table, *, width: int | None, encoding: str = "utf-8") -> Text:
+class Paper(NamedTuple):
+    """What text is laid out for: a width in columns (None: unlimited), and the characters of an encoding."""
+
+    width: int | None = None
+    encoding: str = "utf-8"
+
+
+WIDE = Paper()
+
+
+def text(tables: Iterable[Table], paper: Paper = WIDE) -> Text:
+    """Return tables below each other.
+
+    Numbers are never cut: a table that does not fit is split where it says so, then into one block per row. A width of
+    None (a pipe) is unlimited.
+    """
+    lines = _apart(_lines(table, paper) for table in tables)
+    parts = groupby(chain.from_iterable((*line, ("\n", "")) for line in lines), key=itemgetter(1))  # rich joins slowly
+    laid_out = Text().append_tokens(("".join(text for text, _ in part), style) for style, part in parts)
+    laid_out.right_crop(1)
+    return laid_out
+
+
+def _apart(parts: Iterable[list[Line]]) -> list[Line]:
+    """Return the lines of all parts that have some, with an empty line between parts."""
+    return [line for part in parts if part for line in ([], *part)][1:]
+
+
+def _lines(table: Table, paper: Paper) -> list[Line]:
+    head = _paragraph(table.title, paper, style="bold") if table.title else []
+    head += [line for text in table.above for line in _paragraph(text, paper)]
+    below = [line for text in table.below for line in _paragraph(text, paper)]
+    return _apart([head, _body(table, paper) if table.columns else [], below])
+
+
+def _paragraph(text: str, paper: Paper, *, style: str = "") -> list[Line]:
+    """Breaks prose from any source to the width, with a hanging indent."""
+    lines = broken(plain(text, encoding=paper.encoding), max(20, (paper.width or 10**9) - len(INDENT)))
+    return [[(f"{INDENT if at else ''}{line}", style)] for at, line in enumerate(lines)]
+
+
+def _body(table: Table, paper: Paper) -> list[Line]:
     """Lay out the columns of a table: in as few pieces as the width allows, else as a block for each row."""
+    num_rows = len(table.columns[0].cells)
     columns = [
         msgspec.structs.replace(
             column,
-            head=plain_cells(column.head, encoding=encoding),
-            cells=plain_cells(column.cells, encoding=encoding),
+            head=plain_cells(column.head, encoding=paper.encoding),
+            cells=plain_cells(column.cells, encoding=paper.encoding),
+            styles=column.styles if num_rows <= MOST_STYLED else (),
         )
         for column in table.columns
     ]
-    dim = {row for row, mark in enumerate(table.marks) if mark == "invalid"}
+    bases = ["dim" if mark == "invalid" else "" for mark in table.marks or [""] * num_rows]
     sizes = [_sizes(column) for column in columns]
 
     def fitting(places: Sequence[int]) -> list[int] | None:
-        return _widths([sizes[place] for place in places], width)
+        return _widths([sizes[place] for place in places], paper.width)
 
     names, shown = [*range(min(len(columns), table.cuts[0]))], list[list[int]]()
     for first, last in pairwise((*table.cuts, len(columns))):
@@ -114,29 +154,35 @@ def body(table: Table, *, width: int | None, encoding: str = "utf-8") -> Text:
         elif alone is not None:
             shown.append([*names, *piece])
         else:
-            return Text("\n\n").join([_block(columns, row, width, dim) for row in range(len(columns[0].cells))])
-    return Text("\n\n").join([_grid([columns[place] for place in part], fitting(part) or [], dim) for part in shown])
+            return _apart(_block(columns, row, paper.width, base) for row, base in enumerate(bases))
+    return _apart(_grid([columns[place] for place in part], fitting(part) or [], bases) for part in shown)
 
 
-def _grid(columns: Sequence[Column], widths: Sequence[int], dim: Set[int]) -> Text:
+def _grid(columns: Sequence[Column], widths: Sequence[int], bases: Sequence[str]) -> list[Line]:
     """Return the columns side by side; text columns break over several lines, number columns never do."""
-    heads = [_padded([column.head[line] for column in columns], columns, widths) for line in (0, 1)]
-    lines = [GAP.join(head).rstrip() for head in heads if any(map(str.strip, head))]
-    styles = [(at, 0, len(line), "bold") for at, line in enumerate(lines)]
-    lines.append(GAP.join("-" * size for size in widths))
-    is_styled = any(column.styles for column in columns) and len(columns[0].cells) <= MOST_STYLED
-    cells = [_set(column, size) for column, size in zip(columns, widths, strict=True)]
-    for row, texts in enumerate(zip(*cells, strict=True)):
-        is_broken = None in texts
-        for parts in _row([column.cells[row] for column in columns], columns, widths) if is_broken else [texts]:
-            line = GAP.join(parts).rstrip()
-            styles += [(len(lines), 0, len(line), "dim")] if row in dim else []
-            styles += [(len(lines), *span) for span in _spans(columns, parts, row)] if is_styled else []
-            lines.append(line)
-    return _text(lines, styles)
+    sized = [*zip(columns, widths, strict=True)]
+    heads = [[_pad(column.head[at], size, right=column.is_number) for column, size in sized] for at in (0, 1)]
+    lines: list[Line] = [[(GAP.join(head).rstrip(), "bold")] for head in heads if any(map(str.strip, head))]
+    lines.append([(GAP.join("-" * size for size in widths), "")])
+    parts = []  # of each column, for each row the lines of its cell
+    for column, size in sized:
+        lines_of = {
+            cell: [_pad(cell, size, right=True)]
+            if column.is_number
+            else [_pad(line, size) for line in broken(cell, size)]
+            for cell in set(column.cells)
+        }
+        parts.append(map(lines_of.__getitem__, column.cells))
+    blanks, is_styled = [" " * size for size in widths], any(column.styles for column in columns)
+    for row, (cells, base) in enumerate(zip(zip(*parts, strict=True), bases, strict=True)):
+        styles = [column.styles[row] if column.styles else "" for column in columns] if is_styled else ()
+        for texts in zip_longest(*cells):
+            whole = [text or blank for text, blank in zip(texts, blanks, strict=True)] if None in texts else texts
+            lines.append(_line(whole, styles, base))
+    return lines
 
 
-def _block(columns: Sequence[Column], row: int, width: int | None, dim: Set[int]) -> Text:
+def _block(columns: Sequence[Column], row: int, width: int | None, base: str) -> list[Line]:
     """Return one row as its name and lines of `label  value`, for widths at which no table fits.
 
     If most of the values were not measured, those are left out.
@@ -147,36 +193,26 @@ def _block(columns: Sequence[Column], row: int, width: int | None, dim: Set[int]
     labels = max((_length(column.label) for column in rest), default=0)
     digits = max((_length(column.cells[row]) for column in rest if column.is_number), default=0)
     room = 10**9 if width is None else max(1, width - labels - len(GAP))
-    lines, styles = [name.cells[row]], [(0, 0, len(name.cells[row]), "bold")]
+    lines: list[Line] = [[(name.cells[row], "bold")]]
     for column in rest:
         cell, style = column.cells[row], column.styles[row] if column.styles else ""
-        parts = [_pad(cell, digits, right=True)] if column.is_number else broken(cell, room)
-        for label, part in zip([column.label, *[""] * len(parts)], parts, strict=False):
-            line = f"{_pad(label, labels)}{GAP}{part}".rstrip()
-            styles += [(len(lines), 0, len(line), "dim")] if row in dim else []
-            styles += [(len(lines), len(line) - len(part.strip()), len(line), style)] if style else []
-            lines.append(line)
-    return _text(lines, styles)
+        values = [_pad(cell, digits, right=True)] if column.is_number else broken(cell, room)
+        for at, value in enumerate(values):
+            lines.append(_line([_pad("" if at else column.label, labels), value], ["", style], base))
+    return lines
 
 
-class Harmless(str):
-    """Text that is known to have no control characters: `translate`, by which rich removes them, does nothing."""
-
-    __slots__ = ()
-
-    def translate(self, table: object) -> str:
-        return self
-
-
-def _text(lines: Sequence[str], styles: Sequence[tuple[int, int, int, str]]) -> Text:
-    """Return the lines with their styles, each from a character to another of a line."""
-    text = Text(Harmless("\n".join(lines)))  # one text: rich takes a second to join 30,000
-    starts = [0, *(len(line) + 1 for line in lines)]
-    for at in range(1, len(starts)):
-        starts[at] += starts[at - 1]
-    for line, first, last, style in styles:
-        text.stylize(style, starts[line] + first, starts[line] + last)
-    return text
+def _line(texts: Sequence[str], styles: Sequence[str], base: str) -> Line:
+    """Return the texts beside each other, the blanks that align them without their styles; all have the base style."""
+    if not any(styles):
+        return [(GAP.join(texts).rstrip(), base)]
+    line: Line = []
+    for text, style in zip(texts, styles, strict=True):
+        before, word, after = text.partition(text.strip() or " ")
+        line += [(before, base), (word, f"{base} {style}".strip()), (f"{after}{GAP}", base)]
+    while line and not line[-1][0].strip():
+        line.pop()
+    return line
 
 
 def broken(text: str, width: int) -> list[str]:
@@ -206,55 +242,25 @@ def _sizes(column: Column) -> tuple[int, int]:
 
 
 def _widths(sizes: Sequence[tuple[int, int]], width: int | None) -> list[int] | None:
-    """Return the widths of columns of these sizes; None if a number or a piece of text would have to be cut."""
-    natural, least = [size for size, _ in sizes], [size for _, size in sizes]
-    if width is None:
-        return natural
-    excess = sum(natural) + len(GAP) * (len(sizes) - 1) - width
-    while excess > 0:  # shrink the widest text columns first, together, down to the width of the next one
-        giving = [index for index in range(len(sizes)) if natural[index] > least[index]]
-        if not giving:
-            return None
-        widest = max(natural[index] for index in giving)
-        first = [index for index in giving if natural[index] == widest]
-        stops = [natural[index] for index in giving if natural[index] < widest] + [least[index] for index in first]
-        turns = min(widest - max(stops), excess // len(first))
-        for index in first if turns else first[:excess]:
-            natural[index] -= turns or 1
-        excess -= turns * len(first) if turns else excess
-    return natural
+    """Return the widths of columns of these sizes, the widest shrunk; None if a number or a word would have to be cut.
 
+    `sizes` are the width that each column takes, and the least to which it may shrink.
+    """
+    room = 10**9 if width is None else width - len(GAP) * (len(sizes) - 1)
 
-def _set(column: Column, width: int) -> Iterable[str | None]:
-    """Return the cells padded to the width of the column, each distinct one made once; None for one that is broken."""
-    cells = set(column.cells)
-    if column.is_number:
-        made: dict[str, str | None] = {cell: _pad(cell, width, right=True) for cell in cells}
-    else:
-        made = {cell: _pad(cell.rstrip(), width) if _length(cell) <= width else None for cell in cells}
-    return map(made.__getitem__, column.cells)
+    def capped(most: int) -> list[int]:
+        return [min(natural, max(least, most)) for natural, least in sizes]
 
-
-def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[list[str]]:
-    """Return the lines of a row with a broken cell, each as its padded parts."""
-    parts = [
-        [cell] if column.is_number else broken(cell, size)
-        for cell, size, column in zip(cells, widths, columns, strict=True)
-    ]
-    return [_padded(line, columns, widths) for line in zip_longest(*parts, fillvalue="")]
-
-
-def _spans(columns: Sequence[Column], texts: Sequence[str], row: int) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, end and style of the styled cells of a line, without the blanks that align them."""
-    start = 0
-    for column, text in zip(columns, texts, strict=True):
-        if column.styles and column.styles[row] and text.strip():
-            yield start + len(text) - len(text.lstrip()), start + len(text.rstrip()), column.styles[row]
-        start += len(text) + len(GAP)
-
-
-def _padded(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
-    return [_pad(text, size, right=column.is_number) for text, size, column in zip(texts, widths, columns, strict=True)]
+    widest = max(natural for natural, _ in sizes)
+    most = bisect_left(range(widest + 1), True, key=lambda most: sum(capped(most + 1)) > room)
+    widths, wider = capped(most), capped(most + 1)
+    spare = room - sum(widths)
+    if spare < 0:
+        return None
+    for place in reversed(range(len(sizes))):  # one column after the other, the last first, takes what is left
+        if spare and wider[place] > widths[place]:
+            widths[place], spare = wider[place], spare - 1
+    return widths
 
 
 def _length(text: str) -> int:
@@ -266,40 +272,6 @@ def _pad(text: str, width: int, *, right: bool = False) -> str:
     if not text.isascii():
         width += len(text) - cell_len(text)
     return text.rjust(width) if right else text.ljust(width)
-
-
-class Paper(NamedTuple):
-    """What text is laid out for: a width in columns (None: unlimited), and the characters of an encoding."""
-
-    width: int | None = None
-    encoding: str = "utf-8"
-
-
-WIDE = Paper()
-
-
-def text(tables: Iterable[Table], paper: Paper = WIDE) -> Text:
-    """Return tables below each other.
-
-    Numbers are never cut: a table that does not fit is split where it says so, then into one block per row. A width of
-    None (a pipe) is unlimited.
-    """
-    return Text("\n\n").join([_titled(table, paper) for table in tables])
-
-
-def _titled(table: Table, paper: Paper) -> Text:
-    parts = [_paragraph(table.title, paper, style="bold")] if table.title else []
-    parts += [_paragraph(line, paper) for line in table.above]
-    if table.columns:
-        parts += [*([Text()] if parts else []), body(table, width=paper.width, encoding=paper.encoding)]
-    parts += [Text()] if table.below and parts else []
-    return Text("\n").join([*parts, *(_paragraph(line, paper) for line in table.below)])
-
-
-def _paragraph(text: str, paper: Paper, *, style: str = "") -> Text:
-    """Breaks prose from any source to the width, with a hanging indent."""
-    lines = broken(plain(text, encoding=paper.encoding), max(20, (paper.width or 10**9) - len(INDENT)))
-    return Text(("\n" + INDENT).join(lines), style=style)
 
 
 def show(tables: Iterable[Table], *, file: TextIO, width: int | None = None, color: str = "auto") -> None:

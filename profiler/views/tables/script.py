@@ -11,7 +11,7 @@ from profiler.analysis.time_ratio import TimeRatio
 from profiler.core import gpu_specs
 from profiler.core.choices import Choice
 from profiler.core.errors import UserError
-from profiler.core.script import Gradients
+from profiler.core.script import Applied, Gradients
 from profiler.core.stats import num_warmup, num_warmup_pairs, pair_ratios, ratio_of_pairs
 from profiler.core.units import (
     MISSING,
@@ -24,8 +24,6 @@ from profiler.core.units import (
     scaled,
     seconds_text,
 )
-from profiler.runs.store import Run
-from profiler.scripts.records import variants as stored_variants
 from profiler.scripts.report import IN_STEPS, Process, Variant, estimate_caveat, name_of, phase_name, phase_text
 from profiler.views.tables.columns import CLOSE, NOISE, UNSURE
 from profiler.views.tables.grid import Table, numbers, of_lines, telling, words
@@ -68,34 +66,25 @@ class Live:
 
 def tables(variants: Sequence[Variant]) -> list[Table]:
     """Return of each variant its sentence, and a table for processes that agree; then, of several, a row for each."""
-    found = []
-    for variant in variants:
-        found += [Table(above=(sentence(variant, variants),)), *_phases(variant)]
+    found = [table for variant in variants for table in _of_variant(variant, variants)]
     return [*found, *([summary(variants)] if len(variants) > 1 else [])]
-
-
-def exported(run: Run) -> list[Table]:
-    """Return a table for each process of a run, with what its variant comes to."""
-    variants = stored_variants(run.records)
-    found = []
-    for variant in variants:
-        found.append(Table(title=name_of(variant), above=(sentence(variant, variants),)))
-        found += [process_table([process], variant.processes) for process in variant.processes]
-    return found
 
 
 def sentence(variant: Variant, among: Sequence[Variant] = ()) -> str:
     """Return whether a rehearsed variant fits, or what a measured one takes against `none`; and where its peak is."""
-    outcome = variant.outcome.replace("_", " ")
-    detail = variant.detail or next((process.detail for process in variant.processes if process.detail), None)
+    outcome, strategy = variant.outcome.replace("_", " "), variant.words.get("strategy")
+    why = variant.detail or next((process.detail for process in variant.processes if process.detail), None)
+    values = [(name, value) for name, value in variant.words.items() if name not in ("device", "strategy")]
     if not variant.gpu:
-        said = (
-            "; ".join(_measured(variant, among)) or NOTHING if variant.outcome == "ok" else f"{outcome}{_why(detail)}"
-        )
-        return f"{_measured_name(variant)}{', in what ran' if variant.is_cut else ''}: {said}"
-    strategy = variant.words.get("strategy")
-    values = [f"{name}={value}" for name, value in variant.words.items() if name not in ("device", "strategy")]
-    called = " ".join([_device_name(variant), *values, *([f"under {strategy}"] if strategy else [])])
+        said = "; ".join(_measured(variant, among)) or NOTHING
+        room = f" ({bytes_text(variant.gpu_bytes)})" if variant.gpu_bytes else ""
+        device = "this CPU" if variant.words["device"] == "cpu" else f"{variant.words['device']}{room}"
+        named = ", ".join([*([strategy] if strategy else []), *(f"{name} {value}" for name, value in values)])
+        called = f"{named} on {device}".removeprefix(" ")
+        cut = ", in what ran" if variant.is_cut else ""
+        return f"{called}{cut}: {said if variant.outcome == 'ok' else _because(outcome, why)}"
+    under = [f"under {strategy}"] if strategy else []
+    called = " ".join([_device_name(variant), *(f"{name}={value}" for name, value in values), *under])
     if variant.outcome == "skipped":
         return f"skipped on {called}: {variant.detail}; below is the script as it is"
     called = f"{called} ({bytes_text(variant.gpu_bytes or 0)})"
@@ -108,27 +97,27 @@ def sentence(variant: Variant, among: Sequence[Variant] = ()) -> str:
         need = known or "without a limit of memory it did not end well, so what would do is not known"
         return f"runs out of memory on {called}: {short.detail}; {need}"
     if variant.outcome == "timed_out":
-        return f"was ended early on {called}{_why(variant.detail)}; below is what ran"
+        return f"{_because(f'was ended early on {called}', variant.detail)}; below is what ran"
     if variant.outcome != "ok":
         if dead := variant.first_dead:
             named = f"process {dead.number}" if dead.rank is None else f"rank {dead.rank}"
-            detail = f"{named} died first: {dead.detail}" if len(variant.processes) > 1 else dead.detail
-        return f"{outcome} on {called}{_why(detail)}"
+            why = f"{named} died first: {dead.detail}" if len(variant.processes) > 1 else dead.detail
+        return _because(f"{outcome} on {called}", why)
     what = "fits, in what ran, on" if variant.is_cut else "fits"
-    return f"{what} {called} with {_spare(variant)} to spare; {_peak(variant)}{''.join(_assumed(variant))}"
+    return f"{what} {called} with {_spare(variant)} to spare; {_peak(variant.largest)}{''.join(_assumed(variant))}"
 
 
-def _why(detail: str | None) -> str:
-    return f": {detail}" if detail else ""
+def _because(text: str, why: str | None) -> str:
+    return f"{text}: {why}" if why else text
 
 
 def _at(line: str) -> str:
     return f", {line}" if line else ""
 
 
-def _peak(variant: Variant) -> str:
-    peak = variant.largest.peak
-    return f"the peak, {bytes_text(peak.peak_bytes or 0)}, is in {phase_text(peak)}{_at(peak.line)}"
+def _peak(process: Process) -> str:
+    peak = process.peak
+    return f"the peak, {bytes_text(peak.peak_bytes)}, is in {phase_text(peak)}{_at(peak.line)}"
 
 
 def _spare(variant: Variant) -> str:
@@ -158,20 +147,11 @@ def _assumed(variant: Variant) -> Iterator[str]:
         yield f"; it did not end well with {', '.join(failed)}"
 
 
-def _measured_name(variant: Variant) -> str:
-    """Return a measured variant by its strategy, its values and the device that is here: `all, batch 8 on this CPU`."""
-    named = [variant.words[name] for name in ("strategy",) if name in variant.words]
-    named += [f"{name} {value}" for name, value in variant.words.items() if name not in ("strategy", "device")]
-    room = f" ({bytes_text(variant.gpu_bytes)})" if variant.gpu_bytes else ""
-    device = "this CPU" if variant.words["device"] == "cpu" else f"{variant.words['device']}{room}"
-    return f"{', '.join(named)} on {device}".removeprefix(" ")
-
-
 def _measured(variant: Variant, among: Sequence[Variant]) -> Iterator[str]:
     """Yield where the peak is, how long a step takes against `none`, and whether the gradients are its."""
     plain = _plain(variant, among)
     if variant.processes:
-        yield _peak(variant)
+        yield _peak(variant.largest)
     if ratio := ratio_to(variant.seconds, plain.seconds) if plain else None:
         yield f"time of a step {_ratio_text(ratio)} against none"
     elif not plain and (seconds := step_seconds(variant.seconds)) is not None:
@@ -227,20 +207,19 @@ def _equality(equality: Gradients, *, is_plain: bool) -> str:
     return f"{word}{where}{f'; {equality.detail}' if equality.detail else ''}"
 
 
-def _phases(variant: Variant) -> list[Table]:
-    """Return what a strategy did, a table for each group of processes that agree, and what is to be noted of them."""
-    applied = tuple(dict.fromkeys(line for process in variant.processes for line in _applied(process)))
+def _of_variant(variant: Variant, variants: Sequence[Variant]) -> Iterator[Table]:
+    """Yield its sentence, what a strategy did, a table for each group of processes that agree, and notes on them."""
+    yield Table(above=(sentence(variant, variants),))
+    yield Table(above=tuple(dict.fromkeys(line for process in variant.processes for line in _applied(process))))
     groups: dict[tuple[Any, ...], list[Process]] = {}
     for process in variant.processes:  # those whose steps took the same: one of them may also evaluate and save
         steps = [one for one in process.phases if one.name in IN_STEPS]
         key = tuple((one.name, one.is_first_step, one.peak_bytes, one.live_bytes, one.reserved_bytes) for one in steps)
         groups.setdefault(key, []).append(process)
-    found = [Table(above=applied)] if applied else []
     for group in groups.values():
-        found.append(process_table(group, variant.processes))
-        found += _held(next((process for process in group if process.shortage_holders), group[0]))
-    notes = tuple(f"note: {remark}" for remark in _remarks(variant))
-    return [*found, *([Table(below=notes)] if notes else [])]
+        yield process_table(group, variant.processes)
+        yield _held(next((process for process in group if process.shortage_holders), group[0]))
+    yield Table(below=tuple(f"note: {remark}" for remark in dict.fromkeys(_remarks(variant))))
 
 
 def _applied(process: Process) -> Iterator[str]:
@@ -250,11 +229,15 @@ def _applied(process: Process) -> Iterator[str]:
         if applied.strategy == "none":
             yield f"{applied.module}: {own}"
             continue
-        blocks = f"{count_text(applied.num_blocks, 'block')} recomputed, " if applied.num_blocks else ""
-        did = f"{applied.strategy}, {blocks}{applied.split or 'whole'}"
-        what = f"left as it is: {applied.why}" if applied.why else did
+        what = f"left as it is: {applied.why}" if applied.why else f"{applied.strategy}, {what_was_done(applied)}"
         kept = own if Choice(applied.strategy).parts[0] in KEEP_OWN or applied.why else f"instead of {own}"
         yield f"{applied.module}: {what}{f'; {kept}' if own else ''}"
+
+
+def what_was_done(applied: Applied) -> str:
+    """Return how a model was changed: `12 blocks recomputed, 4x3`."""
+    blocks = f"{count_text(applied.num_blocks, 'block')} recomputed" if applied.num_blocks else ""
+    return ", ".join(filter(None, (blocks, applied.split))) or "whole"
 
 
 def process_table(group: Sequence[Process], among: Sequence[Process], *, below: Sequence[str] = ()) -> Table:
@@ -287,8 +270,8 @@ def watched(process: Process) -> Table:
     return process_table([process], [process], below=notes)
 
 
-def _held(process: Process) -> list[Table]:
-    """Return what held the peak, or what was live where memory ran out; nothing if it is not known."""
+def _held(process: Process) -> Table:
+    """Return what held the peak, or what was live where memory ran out; an empty table if it is not known."""
     title = f"live at the peak, in {phase_text(process.peak)}{_at(process.peak.line)}"
     holders = process.peak.holders
     if process.outcome == "out_of_memory" and process.shortages:
@@ -301,7 +284,7 @@ def _held(process: Process) -> list[Table]:
         numbers("number", "", [str(holder.num) for holder in holders]),
         numbers(unit, "", [scaled(holder.nbytes, size) for holder in holders]),
     )
-    return [Table(title=title, columns=columns)] if holders else []
+    return Table(title=title, columns=columns) if holders else Table()
 
 
 def _remarks(variant: Variant) -> Iterator[str]:
@@ -318,18 +301,14 @@ def _remarks(variant: Variant) -> Iterator[str]:
     seen = {one.name for process in variant.processes for one in process.phases}
     if variant.is_cut and (unseen := {"evaluation", "generation", "saving"} - seen):
         yield f"not seen, if there is any: {', '.join(sorted(unseen))}"
-    yield from dict.fromkeys(line for process in variant.processes for line in _notes(process))
+    for process in variant.processes:
+        yield from process.notes
+        if process.growth:
+            yield f"memory grows from step to step, allocated at {', '.join(_growth(process))}"
+        if process.holders_why:
+            yield f"what held the peaks: {process.holders_why}"
     if reads := dict.fromkeys(line for process in variant.processes for line in process.reads):
         yield f"values of the GPU, which are not computed, were read at {', '.join(reads)}"
-
-
-def _notes(process: Process) -> Iterator[str]:
-    """Yield what a process noted, what grows from step to step, and why it is not known what held a peak."""
-    yield from process.notes
-    if process.growth:
-        yield f"memory grows from step to step, allocated at {', '.join(_growth(process))}"
-    if process.holders_why:
-        yield f"what held the peaks: {process.holders_why}"
 
 
 def _growth(process: Process) -> list[str]:
@@ -345,22 +324,21 @@ def summary(variants: Sequence[Variant]) -> Table:
     figures = (
         numbers("peak", unit, [scaled(one.peak_bytes if one else None, size) for one in largest]),
         numbers("reserved", unit, [scaled(one.reserved_bytes if one else None, size) for one in largest]),
-        numbers("step", kind, [seconds_text(_seconds(variant)) for variant in variants]),
+        numbers("step", kind, [seconds_text(seconds_of_step(variant)) for variant in variants]),
         numbers("time", "against none", [_time_change(variant, variants) for variant in variants]),
     )
-    verdicts = [_fits(variant) if variant.gpu else _gradients(variant, variants) for variant in variants]
     return Table(
         title="all variants",
         columns=(
             *(words(name, "", [variant.words.get(name, "") for variant in variants]) for name in names),
             *telling(figures),
-            words("fits?" if variants[0].gpu else "gradients", "", verdicts),
+            words("fits?" if variants[0].gpu else "gradients", "", [_verdict(one, variants) for one in variants]),
         ),
         below=tuple(f"note: {line}" for line in _time_notes(variants)),
     )
 
 
-def _seconds(variant: Variant) -> float | None:
+def seconds_of_step(variant: Variant) -> float | None:
     """Return the seconds of a step: measured, or estimated of its slowest process; None where one is not known."""
     if not variant.gpu:
         return step_seconds(variant.seconds)
@@ -375,13 +353,13 @@ def _time_change(variant: Variant, variants: Sequence[Variant]) -> str:
     if not variant.gpu:
         ratio = ratio_to(variant.seconds, plain.seconds)
         return _ratio_text(ratio) if ratio else MISSING
-    seconds, bare = _seconds(variant), _seconds(plain)
+    seconds, bare = seconds_of_step(variant), seconds_of_step(plain)
     return change_text(seconds / bare if seconds is not None and bare else None)
 
 
 def _time_notes(variants: Sequence[Variant]) -> Iterator[str]:
     """Yield what times are worth, and why some are not known."""
-    if any(_seconds(variant) is not None for variant in variants):
+    if any(seconds_of_step(variant) is not None for variant in variants):
         if any(not variant.gpu and variant.gpu_bytes is None for variant in variants):
             yield "times are of this CPU; those of another device are not known by them"
         has_ranks = any(len(one.processes) > 1 for one in variants)
@@ -393,21 +371,17 @@ def _time_notes(variants: Sequence[Variant]) -> Iterator[str]:
             yield f"no time of {name_of(variant)}: {why}"
 
 
-def _fits(variant: Variant) -> str:
-    """Return in a word or two whether a variant fits."""
-    if variant.outcome == "out_of_memory":
+def _verdict(variant: Variant, variants: Sequence[Variant]) -> str:
+    """Return in a word or two whether a rehearsed variant fits, or whether a measured one's gradients are equal."""
+    if variant.gpu and variant.outcome == "out_of_memory":
         return f"no{f', needs {bytes_text(variant.needed_bytes)}' if variant.needed_bytes else ''}"
-    if variant.outcome != "ok" or not variant.processes:
-        return variant.outcome.replace("_", " ") if variant.outcome != "ok" else "no GPU used"
+    if variant.outcome != "ok":
+        return variant.outcome.replace("_", " ")
+    if not variant.gpu:
+        verdict = variant.equality.verdict if variant.equality else ""
+        return "repeat" if verdict == "equal" and not _plain(variant, variants) else verdict
     how = f"{', in what ran' if variant.is_cut else ''}{', assumed' if variant.sized_at else ''}"
-    return f"{_spare(variant)} to spare{how}"
-
-
-def _gradients(variant: Variant, variants: Sequence[Variant]) -> str:
-    if variant.outcome != "ok" or variant.equality is None:
-        return variant.outcome.replace("_", " ") if variant.outcome != "ok" else ""
-    equal = "equal" if _plain(variant, variants) else "repeat"
-    return equal if variant.equality.verdict == "equal" else variant.equality.verdict
+    return f"{_spare(variant)} to spare{how}" if variant.processes else "no GPU used"
 
 
 def explanation(variants: Sequence[Variant]) -> list[Table]:
@@ -417,7 +391,7 @@ def explanation(variants: Sequence[Variant]) -> list[Table]:
         found.append(Table(title=sentence(variant, variants)))
         for process in variant.processes:
             grows = tuple(f"grows: {line}" for line in _growth(process))
-            found += [Table(above=tuple(explained(process, variant.processes)), below=grows), *_held(process)]
+            found += [Table(above=tuple(explained(process, variant.processes)), below=grows), _held(process)]
     return found
 
 
@@ -426,7 +400,7 @@ def explained(process: Process, among: Sequence[Process]) -> Iterator[str]:
     peak, most = process.peak, process.most_reserved
     who = ", ".join(filter(None, (process.label(among), process.module or "no model")))
     start = next((phase for phase in process.phases if phase.name == "start"), None)
-    yield f"{who}: the peak, {bytes_text(peak.peak_bytes)}, is in {phase_text(peak)}{_at(peak.line)}"
+    yield f"{who}: {_peak(process)}"
     if peak.live_bytes is not None:
         yield f"{bytes_text(peak.live_bytes)} are live when that phase ends"
     if start and start is not peak:
