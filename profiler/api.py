@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from profiler.workflows.in_process.applying import apply
-from profiler.workflows.in_process.explaining import explain, timeline
-from profiler.workflows.in_process.fitting import fit
-from profiler.workflows.in_process.planning import plan
-from profiler.workflows.in_process.trials import measure, predict
+from profiler.workflows.in_process.planning import fit, plan
+from profiler.workflows.in_process.trials import explain, measure, predict, timeline
 from profiler.workflows.in_process.watching import watch
 
 __all__ = ["apply", "explain", "fit", "measure", "plan", "predict", "timeline", "watch"]

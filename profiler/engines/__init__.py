@@ -99,7 +99,8 @@ def read_answer(answer: Mapping[str, Any], key: str, kind: type[Any], *, of: str
     Raises UserError, which begins with `of`, if the worker refused (exit code 2, with the hint) or failed (1).
     """
     if key in answer:
-        return decode(json.dumps(answer[key]), kind)
+        value = answer[key]  # of this process it is what it is, of another plain JSON
+        return value if isinstance(value, kind) else decode(json.dumps(value), kind)
     is_refused = "refused" in answer
     words = answer["refused"] if is_refused else answer.get("failed", "what it sent is not an answer")
     message = f"{of}: {words}" if of else words

@@ -17,11 +17,10 @@ import msgspec
 import torch
 from torch import nn
 
-from profiler.core.case import Case, Choice, Trial
-from profiler.core.devices import parse
+from profiler.core.case import Case, Choice, Trial, decode
+from profiler.core.devices import parse, to_predict
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Record
-from profiler.core.trace_data import BlockChoices, Followed
 from profiler.engines import Engine, local
 from profiler.planning.chain import Chain
 from profiler.predicting import prediction
@@ -34,72 +33,48 @@ from profiler.training.known_values import MOST_FRACTIONS, MOST_WHOLE
 from profiler.training.models import live
 from profiler.training.optimizers.torch_optim import hooks_of
 from profiler.workflows.absent_gpus import for_gpus
-from profiler.workflows.explain import followed
 from profiler.workflows.in_process.arguments import (
     Model,
     Optimizer,
     case_of,
     factory,
+    fresh_workload,
     in_words_of_python,
     name_of,
     parts_of,
-    predicted,
     undisturbed,
 )
 from profiler.workflows.planner import GATE
-from profiler.workflows.stages import block_choices
-from profiler.workflows.stages import stages as stages_of
 
-OUTCOMES = ("ok", "out_of_memory")  # of steps that the device decided
 T = TypeVar("T")
-ESTIMATED = "estimated, not rehearsed: "
 _engines: dict[int, local.Local] = {}  # by process: one that is forked has none
 
 
-class Rehearsed:
-    """Answers by an engine, which runs every step on a hollow GPU in another process."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.run, self.choices = engine.run, lambda case: block_choices(engine, case)
-
-    def record(self, case: Case) -> Record:
-        """Return the record of a case. Raises Unsupported if its step did not come to its end."""
-        (record,) = self.engine.run([Trial(case=case)])
-        if record.outcome not in OUTCOMES:
-            raise Unsupported(record.detail or record.outcome)
-        return record
-
-    def followed(self, case: Case, *, with_choices: bool) -> Followed:
-        return followed(self.engine, Trial(case=case), with_choices=with_choices)
-
-    def chain(self, case: Case) -> Chain:
-        return stages_of(self.engine, case, None)
-
-
-class Estimated:
-    """Answers by steps that are traced in this process; `build` makes the model, if it is no word."""
+class Estimates:
+    """An engine in this process, whose steps are traced; `build` makes the model, if it is no word."""
 
     def __init__(self, build: Build | None) -> None:
         self._build = build
 
-    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        return (prediction.predict(trial, build=self._build) for trial in trials)
+    def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        return (prediction.predict(trial, build=self._build) for trial in plan)
 
-    def record(self, case: Case) -> Record:
-        return prediction.predict(Trial(case=case), build=self._build)
+    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+        """Answer as the function of that name does in a child, and raise what it would have sent."""
+        name = entry.rpartition(":")[2]
+        if name == "choices":
+            return {"choices": prediction.choices(decode(text, Case), build=self._build)}
+        trial = decode(text, Trial)
+        if name == "stage":
+            return {"chain": self._chain(trial)}
+        with_choices = name == "follow_with_choices"
+        return {"followed": prediction.follow_case(trial, with_choices=with_choices, build=self._build)}
 
-    def followed(self, case: Case, *, with_choices: bool) -> Followed:
-        return prediction.follow_case(Trial(case=case), with_choices=with_choices, build=self._build)
-
-    def choices(self, case: Case) -> BlockChoices:
-        return prediction.choices(case, build=self._build)
-
-    def chain(self, case: Case) -> Chain:
+    def _chain(self, trial: Trial) -> Chain:
         """Return the stages; for a device of unknown speed, each block's forward takes 1, its backward 2."""
-        if known_rates(case.device):
-            return stages(Trial(case=case), build=self._build)
-        chain = stages(Trial(case=case, passes=("memory",)), build=self._build)
+        if known_rates(trial.case.device):
+            return stages(trial, build=self._build)
+        chain = stages(msgspec.structs.replace(trial, passes=("memory",)), build=self._build)
         counted = (
             msgspec.structs.replace(
                 stage,
@@ -113,24 +88,28 @@ class Estimated:
         return msgspec.structs.replace(chain, stages=tuple(counted))
 
 
-Source = Rehearsed | Estimated
+class NotRehearsed(Exception):
+    """Raised for what can only be estimated; its text is why, empty where an estimate was asked for."""
 
 
 def answer(
-    ask: Callable[[Source, Case], T], model: Model, batch: Any, loss: Any, optimizer: Optimizer, **words: Any
+    ask: Callable[[Engine, Case], T], model: Model, batch: Any, loss: Any, optimizer: Optimizer, **words: Any
 ) -> tuple[T, str]:
     """Return what is asked of the caller's model, and why it is estimated if it could be rehearsed.
 
-    `ask` gets what answers and the case, without its strategy. Nothing is changed in this process. Raises UserError for
-    what cannot be asked for, or rehearsed if it must be.
+    `ask` gets the engine that answers and the case, without its strategy. Nothing is changed in this process. Raises
+    UserError for what cannot be asked for, or rehearsed if it must be.
     """
-    result, why = rehearsed(ask, model, batch, loss, optimizer, **words)
-    return (_estimated(ask, model, batch, loss, optimizer, **words) if result is None else result), why
+    try:
+        return rehearsed(ask, model, batch, loss, optimizer, **words), ""
+    except NotRehearsed as error:
+        why = str(error)
+    return _estimated(ask, model, batch, loss, optimizer, **words), why and f"estimated, not rehearsed: {why}"
 
 
 @in_words_of_python()
 def rehearsed(
-    ask: Callable[[Source, Case], T],
+    ask: Callable[[Engine, Case], T],
     model: Model,
     batch: Any,
     loss: Any,
@@ -138,33 +117,42 @@ def rehearsed(
     *,
     device: str,
     **words: Any,
-) -> tuple[T | None, str]:
-    """Return what is asked of a rehearsed model, as `answer` does; None, and why, if it can only be estimated."""
+) -> T:
+    """Return what is asked of a rehearsed model, as `answer` does. Raises NotRehearsed if it can only be estimated."""
     why: list[str] = []
     word = for_gpus(device or device_choice.SEVERAL, say=why.append)
     case = case_of(model, Request(device=word, **words), optimizer, device_choice.any_device)
     build = factory(model, batch, loss, optimizer)
     if not case.is_rehearsed:
-        return None, "".join(why).removeprefix("note: ")
+        raise NotRehearsed("".join(why).rpartition("not rehearsed: ")[2])
     try:
         with TemporaryDirectory(prefix="gcprof-") as folder:
             if build is not None:
                 path = Path(folder) / "model.pickle"
                 pack(parts_of(model, batch, loss, optimizer) if isinstance(model, nn.Module) else model, path)
                 case = msgspec.structs.replace(case, model=Choice.of(live.NAME, {"path": path}))
-            return ask(Rehearsed(_engine()), case), ""
+            return ask(_engine(), case)
     except (Unsupported, UserError) as error:
         if parse(device).is_rehearsed or (isinstance(error, UserError) and error.exit_code == GATE):
             raise
-        return None, f"{ESTIMATED}{str(error).replace(live.NAME, 'the model')}"
+        raise NotRehearsed(str(error).replace(live.NAME, "the model")) from error
 
 
 @undisturbed
 def _estimated(
-    ask: Callable[[Source, Case], T], model: Model, batch: Any, loss: Any, optimizer: Optimizer, **words: Any
+    ask: Callable[[Engine, Case], T],
+    model: Model,
+    batch: Any,
+    loss: Any,
+    optimizer: Optimizer,
+    *,
+    device: str,
+    **words: Any,
 ) -> T:
-    case, build = predicted(model, batch, loss, optimizer, **words)
-    return ask(Estimated(build), case)
+    request = Request(device=to_predict(device or device_choice.SEVERAL), **words)
+    case = case_of(model, request, optimizer, device_choice.any_device)
+    engine: Any = Estimates(fresh_workload(factory(model, batch, loss, optimizer)))
+    return ask(engine, case)
 
 
 def named(case: Case, model: Model) -> Case:

@@ -21,11 +21,11 @@ from torch.utils._mode_utils import no_dispatch
 
 from profiler.core import own_thread
 from profiler.core.case import Case, Choice, split_choices
-from profiler.core.devices import FAKE, to_predict
+from profiler.core.devices import FAKE
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.plan_file import PlanFile
 from profiler.predicting.trace.fake_modules import DEEPCOPY
-from profiler.request import device_choice, spec
+from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.training import kept_state
 from profiler.training.assemble import Build
@@ -79,19 +79,11 @@ def _python(text: str) -> str:
     return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda option: option[1].replace("-", "_"), text).replace(FAKE, "")
 
 
-def predicted(
-    model: Model, batch: Any, loss: Any, optimizer: Optimizer, *, device: str, **words: Any
-) -> tuple[Case, Build | None]:
-    """Return the case of a prediction, without its strategy, and a function that builds its workload; None for a word.
+def fresh_workload(build: Callable[[], Any] | None) -> Build | None:
+    """Return a function that builds the workload; None for a word.
 
     The function raises UserError if the module was made before the trace.
     """
-    request = Request(device=to_predict(device or "cuda"), **words)
-    case = case_of(model, request, optimizer, device_choice.any_device)
-    return case, _fresh_workload(factory(model, batch, loss, optimizer))
-
-
-def _fresh_workload(build: Callable[[], Any] | None) -> Build | None:
     if build is None:
         return None
 

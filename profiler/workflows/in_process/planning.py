@@ -1,34 +1,43 @@
-"""A plan for a caller's model and a budget, from steps that are rehearsed or estimated."""
+"""A plan for a caller's model and a budget, and with every lever what makes its step fit a memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 
 from profiler.analysis.explanation import better_blocks
-from profiler.core import optional_deps
-from profiler.core.case import Case
+from profiler.core import gpu_specs, plan_file
+from profiler.core.case import Calibration, Case, Trial
+from profiler.core.devices import parse
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.plan_file import PlanFile
-from profiler.core.units import budget_text, bytes_text, parse_budget
-from profiler.planning import candidates, solver
-from profiler.planning.candidates import Way
-from profiler.planning.chain import Chain
+from profiler.core.record import Record
+from profiler.core.units import budget_text, bytes_text, parse_budget, parse_memory
+from profiler.engines import Engine
+from profiler.planning import candidates
 from profiler.planning.plan import plan_file_of
-from profiler.planning.solver import Point
-from profiler.request.spec import optimizer_text
-from profiler.views.export import markdown as languages
-from profiler.views.tables import plans
+from profiler.request.spec import Request, optimizer_text
+from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.views.tables.evidence import device_word
-from profiler.views.tables.grid import Table, text
 from profiler.views.tables.plans import workspace_text
-from profiler.workflows.in_process.answering import Source, answer, named
+from profiler.workflows import SILENT
+from profiler.workflows.fit import FitRequest, Room, searched
+from profiler.workflows.in_process.answering import NotRehearsed, answer, named, rehearsed
 from profiler.workflows.in_process.arguments import Model, Optimizer
+from profiler.workflows.in_process.results import Fit, Found, Plan
+from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.plan_fitting import Steps, fit_plan, frontiers
 from profiler.workflows.planner import GATE
+from profiler.workflows.stages import block_choices, roomy, stages
+
+NO_DEVICE = 3  # the exit code if nothing can be rehearsed
 
 
 def plan(
@@ -72,33 +81,41 @@ def plan(
         module, batch, loss = build()
         gcprof.apply(module, plan)
     """
-
-    def ask(source: Source, case: Case) -> Plan:
-        return _planned(source, case, budget, named(case, model))  # type: ignore[arg-type]  # refused below
-
     if budget is None:
         raise UserError("plan needs a budget", hint="budget='8GiB', bytes, or '60%' of the peak without checkpointing")
+    asked = budget
+
+    def ask(engine: Engine, case: Case) -> Plan:
+        return _planned(engine, case, asked, named(case, model))
+
     made, _ = answer(ask, model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
     return made
 
 
-def _planned(source: Source, case: Case, budget: str | int, shown: Case) -> Plan:
+def _planned(engine: Engine, case: Case, budget: str | int, shown: Case) -> Plan:
     """Return the plan for the case; `shown` is the case as its title has it."""
-    chain = source.chain(case)
+    chain = stages(engine, case, None)
     if isinstance(budget, int) and budget < 1:
         raise UserError(f"--budget cannot be '{budget}'", hint="bytes, or a word as '60%'")
     whole = candidates.whole_bytes(chain)
     budget_bytes = parse_budget(budget, whole_bytes=whole) if isinstance(budget, str) else budget
-    engine: Any = source  # as far as steps need one
     steps = Steps(engine, case, chain, passes=())
     for frontier in frontiers(chain):
         if fitted := fit_plan(steps.run, frontier, budget_bytes, is_rehearsed=case.is_rehearsed):
             point = fitted.point
-            return Plan.of(plan_file_of(chain, point.plan), _found(shown, chain, frontier, point, budget_bytes))
+            settings = f"{optimizer_text(case)}, {case.precision}, {device_word(case.device)}: predicted, not measured"
+            found = Found(
+                title=f"{shown.model}, {settings}: at most {budget_text(budget_bytes, whole)}",
+                chain=chain,
+                points=list(frontier),
+                ways=candidates.ways(chain, point, budget_bytes),
+                none=candidates.none(chain),
+            )
+            return Plan.of(plan_file_of(chain, point.plan), found)
     name, floor = candidates.largest_stage(chain)
     better = None
     with suppress(UserError):
-        better = better_blocks(source.choices(case), lowers_floor=True)
+        better = better_blocks(block_choices(engine, case), lowers_floor=True)
     smallest = f"the smallest peak is about {bytes_text(frontier.peak_bytes[0])}"
     pattern = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
     others = f"{pattern} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
@@ -107,66 +124,75 @@ def _planned(source: Source, case: Case, budget: str | int, shown: Case) -> Plan
     raise UserError(message, hint=others + lower, exit_code=GATE)
 
 
-def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Point, budget_bytes: int) -> Found:
-    """Return what the plan was chosen from."""
-    device = device_word(case.device)
-    settings = f"{optimizer_text(case)}, {case.precision}, {device}: predicted, not measured"
-    return Found(
-        title=f"{case.model}, {settings}: at most {budget_text(budget_bytes, candidates.whole_bytes(chain))}",
-        chain=chain,
-        points=list(frontier),
-        ways=candidates.ways(chain, point, budget_bytes),
-        none=candidates.none(chain),
-    )
+def fit(
+    model: Model,
+    batch: Any = None,
+    memory: str | int | None = None,
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Optimizer = None,
+    device: str = "cuda",
+    precision: str = "fp32",
+    blocks: str | None = None,
+    seed: int = 0,
+    context: int = CONTEXT_BYTES,
+    allow: str | None = None,
+) -> Fit:
+    """Find the fastest way to make a training step fit a memory, with every lever; each way is rehearsed.
+
+    `memory` is "12GiB", a number of bytes, or "60%" of the device's memory, which is the default; `context` are the
+    bytes of it that CUDA itself takes. `allow` names levers that change what is trained: "8bit,bf16-state". All else is
+    as for `explain`. The result prints as the command's table; `label` is the way to take, `plan` its plan, which goes
+    to `apply`, and `code` what to paste for it and its levers. Nothing is measured.
+
+    Raises UserError for what cannot be asked for, and where no step can be rehearsed.
+
+    Example::
+
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(16)))
+        batch = torch.randn(65536, 256), torch.zeros(65536, 256)
+        gcprof.fit(model, batch, "1GiB", loss=nn.functional.mse_loss, optimizer="adamw", device="t4", context=0)
+    """
+    request = FitRequest(words=Request(), limit=1.0, allow=tuple(allow.split(",")) if allow else (), emit="python")
+    request.check()
+
+    def ask(engine: Engine, case: Case) -> Fit:
+        step = _Step(roomy(case), engine)
+        asked = parse_memory(memory, flag="--memory") if isinstance(memory, str) else 1.0 if memory is None else memory
+        limit = asked if isinstance(asked, int) else int(asked * gpu_specs.find(parse(case.device).name).memory_bytes)
+        with TemporaryDirectory(prefix="gcprof-") as folder:
+            (Path(folder) / plan_file.FOLDER).mkdir()
+            room = Room(limit, context, "assumed" if context == CONTEXT_BYTES else "as asked")
+            found = searched(step, request, room, partial(file_of, Path(folder)), step.run, SILENT)
+            table = found.table
+        title = table.title.replace(str(case.model), str(named(case, model).model))
+        gone = [folder]  # its files; and it is no news that a live model has its own optimizer
+        if not isinstance(optimizer, str | None):
+            title = title.replace(OWN_OPTIMIZER, type(optimizer).__name__)
+            gone.append("GCP009")
+        below = tuple(line for line in table.below if not any(word in line for word in gone))
+        return Fit(fitted=found, table=msgspec.structs.replace(table, title=title, below=below))
+
+    words: dict[str, Any] = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
+    try:
+        return rehearsed(ask, model, batch, loss, optimizer, **words)
+    except NotRehearsed as error:
+        why = str(error)
+        hint = None if why else 'name a GPU that need not be here: device="t4"'
+        message = f"fit rehearses every way, which is not possible here{why and f': {why}'}"
+        raise UserError(message, hint=hint, exit_code=NO_DEVICE) from error
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan was chosen from: its chain, the frontier, and the alternatives."""
+class _Step:
+    """A step of the caller's model, and the engine that rehearses it."""
 
-    title: str
-    chain: Chain
-    points: Sequence[Point]  # of the frontier
-    ways: tuple[Way, ...]  # the plan first, then what a user would pick without a solver
-    none: Way
+    def __init__(self, case: Case, engine: Engine) -> None:
+        self.case, self.engine = case, engine
 
+    def calibration(self) -> Calibration | None:
+        return None
 
-class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
-    """A plan that its notebook shows next to the alternatives; its file is like that of any plan."""
-
-    @classmethod
-    def of(cls, file: PlanFile, found: Found) -> Plan:
-        """Return the plan, with what it was chosen from."""
-        plan = cls(plan=file.plan, segments=file.segments, fingerprint=file.fingerprint)
-        plan.__dict__["found"] = found
-        return plan
-
-    def __repr__(self) -> str:
-        return text([self._table(self._found)]).plain if self._found else super().__repr__()
-
-    def _repr_html_(self) -> str | None:
-        found = self._found
-        if found is None:
-            return None
-        view = optional_deps.load("profiler.views.plots.lines", needs="matplotlib")
-        png = languages.png(lambda path: view.plot_plans(found.points, found.chain, title=found.title, path=path))
-        return languages.html([self._table(found)], picture=png)
-
-    def _repr_markdown_(self) -> str | None:
-        found = self._found
-        if found is None:
-            return None
-        return languages.markdown([self._table(found)])
-
-    @property
-    def _found(self) -> Found | None:
-        """What the plan was chosen from; None for a copy, which has only what its file has."""
-        return self.__dict__.get("found")
-
-    def _table(self, found: Found) -> Table:
-        lines = [plans.ComparedPlan(way=way) for way in (found.none, *found.ways)]
-        below = [
-            *plans.reading(found.chain, (line.way.plan for line in lines)),
-            "by the costs of the stages, predicted; times are against the step without checkpointing",
-            "gcprof.apply(module, plan) checkpoints a module so; plan.save('plan.json') keeps it",
-        ]
-        return Table(title=found.title, columns=plans.way_columns(lines, found.chain, found.none), below=tuple(below))
+    def run(self, trials: tuple[Trial, ...], plans: dict[Path, PlanFile]) -> tuple[int, tuple[Record, ...]]:
+        for path, plan in plans.items():
+            plan_file.write(plan, path)
+        return 0, tuple(self.engine.run(trials))

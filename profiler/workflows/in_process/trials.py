@@ -1,34 +1,33 @@
-"""One step of a caller's model: measured in this process, rehearsed in another, or estimated."""
+"""One step of a caller's model: measured in this process, rehearsed in another, or estimated; and its explanation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import torch
 
-from profiler.analysis.rows import rows
 from profiler.core import plan_file
-from profiler.core.case import PASSES, Case, Choice, Trial
-from profiler.core.errors import UserError
+from profiler.core.case import PASSES, Case, Choice, Trial, split_choices
+from profiler.core.errors import Unsupported, UserError
 from profiler.core.plan_file import PlanFile
-from profiler.core.record import Evidence, Note, Record, evidence
+from profiler.core.record import Note, Record
+from profiler.core.trace_data import Followed
 from profiler.core.units import bytes_text, parse_bytes
+from profiler.engines import Engine
 from profiler.measuring.trial import measure as measure_trial
 from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.training import levers
 from profiler.training.levers import allocator
 from profiler.training.models.user import as_workload
-from profiler.views.export import markdown as languages
-from profiler.views.tables.columns import main
-from profiler.views.tables.evidence import device_word
-from profiler.views.tables.grid import text
-from profiler.workflows.in_process.answering import Source, answer, named
+from profiler.views.tables.columns import OWN_OPTIMIZER
+from profiler.workflows.explain import assumed, explanation_of, followed, heading
+from profiler.workflows.in_process.answering import answer, named
 from profiler.workflows.in_process.arguments import (
     Model,
     Optimizer,
@@ -37,6 +36,7 @@ from profiler.workflows.in_process.arguments import (
     refuse_other_strategies,
     undisturbed,
 )
+from profiler.workflows.in_process.results import PeakMemory, ShownRecord, StepExplanation, Timeline
 
 REHEARSED = "by='predicted' rehearses a GPU where that is possible"
 
@@ -133,12 +133,14 @@ def predict(
         before = gcprof.predict(build, device="h100", precision="bf16").readings.peak_bytes
         after = gcprof.predict(build, strategy="segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
-
     refuse_other_strategies(strategy)
 
-    def ask(source: Source, case: Case) -> Record:
+    def ask(engine: Engine, case: Case) -> Record:
         with under(case, strategy) as (chosen, shown):
-            return msgspec.structs.replace(source.record(chosen), case=named(shown, model))
+            (record,) = engine.run([Trial(case=chosen)])
+            if record.outcome not in ("ok", "out_of_memory"):  # the device did not decide
+                raise Unsupported(record.detail or record.outcome)
+            return msgspec.structs.replace(record, case=named(shown, model))
 
     record, why = answer(
         ask, model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
@@ -148,21 +150,101 @@ def predict(
     return ShownRecord.of(record)
 
 
-class ShownRecord(Record, frozen=True, kw_only=True):
-    """A record that `print` and a notebook show as the table of its command."""
+def explain(
+    model: Model,
+    batch: Any = None,
+    strategy: str | PlanFile | Path = "none",
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Optimizer = None,
+    device: str = "cuda",
+    precision: str = "fp32",
+    blocks: str | None = None,
+    seed: int = 0,
+) -> StepExplanation:
+    """Explain the predicted peak of a training step: where it is, what holds it, how low it could be, and why.
 
-    @classmethod
-    def of(cls, record: Record) -> Self:
-        return cls(**msgspec.structs.asdict(record))
+    `model` is a module with its `batch`, a function as for `predict`, or a word (`mlp`, `train.py:make`). The module is
+    called with the batch as `apply` calls it; with a `loss`, a batch of two is inputs and targets. `optimizer` is the
+    module's own, a function of parameters, or a name (`adamw`); without it SGD is assumed. All stay as they are, and
+    the step takes no memory. Bytes are rehearsed or estimated as for `predict`, and so are the other keywords. A
+    notebook shows the result as tables, `print` as text; `peak_bytes` and `explanation` hold the numbers.
 
-    def __repr__(self) -> str:
-        return text(main(rows((self,)))).plain
+    Raises UserError for what cannot be asked for, Unsupported where the step cannot be traced, and whatever the model
+    raises.
 
-    def _repr_html_(self) -> str:
-        return languages.html(main(rows((self,))))
+    Example::
 
-    def _repr_markdown_(self) -> str:
-        return languages.markdown(main(rows((self,))))
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(16)))
+        batch = torch.randn(4096, 256), torch.zeros(4096, 256)
+        gcprof.explain(model, batch, loss=nn.functional.mse_loss, optimizer="adamw", device="h100")
+    """
+    steps, why = _steps(
+        ["none", *([strategy] if strategy != "none" else [])], model, batch, loss, optimizer, device=device,
+        precision=precision, blocks=blocks, seed=seed, with_choices=True,
+    )  # fmt: skip
+    (_, baseline), (step, chosen) = steps[0], steps[-1]
+    explained = explanation_of(step, chosen, baseline)
+    is_given = not isinstance(optimizer, str | None)  # then it is no news that the model has its own
+    title = heading(step, chosen, with_strategy=True, is_assumed=optimizer is None)
+    remarks = [remark for remark in chosen.remarks if not (is_given and OWN_OPTIMIZER in remark)]
+    return StepExplanation(
+        title=title.replace(OWN_OPTIMIZER, type(optimizer).__name__) if is_given else title,
+        explanation=explained,
+        notes=(*(assumed(chosen) if optimizer is None else ()), *remarks, *([why] if why else [])),
+    )
+
+
+def timeline(
+    model: Model,
+    batch: Any = None,
+    strategies: str | Iterable[str | PlanFile | Path] = "none,all",
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Optimizer = None,
+    device: str = "cuda",
+    precision: str = "fp32",
+    blocks: str | None = None,
+    seed: int = 0,
+) -> Timeline:
+    """Predict what is live over a training step, under each of the strategies.
+
+    `strategies` is a list as on the command line (`none,segments:k=4`), or one of words and plans. All else is as for
+    `explain`. A notebook shows the result as a table and a picture, a panel for each strategy; `save("fig.png")` writes
+    the picture, `peak_bytes` holds the peaks and `traces` the steps. Raises as `explain` does.
+
+    Example::
+
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(16)))
+        batch = torch.randn(4096, 256), torch.zeros(4096, 256)
+        gcprof.timeline(model, batch, "none,segments:k=4", loss=nn.functional.mse_loss).peak_bytes
+    """
+    chosen = split_choices(strategies) if isinstance(strategies, str) else strategies
+    steps, _ = _steps(
+        list(chosen), model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
+    )
+    traces = {str(case.label): step.trace for case, step in steps}
+    return Timeline(title=heading(*steps[0]), traces=traces)
+
+
+def _steps(
+    strategies: Sequence[str | PlanFile | Path], *model: Any, with_choices: bool = False, **words: Any
+) -> tuple[list[tuple[Case, Followed]], str]:
+    """Return the cases of these strategies, each with its step, and why they are estimated if they could be rehearsed.
+
+    `model` and `words` are as of `answer`. With choices, the first step also has what other blocks come to.
+    """
+    refuse_other_strategies(*strategies)
+
+    def ask(engine: Engine, case: Case) -> list[tuple[Case, Followed]]:
+        steps = []
+        for place, strategy in enumerate(strategies):
+            with under(case, strategy) as (chosen, shown):
+                step = followed(engine, Trial(case=chosen), with_choices=with_choices and not place)
+                steps.append((named(shown, model[0]), step))
+        return steps
+
+    return answer(ask, *model, **words)
 
 
 @contextmanager
@@ -184,29 +266,6 @@ def under(case: Case, strategy: str | PlanFile | Path) -> Iterator[tuple[Case, C
 
 
 BY: dict[str, Callable[..., Record]] = {"predicted": predict, "measured": measure}
-
-
-class PeakMemory(int):
-    """The peak of allocated bytes in a training step, with its evidence and its record."""
-
-    evidence: Evidence
-    record: Record
-
-    @classmethod
-    def of(cls, record: Record) -> Self:
-        """Return the peak of a record. Raises UserError if it has none."""
-        nbytes = record.readings.peak_bytes if record.readings else None
-        if nbytes is None:
-            raise UserError(f"'{record.case.model}' has no peak: {record.outcome}", hint=record.detail)
-        peak = cls(nbytes)
-        peak.record, peak.evidence = record, evidence(record.case, record.environment)
-        return peak
-
-    def __repr__(self) -> str:
-        case = self.record.case
-        device = device_word(case.device)
-        settings = f"{case.model} under {case.label}, {case.optimizer}, {case.precision}, {device}"
-        return f"{bytes_text(int(self))} {self.evidence} ({settings})"
 
 
 def peak_memory(

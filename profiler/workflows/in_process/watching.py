@@ -12,12 +12,12 @@ from typing import Any
 from profiler import scripts
 from profiler.core.errors import UserError
 from profiler.scripts.report import Process, read_process
-from profiler.views.export.markdown import html
-from profiler.views.tables.grid import text
+from profiler.views.tables.grid import Table, text
 from profiler.views.tables.script import watched
+from profiler.workflows.in_process.results import Shown
 
 
-class Watching:
+class Watching(Shown):
     """What ran within `with gcprof.watch() as watch:`; `print` and a notebook show it as a table."""
 
     def __init__(self) -> None:
@@ -48,16 +48,10 @@ class Watching:
     @property
     def table(self) -> str:
         """The table as text."""
-        return text([watched(self.process)]).plain if self.process else "nothing has been watched yet"
+        return text(self._tables()).plain
 
-    def __str__(self) -> str:
-        return self.table
-
-    def __repr__(self) -> str:
-        return self.table
-
-    def _repr_html_(self) -> str:
-        return html([watched(self.process)]) if self.process else f"<pre>{self.table}</pre>"
+    def _tables(self) -> list[Table]:
+        return [watched(self.process) if self.process else Table(title="nothing has been watched yet")]
 
 
 def watch() -> Watching:
