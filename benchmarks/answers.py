@@ -9,21 +9,19 @@ lines choose.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks import GCPROF, ROOT, Spent, parser, spent, verdict
+
 IMPORT = (sys.executable, "-c", "import torch")
-GCPROF = (sys.executable, "-m", "profiler")
-ROOT = Path(__file__).parents[1]
 SEVEN = "none,sqrt,all,every,recursive,from-start,selective"  # rows of one model
 FURTHER_SECONDS = 0.3  # that a rehearsed row after the first may take
 PROGRESS = re.compile(rb"\[ *(\d+)/\d+\]")
@@ -49,19 +47,10 @@ QUESTIONS = {
 }
 
 
-class Spent(NamedTuple):
-    """Seconds of a process and of its offspring."""
-
-    clock: float
-    processor: float
-    first_table: float | None = None  # on the clock
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(QUESTIONS)}", default=[])
-    parser.add_argument("--turns", type=int, default=3)
-    asked = parser.parse_args()
+    arguments = parser(__doc__, f"of {', '.join(QUESTIONS)}")
+    arguments.add_argument("--turns", type=int, default=3)
+    asked = arguments.parse_args()
     print(f"load before {_load()}", flush=True)
     misses, seconds = 0, dict[str, float]()
     for name in asked.names or QUESTIONS:
@@ -70,60 +59,49 @@ def main() -> int:
     if {"rehearse", "rehearse-7"} <= seconds.keys():
         further = (seconds["rehearse-7"] - seconds["rehearse"]) / SEVEN.count(",")
         misses += further > FURTHER_SECONDS
-        verdict = "met" if further <= FURTHER_SECONDS else "MISSED"
-        print(f"{'a further row':18} {further:.2f} s  at most {FURTHER_SECONDS:g} s  {verdict}")
+        met = verdict(further <= FURTHER_SECONDS)
+        print(f"{'a further row':18} {further:.2f} s  at most {FURTHER_SECONDS:g} s  {met}")
     print(f"load after {_load()}")
     return int(misses > 0)
 
 
 def _ask(name: str, question: Question, *, turns: int) -> tuple[int, float]:
     """Print the lines of a command; returns how many missed their goal, and the command's seconds."""
-    pairs = [(_spent(IMPORT), _spent((*GCPROF, *question.words), question)) for _ in range(turns)]
-    processor = _ratios([(torch.processor, answer.processor) for torch, answer in pairs])
-    clock = _ratios([(torch.clock, answer.clock) for torch, answer in pairs])
-    lines = [(name, clock, processor, question.goal)]
+    pairs = [(spent(IMPORT), *_answered(question)) for _ in range(turns)]
+    processor = [answer.processor / torch.processor for torch, answer, _ in pairs]
+    lines = [(name, [answer.clock / torch.clock for torch, answer, _ in pairs], processor, question.goal)]
     if question.num_rows is not None:
-        first = [(torch.clock, answer.first_table or answer.clock) for torch, answer in pairs]
-        lines.insert(0, (f"{name}, first table", _ratios(first), None, question.first_goal))
+        first = [table / torch.clock for torch, _, table in pairs]
+        lines.insert(0, (f"{name}, first table", first, [], question.first_goal))
     for title, ratios, others, goal in lines:
         busy = f"; of the processor {_text(others)}" if others else ""
-        verdict = "met" if median(ratios) <= goal else "MISSED"
-        print(f"{title:18} {_text(ratios)}{busy}  at most {goal:g} x  {verdict}", flush=True)
-    seconds = median(answer.clock for _, answer in pairs)
-    print(f"{'':18} {seconds:.1f} s beside {median(torch.clock for torch, _ in pairs):.1f} s", flush=True)
+        met = verdict(median(ratios) <= goal)
+        print(f"{title:18} {_text(ratios)}{busy}  at most {goal:g} x  {met}", flush=True)
+    seconds = median(answer.clock for _, answer, _ in pairs)
+    print(f"{'':18} {seconds:.1f} s beside {median(torch.clock for torch, *_ in pairs):.1f} s", flush=True)
     return sum(median(ratios) > goal for _, ratios, _, goal in lines), seconds
 
 
-def _spent(words: Sequence[str], question: Question | None = None) -> Spent:
-    """What one process takes, in a folder of its own."""
+def _answered(question: Question) -> tuple[Spent, float]:
+    """Return what a command takes in a folder of its own, and the seconds until every row was there once."""
     with tempfile.TemporaryDirectory() as folder:
-        more = ("--output", f"{folder}/run") if question and question.is_written else ()
-        began = time.monotonic()
+        more = ("--output", f"{folder}/run") if question.is_written else ()
+        began, first, (reading, writing) = time.monotonic(), list[float](), os.pipe()
+
+        def read() -> None:
+            with open(reading, "rb") as lines:
+                for line in lines:
+                    told = PROGRESS.match(line)
+                    if told and int(told[1]) == question.num_rows:
+                        first.append(time.monotonic() - began)
+
+        thread = threading.Thread(target=read)
+        thread.start()
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        child = subprocess.Popen(
-            [*words, *more], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        first = _first_table(child, began, question.num_rows if question else None)
-        _, status, usage = os.wait4(child.pid, 0)
-        clock = time.monotonic() - began
-        child.returncode = os.waitstatus_to_exitcode(status)
-        assert child.returncode == 0, f"{' '.join(words)} ended with {child.returncode}"
-        return Spent(clock, usage.ru_utime + usage.ru_stime, first)
-
-
-def _first_table(child: subprocess.Popen[bytes], began: float, num_rows: int | None) -> float | None:
-    """Read all that the child tells; seconds until every row was there once, where it has rows."""
-    first = None
-    assert child.stderr is not None
-    for line in child.stderr:
-        told = PROGRESS.match(line)
-        if told and first is None and int(told[1]) == num_rows:
-            first = time.monotonic() - began
-    return first
-
-
-def _ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    return [answer / torch for torch, answer in pairs]
+        answer = spent((*GCPROF, *question.words, *more), cwd=folder, env=environment, stderr=writing)
+        os.close(writing)
+        thread.join()
+        return answer, (first or [answer.clock])[0]
 
 
 def _text(ratios: Sequence[float]) -> str:

@@ -2,34 +2,30 @@
 
 Nine steps on a rehearsed H100, each with a limit of what the allocator reserves. `gcprof fit` is held to checkpoints
 of every block with levers added by their cost, to saved tensors on the host (save_on_cpu), and to a compiled budget.
-Bytes are rehearsed; times are the estimate for the GPU. Writes results/fit/fit.md and fit.json.
+Bytes are rehearsed; times are the estimate for the GPU. Writes results/fit/fit.md and fit.jsonl.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
-from profiler import __version__
+from benchmarks import keep, kept, made, parser, spent, table
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import schedule
-from profiler.core.case import Choice, Trial, encode_indented
+from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.core.units import bytes_text
 from profiler.request.spec import Request
 from profiler.training import levers
-from profiler.workflows.fit import FitRequest, Fitted, fit
+from profiler.workflows.fit import FitRequest, fit
 from profiler.workflows.stages import ModelOnDevice
 
 DEVICE, SHARE = "h100", 0.4
@@ -39,15 +35,7 @@ LLAMA += ",num_attention_heads=32,num_key_value_heads=8,tie_word_embeddings=True
 FOLDER = Path("results/fit")
 GIB = 1 << 30
 BUDGETS = (0.75, 0.5, 0.25)  # of a compiled budget besides 0, the largest that fits
-LADDER = (
-    "chunk-loss",
-    "fused",
-    "offload-inputs",
-    "in-backward",
-    "micro-batches:n=2",
-    "micro-batches:n=4",
-    "micro-batches:n=8",
-)
+LADDER = ("chunk-loss", "fused", "offload-inputs", "in-backward", *(f"micro-batches:n={n}" for n in (2, 4, 8)))
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +46,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     precision: str = "fp32"
     optimizer: str = "adamw"
-    limit_bytes: int | None = None  # None: SHARE of what it reserves as it is
+    limit_gib: float | None = None  # None: SHARE of what it reserves as it is
 
     @property
     def words(self) -> Request:
@@ -68,17 +56,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
 
-def _gib(number: float) -> int:
-    return int(number * GIB)
-
-
 STEPS = (
-    Step(name="GPT-2", model="hf:gpt2:sequence=1024", batch_size=8, precision="amp-bf16", limit_bytes=_gib(4.5)),
-    Step(name="Llama-1B", model=LLAMA, batch_size=4, precision="bf16", limit_bytes=_gib(12)),
-    Step(name="BERT-base", model="hf:bert:sequence=128", batch_size=64, precision="amp-bf16", limit_bytes=_gib(2.2)),
-    Step(name="ViT-L", model="timm:vit_large_patch16_224", batch_size=32, precision="amp-bf16", limit_bytes=_gib(4.4)),
-    Step(name="ResNet-50", model="torchvision:resnet50", batch_size=64, optimizer="momentum", limit_bytes=_gib(2.8)),
-    Step(name="MNIST CNN", model="mnist-cnn:channels=320", batch_size=64, optimizer="sgd", limit_bytes=_gib(0.85)),
+    Step(name="GPT-2", model="hf:gpt2:sequence=1024", batch_size=8, precision="amp-bf16", limit_gib=4.5),
+    Step(name="Llama-1B", model=LLAMA, batch_size=4, precision="bf16", limit_gib=12),
+    Step(name="BERT-base", model="hf:bert:sequence=128", batch_size=64, precision="amp-bf16", limit_gib=2.2),
+    Step(name="ViT-L", model="timm:vit_large_patch16_224", batch_size=32, precision="amp-bf16", limit_gib=4.4),
+    Step(name="ResNet-50", model="torchvision:resnet50", batch_size=64, optimizer="momentum", limit_gib=2.8),
+    Step(name="MNIST CNN", model="mnist-cnn:channels=320", batch_size=64, optimizer="sgd", limit_gib=0.85),
     Step(name="LSTM", model=f"{FILE}:lstm", batch_size=64),
     Step(name="U-Net", model=f"{FILE}:unet", batch_size=32),
     Step(name="MoE", model=f"{FILE}:moe", batch_size=16, precision="amp-bf16"),
@@ -109,37 +93,27 @@ class Fits(msgspec.Struct, frozen=True, kw_only=True):
     floor_bytes: int | None = None  # if gcprof finds no way: what any of its plans needs at least
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """All steps, with what they were run by."""
-
-    made: str
-    versions: dict[str, str]
-    device: str
-    steps: tuple[Fits, ...]
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="names of steps")
-    parser.add_argument("--one", help="run one step in this process, and print it as JSON")
-    parser.add_argument("--no-compiled", action="store_true", help="leave the compiled budget out: it takes minutes")
-    parser.add_argument("-o", "--output", type=Path, default=FOLDER)
-    asked = parser.parse_args()
+    arguments = parser(__doc__, "of steps")
+    arguments.add_argument("--one", help="run one step in this process, and print it as JSON")
+    arguments.add_argument("--no-compiled", action="store_true", help="leave the compiled budget out: it takes minutes")
+    asked = arguments.parse_args()
     if asked.one:
         (step,) = (step for step in STEPS if step.name == asked.one)
         sys.stdout.buffer.write(msgspec.json.encode(judged(step, compiles=not asked.no_compiled)))
         return 0
-    known = {one.name: one for one in _read(asked.output).steps} if (asked.output / "fit.json").exists() else {}
+    folder = asked.output or FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {one.name: one for one in kept(folder / "fit.jsonl", Fits)}
     for step in STEPS:
-        if not asked.only or step.name in asked.only:
+        if not asked.names or step.name in asked.names:
             command = [sys.executable, "-m", "benchmarks.fit", "--one", step.name]
-            command += ["--no-compiled"] if asked.no_compiled else []
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-            known[step.name] = msgspec.json.decode(done.stdout, type=Fits)
-            _write(asked.output, [known[step.name] for step in STEPS if step.name in known])
+            done = spent([*command, *(["--no-compiled"] if asked.no_compiled else [])], stderr=None)
+            known[step.name] = msgspec.json.decode(done.output, type=Fits)
+            keep(folder / "fit.jsonl", known[step.name])
+            (folder / "fit.md").write_text(_page([known[step.name] for step in STEPS if step.name in known]))
             print(_line(known[step.name]), flush=True)
-    ours = [one.results[1] for one in known.values()]
-    return int(not all(result.fits for result in ours))
+    return int(not all(one.results[1].fits for one in known.values()))
 
 
 def judged(step: Step, *, compiles: bool) -> Fits:
@@ -147,7 +121,7 @@ def judged(step: Step, *, compiles: bool) -> Fits:
     with ModelOnDevice(step.words) as model:
         rivals = Rivals(model)
         none = rivals.record("none")
-        limit = step.limit_bytes or int(SHARE * (none.readings.reserved_bytes or 0))
+        limit = int(step.limit_gib * GIB if step.limit_gib else SHARE * (none.readings.reserved_bytes or 0))
         results = [rivals.result("as it is", "none", limit)]
         results += [rivals.result("all", "all", limit), rivals.result("save_on_cpu", "offload", limit)]
         results += [rivals.compiled(limit)] if compiles else []
@@ -162,10 +136,10 @@ def judged(step: Step, *, compiles: bool) -> Fits:
 def _ours(step: Step, limit: int) -> tuple[Result, int | None]:
     """Return the way that `gcprof fit` chooses; or what the least of its rows needs, and the floor that it proves."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        words = msgspec.structs.replace(step.words, model=step.model.replace(FILE, str(Path(FILE).resolve())))
-        fitted = _in(Path(folder), FitRequest(words=words, limit=limit, context_bytes=0))
-        took = time.monotonic() - began
+    words = msgspec.structs.replace(step.words, model=step.model.replace(FILE, str(Path(FILE).resolve())))
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        fitted = fit(FitRequest(words=words, limit=limit, context_bytes=0))
+    took = time.monotonic() - began
     row = fitted.chosen or min(fitted.rows, key=lambda row: fitted.needed_bytes(row) or 1 << 62)
     label = str(row.case.label) if row.case.strategy.name != "plan" else "+".join(["plan", *row.case.label.parts[1:]])
     plan = f" {fitted.plan.plan}" if fitted.plan else ""
@@ -175,11 +149,6 @@ def _ours(step: Step, limit: int) -> tuple[Result, int | None]:
         took_seconds=took,
     )  # fmt: skip
     return result, min(fitted.floors.values(), default=None)
-
-
-def _in(folder: Path, request: FitRequest) -> Fitted:
-    with contextlib.chdir(folder):
-        return fit(request)
 
 
 class Rivals:
@@ -227,31 +196,17 @@ class Rivals:
         return result
 
 
-def _read(folder: Path) -> Document:
-    return msgspec.json.decode((folder / "fit.json").read_bytes(), type=Document)
-
-
-def _write(folder: Path, steps: list[Fits]) -> None:
-    versions = {"gcprof": __version__, "torch": version("torch"), "transformers": version("transformers")}
-    made = datetime.now(UTC).date().isoformat()
-    document = Document(made=made, versions=versions, device=DEVICE, steps=tuple(steps))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "fit.json").write_bytes(encode_indented(document))
-    said = ", ".join(f"{name} {number}" for name, number in versions.items())
-    text = f"# What fits\n\nMade by `just bench-fit` on {made} with {said}, on a rehearsed {DEVICE.upper()}.\n"
-    text += (
-        "Limits are of what the allocator reserves. Bytes are rehearsed; times are estimated for the GPU, and none\n"
-    )
-    text += "are measured.\n\n"
-    text += "| step | limit | way | with | reserved | time | fits |\n|---|--:|---|---|--:|--:|---|\n"
+def _page(steps: list[Fits]) -> str:
+    rows = []
     for one in steps:
         for place, result in enumerate(one.results):
             name = f"{one.name}, {one.batch_size}, {one.precision}" if not place else ""
             limit = bytes_text(one.limit_bytes) if not place else ""
-            ratio = "" if result.time_ratio is None else f"{result.time_ratio - 1:+.1%}"
-            cells = (name, limit, result.way, result.label, bytes_text(result.reserved_bytes), ratio)
-            text += f"| {' | '.join(cells)} | {'yes' if result.fits else 'no'} |\n"
-    (folder / "fit.md").write_text(f"{text}\n{_summary(steps)}")
+            cells = (name, limit, result.way, result.label, bytes_text(result.reserved_bytes), _more(result))
+            rows.append((*cells, "yes" if result.fits else "no"))
+    text = f"# What fits\n\n{made('fit')} On a rehearsed {DEVICE.upper()}. Limits are of what the allocator reserves.\n"
+    text += "Bytes are rehearsed; times are estimated for the GPU, and none are measured.\n\n"
+    return f"{text}{table('step | limit: | way | with | reserved: | time: | fits', rows)}\n{_summary(steps)}"
 
 
 def _summary(steps: list[Fits]) -> str:
@@ -272,11 +227,14 @@ def _summary(steps: list[Fits]) -> str:
 
 def _line(one: Fits) -> str:
     ways = "; ".join(
-        f"{result.way} {'fits' if result.fits else 'no'} {bytes_text(result.reserved_bytes)}"
-        + ("" if result.time_ratio is None else f" {result.time_ratio - 1:+.1%}")
+        f"{result.way} {'fits' if result.fits else 'no'} {bytes_text(result.reserved_bytes)} {_more(result)}".rstrip()
         for result in one.results
     )
     return f"{one.name} in {bytes_text(one.limit_bytes)}: {ways}; gcprof took {one.results[1].took_seconds:.0f} s"
+
+
+def _more(result: Result) -> str:
+    return "" if result.time_ratio is None else f"{result.time_ratio - 1:+.1%}"
 
 
 if __name__ == "__main__":

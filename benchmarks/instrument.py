@@ -18,17 +18,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from importlib.metadata import version
-from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from benchmarks.instrument_rows import LEFT_OUT, MODELS, STRATEGIES, Row, not_covered, rows
-from profiler import __version__
+from benchmarks import keep, kept, made, parser, table, write
+from benchmarks.instrument_rows import LEFT_OUT, Row, not_covered, rows
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.devices import FAKE, REHEARSE
@@ -47,21 +44,6 @@ CAUSES = {  # of rows that differ in reserved bytes alone, by what stands in the
     "hf:bart rtx-4090 bf16 sgd own": MOVED,
     "llama b8 rtx-4090 fp32 momentum own": HOLES,
 }
-HEAD = """# Accuracy
-
-What gcprof says of a step's memory, held to PyTorch itself. Where the hollow device can be opened (Linux on x86-64, a
-CUDA build of torch), a GPU that is asked for by name is rehearsed: PyTorch's own CUDA code and allocator run there, on
-memory without arithmetic. Elsewhere the bytes are an estimate, from fake tensors.
-"""
-SECTION, LAYOUTS = "## Rehearsed steps, against bare loops\n", "## Operators on other layouts\n"
-TEXT = f"""
-COUNT of the WHOLE rows in which every pair of values of these factors meets: {sum(map(len, MODELS.values()))} models;
-fp32, bf16 and amp-bf16; {len(STRATEGIES)} strategies; h100, a100-40, t4 and rtx-4090. A bare loop in a process of its
-own makes the same model and batch on the device, calls `torch.utils.checkpoint` on the same blocks by hand, and reads
-the allocator's statistics of its second step. `exact` counts rows in which peak, saved and reserved bytes are equal to
-the byte; `refused` those whose strategy does not fit the model, which gcprof says with the reason; the worst
-differences are beside it. cuDNN's workspaces are 0 in all of them.
-"""
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,43 +108,37 @@ class BareLoop:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="rows in which all of these stand: model=hf: device=t4")
-    parser.add_argument("--rows", type=int, help="so many, spread over all")
-    parser.add_argument("--records", type=Path, help="a file of what is judged, to go on from")
-    parser.add_argument("--within", type=float, default=MOST_MINUTES, help="minutes: no row is begun later")
-    parser.add_argument("--no-estimate", action="store_true", help="leave the estimate out")
-    parser.add_argument("--layouts", action="store_true", help="operators on other layouts")
-    parser.add_argument("-o", "--output", type=Path, help="write the section of this document anew")
-    asked = parser.parse_args()
+    arguments = resumable(__doc__)
+    arguments.add_argument(
+        "--only", nargs="*", default=[], help="rows in which all of these stand: model=hf: device=t4"
+    )
+    arguments.add_argument("--rows", type=int, help="so many, spread over all")
+    arguments.add_argument("--no-estimate", action="store_true", help="leave the estimate out")
+    arguments.add_argument("--layouts", action="store_true", help="operators on other layouts")
+    asked = arguments.parse_args()
     everything = layouts() if asked.layouts else rows()
     assert len(everything) <= MOST_ROWS, len(everything)
     assert asked.layouts or not not_covered(everything), not_covered(everything)[:3]
     pairs = [word.split("=", 1) for word in asked.only]
     chosen = [row for row in everything if all(value in str(getattr(row, name)) for name, value in pairs)]
     random.Random(0).shuffle(chosen)  # so that a part of them is spread over all
-    with (
-        BareLoop() as bare,
-        engine(rehearses=True) as rehearsing,
-        engine(rehearses=False) as plain,
-        resumed(chosen[: asked.rows], Judged, asked.records, asked.within) as (judged, left, keep),
-    ):
-        for row in left:
-            keep(judge(row, bare, rehearsing, None if asked.no_estimate else plain))
-            print(line(judged[-1]), flush=True)
+    judged: list[Judged] = []
+    with BareLoop() as bare, engine(rehearses=True) as rehearsing, engine(rehearses=False) as plain:
+
+        def found(row: Row) -> Judged:
+            return judge(row, bare, rehearsing, None if asked.no_estimate else plain)
+
+        for one in resumed(chosen[: asked.rows], Judged, asked, found):
+            judged.append(one)
+            print(line(one), flush=True)
     judged.sort(key=lambda one: everything.index(one.row))
-    text = "\n" if asked.layouts else TEXT.replace("COUNT", str(len(judged))).replace("WHOLE", str(len(everything)))
-    text += (
-        f"Made by `python -m benchmarks.instrument{' --layouts' * asked.layouts}` with gcprof {__version__} and torch"
-    )
-    text += f" {version('torch')}.\n\n{_summary(judged)}"
+    text = f"{made('instrument' + ' --layouts' * asked.layouts)}\n\n{_summary(judged)}\n"
     if not asked.layouts:
-        text += "".join(f"\n- `{name}` is left out: {why}." for name, why in LEFT_OUT.items()) + "\n\n"
+        text += "".join(f"- `{name}` is left out: {why}.\n" for name, why in LEFT_OUT.items()) + "\n"
         text += _by("model", judged, lambda row: row.model)
     text += _by("layout" if asked.layouts else "strategy", judged, lambda row: row.family) + _differing(judged)
     print(f"\n{text}")
-    if asked.output:
-        write_section(asked.output, LAYOUTS if asked.layouts else SECTION, text)
+    write(asked.output, "layouts" if asked.layouts else "rows", text)
     return int(any(one.failed or not (one.refused or one.is_exact or one.cause) for one in judged))
 
 
@@ -177,23 +153,23 @@ def layouts() -> list[Row]:
     ]
 
 
-@contextmanager
-def resumed(rows: Sequence[Row], kind: type[Any], records: Path | None, minutes: float) -> Iterator[Any]:
-    """Give what an earlier run has found of these rows, the rows that are left, and what keeps a further finding.
+def resumable(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser of what `resumed` asks for."""
+    made = parser(about)
+    made.add_argument("--records", type=Path, help="a file of what was found, to go on from")
+    made.add_argument("--within", type=float, default=MOST_MINUTES, help="minutes: no row is begun later")
+    return made
 
-    No row is given later than so many minutes from now.
-    """
-    lines = records.read_bytes().splitlines() if records and records.exists() else []
-    found = [one for one in (msgspec.json.decode(line, type=kind) for line in lines) if one.row in rows]
-    until, known = time.monotonic() + 60 * minutes, {one.row for one in found}
 
-    def keep(one: Any) -> None:
-        found.append(one)
-        if records:
-            with records.open("ab") as file:
-                file.write(msgspec.json.encode(one) + b"\n")
-
-    yield found, takewhile(lambda _: time.monotonic() < until, (row for row in rows if row not in known)), keep
+def resumed(rows: Sequence[Row], kind: Any, asked: argparse.Namespace, find: Callable[[Row], Any]) -> Iterator[Any]:
+    """Yield what an earlier run has found of these rows, and what is found of the rows that are left."""
+    earlier = [one for one in kept(asked.records, kind) if one.row in rows]
+    yield from earlier
+    until, known = time.monotonic() + 60 * asked.within, {one.row for one in earlier}
+    for row in rows:
+        if row not in known and time.monotonic() < until:
+            keep(asked.records, one := find(row))
+            yield one
 
 
 def engine(*, rehearses: bool) -> Local:
@@ -254,13 +230,6 @@ def _sizes(found: Record) -> list[int] | None:
     return [size for count, x, last in words for size in ([int(last)] * int(count) if x else [int(count)])]
 
 
-def write_section(document: Path, section: str, text: str) -> None:
-    """Write the section that begins with this heading anew, or at the document's end; others stay."""
-    before, _, rest = (document.read_text(encoding="utf-8") if document.exists() else HEAD).partition(section)
-    _, mark, after = rest.partition("\n## ")
-    document.write_text(f"{before.rstrip()}\n\n{section}{text.rstrip()}\n{mark}{after}", encoding="utf-8")
-
-
 def line(one: Judged) -> str:
     """A judged row in words."""
     if one.failed or one.refused:
@@ -283,8 +252,7 @@ def _summary(judged: Sequence[Judged]) -> str:
 
 
 def _by(factor: str, judged: Sequence[Judged], key: Callable[[Row], str]) -> str:
-    text = f"\n| {factor} | rows | refused | exact | peak, worst | saved | reserved | estimate, median | worst |\n"
-    text += f"|---|{'--:|' * 8}\n"
+    lines = []
     for value in dict.fromkeys(key(one.row) for one in judged):
         own = [one for one in judged if key(one.row) == value]
         held = [one for one in own if one.truth]
@@ -292,9 +260,10 @@ def _by(factor: str, judged: Sequence[Judged], key: Callable[[Row], str]) -> str
         guesses = [one.error("peak_bytes", of="estimate") for one in held if one.estimate]
         cells = [f"{error:+.3%}" if error else "0" for error in worst]
         cells += [f"{median(map(abs, guesses)):.2%}", f"{max(guesses, key=abs):+.2%}"] if guesses else ["-", "-"]
-        counts = f"{len(own)} | {sum(bool(one.refused) for one in own)} | {sum(one.is_exact for one in held)}"
-        text += f"| `{short(value)}` | {counts} | {' | '.join(cells)} |\n"
-    return text + "\n"
+        counts = len(own), sum(bool(one.refused) for one in own), sum(one.is_exact for one in held)
+        lines.append((f"`{short(value)}`", *counts, *cells))
+    head = f"{factor} | rows: | refused: | exact: | peak, worst: | saved: | reserved: | estimate, median: | worst:"
+    return table(head, lines) + "\n"
 
 
 def short(model: str) -> str:
@@ -306,12 +275,12 @@ def _differing(judged: Sequence[Judged]) -> str:
     """The rows that differ, the farthest first, with their cause; and those that failed."""
     far = [one for one in judged if one.truth and not one.is_exact]
     far.sort(key=lambda one: -max(abs(one.error(name)) for name in READINGS))
-    text = "| differing row | peak | saved | reserved | cause |\n|---|--:|--:|--:|---|\n" if far else ""
+    lines = []
     for one in far:
         row = one.row
-        cells = " | ".join(f"{one.error(reading):+.3%}" for reading in READINGS)
         words = f"`{short(row.model)}`, {row.device}, {row.precision}, {row.optimizer}, `{row.strategy}`"
-        text += f"| {words} | {cells} | {one.cause or 'not found'} |\n"
+        lines.append((words, *(f"{one.error(reading):+.3%}" for reading in READINGS), one.cause or "not found"))
+    text = table("differing row | peak: | saved: | reserved: | cause", lines)
     return text + "".join(f"\n- `{one.row}`: {one.failed}" for one in judged if one.failed)
 
 

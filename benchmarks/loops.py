@@ -10,15 +10,12 @@ that measuring would slow what is measured. Writes docs/tables/loops.md with -o.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -27,10 +24,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from benchmarks import GCPROF, ROOT, parser, spent, table, write
+
 STEPS, WARMUP, TURNS = 12, 4, 5
 POINTS, SLOWED = 0.03, 0.05
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_MMAP_MAX_": "0"}
-ROOT = Path(__file__).parents[1]
 
 
 class Layer(nn.Module):
@@ -69,13 +67,12 @@ class Gpt(nn.Module):
 
 
 def cnn() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], Any]:
-    """For gcprof: the model, a batch and the loss."""
+    """For gcprof, as the next: the model, a batch and the loss."""
     torch.manual_seed(0)
     return Cnn(), (torch.randn(32, 1, 28, 28), torch.randn(32, 32, 28, 28)), F.mse_loss
 
 
 def gpt() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], Any]:
-    """For gcprof: the model, a batch and the loss."""
     torch.manual_seed(0)
     return Gpt(), (torch.randn(8, 128, 128), torch.randn(8, 128, 256)), F.mse_loss
 
@@ -128,10 +125,7 @@ def turns(name: str, environment: dict[str, str]) -> tuple[list[float], list[flo
 
     def run(kind: str) -> float:
         words = [sys.executable, "-m", "benchmarks.loops", "--loop", name, "--kind", kind]
-        done = subprocess.run(
-            words, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=True
-        )
-        return float(done.stdout)
+        return float(spent(words, cwd=ROOT, env={**os.environ, **environment}).output)
 
     ratios, plain = [], []
     for turn in range(TURNS):
@@ -154,71 +148,41 @@ class Measured(NamedTuple):
 def measured(name: str) -> Measured:
     asked = LOOPS[name]
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "profiler", "run", f"{__file__}:{asked.model}", "--device", "cpu"]
-        more = ["--strategies", f"none,{asked.strategy}", "--output", f"{folder}/run", "--quiet"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run([*words, *more], cwd=folder, env=environment, capture_output=True, check=True)
-        exported = [sys.executable, "-m", "profiler", "export", f"{folder}/run", "--to", "csv"]
-        text = subprocess.run(exported, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
-    none, *_, row = csv.DictReader(text.splitlines())
-    assert row["split"] == asked.split, f"gcprof split the blocks into {row['split']}"
-    values = none["step_seconds"], row["time_ratio"], row["time_ratio_least"], row["time_ratio_most"]
+        where: dict[str, Any] = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+        words = (*GCPROF, "run", f"{__file__}:{asked.model}", "--device", "cpu")
+        spent([*words, "--strategies", f"none,{asked.strategy}", "--output", f"{folder}/run", "--quiet"], **where)
+        text = spent((*GCPROF, "export", f"{folder}/run", "--to", "csv"), **where).output.decode()
+    none, *_, line = csv.DictReader(text.splitlines())
+    assert line["split"] == asked.split, f"gcprof split the blocks into {line['split']}"
+    values = none["step_seconds"], line["time_ratio"], line["time_ratio_least"], line["time_ratio_most"]
     return Measured(*map(float, values))
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--loop", choices=LOOPS)
-    parser.add_argument("--kind", choices=("plain", "own"))
-    parser.add_argument("-o", "--output", type=Path, help="the page that is written")
-    asked = parser.parse_args(words)
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--loop", choices=LOOPS)
+    arguments.add_argument("--kind", choices=("plain", "own"))
+    asked = arguments.parse_args()
     if asked.loop:
         print(loop(asked.loop, asked.kind == "plain"))
         return 0
-    lines = [
-        "| model, strategy | gcprof | loops, freed memory kept | loops, as glibc is | gcprof's plain step |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    print(*lines, sep="\n")
-    missed = False
+    rows, missed = [], False
     for name, one in LOOPS.items():
         (kept, plain), (as_it_is, _) = turns(name, KEPT), turns(name, {})
         own = measured(name)
         missed |= abs(own.ratio - median(kept)) > POINTS and not (own.low <= kept[-1] and kept[0] <= own.high)
         missed |= not plain[0] / (1 + SLOWED) <= own.plain_seconds <= plain[-1] * (1 + SLOWED)
-        cells = (
-            f"{own.ratio - 1:+.1%} ({own.low - 1:+.1%}..{own.high - 1:+.1%})",
-            _text(kept),
-            _text(as_it_is),
-            f"{own.plain_seconds / median(plain) - 1:+.1%}",
-        )
-        lines.append(f"| {one.model}, `{one.strategy}` | {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    if asked.output:
-        asked.output.write_text(PAGE.format(table="\n".join(lines), turns=TURNS, steps=STEPS), encoding="utf-8")
+        gcprof = f"{own.ratio - 1:+.1%} ({own.low - 1:+.1%}..{own.high - 1:+.1%})"
+        slowed = f"{own.plain_seconds / median(plain) - 1:+.1%}"
+        rows.append((f"{one.model}, `{one.strategy}`", gcprof, _text(kept), _text(as_it_is), slowed))
+        print(*rows[-1], sep=" | ", flush=True)
+    head = "model, strategy | gcprof: | loops, freed memory kept: | loops, as glibc is: | gcprof's plain step:"
+    write(asked.output, "loops", table(head, rows))
     return int(missed)
 
 
 def _text(found: Sequence[float]) -> str:
     return f"{median(found) - 1:+.1%} ({found[0] - 1:+.1%}..{found[-1] - 1:+.1%})"
-
-
-PAGE = """# Times beside loops of plain PyTorch
-
-`just bench-loops` wrote this page. A loop knows nothing of gcprof: it builds the same model, calls
-`torch.utils.checkpoint` itself, and runs one strategy alone, {steps} steps in a process of its own; {turns} loops with
-checkpoints and as many without take turns. A ratio is that of two neighbours: the median, the smallest and the largest.
-
-{table}
-
-On a CPU what glibc does with freed memory is a part of a step: it gives it back to the system, or keeps it, by what
-the process freed before, and memory that was given back is made anew page by page. That differs from process to
-process, and between a step that follows one of its own kind and a step that follows another. gcprof therefore has glibc
-keep what is freed (`mallopt`: `M_TRIM_THRESHOLD` of -1, `M_MMAP_MAX` of 0), as CUDA's caching allocator does, and is to
-be held against loops in which it is kept too (`MALLOC_TRIM_THRESHOLD_=-1 MALLOC_MMAP_MAX_=0 python train.py`, which
-also makes training faster). The next column is what a process without that sees; the last one is gcprof's step without
-checkpoints, beside the median of the loops in which it is kept.
-"""
 
 
 if __name__ == "__main__":

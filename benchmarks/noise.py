@@ -8,7 +8,6 @@ runs with a planted delay, with so many processes that only compute beside them.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import random
@@ -16,12 +15,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from benchmarks import parser, table, write
 from profiler.analysis.time_ratio import TimeRatio, floor_of, of_pairs, verdict
 from profiler.core import schedule
 from profiler.core.stats import RoundSteps, Sampling, calm_ratios, pair_ratios, step_order
@@ -122,14 +121,11 @@ def simulated(draw: random.Random, noise: Noise, slower: float, *, pairs_of: Seq
     return of_pairs(rounds)
 
 
-def simulate(pairs_of: Sequence[int], count: int) -> tuple[list[str], bool]:
+def simulate(pairs_of: Sequence[int], count: int) -> tuple[str, bool]:
     """The table of simulated noise, and whether a bound was missed."""
     beside = f", {count} strategies together" if count > 1 else ""
     sizes = f"rounds of {', '.join(map(str, pairs_of))} pairs{beside}"
-    lines = [
-        f"| {sizes} | interval holds the truth | half its width | `none` told from itself | 10 % found |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    rows = []
     missed = False
     for name, noise in NOISES.items():
         draw = random.Random(7)
@@ -141,9 +137,10 @@ def simulate(pairs_of: Sequence[int], count: int) -> tuple[list[str], bool]:
         told = share(verdict(ratio) in SURE for ratio in alike)
         found = share(verdict(ratio) == "slower" for ratio in slower)
         missed |= not LEAST <= held <= MOST or told > MOST_TOLD
-        lines.append(f"| {name} | {held:.1%} | {half_width(slower):.1%} | {told:.1%} | {found:.1%} |")
-        print(lines[-1], flush=True)
-    return lines, missed
+        rows.append((name, f"{held:.1%}", f"{half_width(slower):.1%}", f"{told:.1%}", f"{found:.1%}"))
+        print(*rows[-1], sep=" | ", flush=True)
+    head = f"{sizes} | interval holds the truth: | half its width: | `none` told from itself: | 10 % found:"
+    return table(head, rows), missed
 
 
 def half_width(ratios: Iterable[TimeRatio]) -> float:
@@ -211,12 +208,9 @@ def real(work: Work) -> TimeRatio:
     return of_pairs(calm_ratios(steps))
 
 
-def measure(loads: Sequence[int], tries: int) -> tuple[list[str], bool]:
+def measure(loads: Sequence[int], tries: int) -> tuple[str, bool]:
     """The table of real runs, and whether a bound was missed. The floor of a run is that of the `none` run after it."""
-    lines = [
-        f"| {tries} runs each | load average then | `none` told from itself | 10 % found | half the interval |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    rows = []
     missed = False
     for number in loads:
         with load(number):
@@ -226,53 +220,24 @@ def measure(loads: Sequence[int], tries: int) -> tuple[list[str], bool]:
         told = share(verdict(ratio, floor=floor) in SURE for ratio, floor in zip(alike, floors, strict=True))
         found = share(verdict(ratio, floor=floor) == "slower" for ratio, floor in zip(planted, floors, strict=True))
         missed |= told > MOST_TOLD or found < FOUND.get(number, 0.0)
-        cells = f"{average:.1f} | {told:.1%} | {found:.1%} | {half_width(planted):.1%}"
-        lines.append(f"| {number} busy processes beside | {cells} |")
-        print(lines[-1], flush=True)
-    return lines, missed
+        cells = (f"{one:.1%}" for one in (told, found, half_width(planted)))
+        rows.append((f"{number} busy processes beside", f"{average:.1f}", *cells))
+        print(*rows[-1], sep=" | ", flush=True)
+    head = f"{tries} runs each | load average then: | `none` told from itself: | 10 % found: | half the interval:"
+    return table(head, rows), missed
 
 
-PAGE = """# Times on a noisy machine
-
-`just bench-noise` wrote this page: how often [the rule](../numbers.md#when-two-times-can-be-told-apart) is right.
-
-## Simulated
-
-{simulated}
-
-An interval should hold the truth in 93 to 97 % of all runs, and `none` should be told from itself in no more than 5 %.
-Half its width is that of the median run.
-
-## Measured
-
-{real}
-
-On {cores} cores, by one thread; a step is 40 products of matrices of 128 x 128, and what is planted is four more of
-them. Pairs of which a step waited for a core are left out, as everywhere. The rounds of a run are in one process
-here, each of {seconds:g} s. A load of so many processes was started beside whatever else ran: the load average is of
-the minute before the end, theirs included. `none` against itself should be told apart in no more than 5 %, a tenth be
-found in 90 % without load and in 60 % with four processes beside.
-"""
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path, help="the page that is written")
-    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="processes beside: 0,2,4; '' for none")
-    parser.add_argument("--runs", type=int, default=NUM_REAL, help="real runs of each kind")
-    asked = parser.parse_args(words)
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--loads", default=",".join(map(str, LOADS)), help="processes beside: 0,2,4; '' for none")
+    arguments.add_argument("--runs", type=int, default=NUM_REAL, help="real runs of each kind")
+    asked = arguments.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     tables = [simulate(*sizes) for sizes in ((PAIRS, 1), (FEW_PAIRS, 1), (FEW_PAIRS, TOGETHER))]
     of_loads, missed_real = measure([int(word) for word in asked.loads.split(",") if word], asked.runs)
-    if asked.output:
-        page = PAGE.format(
-            simulated="\n\n".join("\n".join(lines) for lines, _ in tables),
-            real="\n".join(of_loads),
-            cores=os.cpu_count(),
-            seconds=REAL_SECONDS,
-        )
-        asked.output.write_text(page, encoding="utf-8")
+    write(asked.output, "simulated", "\n".join(text for text, _ in tables))
+    write(asked.output, "measured", f"{of_loads}\nOn {os.cpu_count()} cores, by one thread.")
     return int(missed_real or any(missed for _, missed in tables))
 
 

@@ -8,7 +8,6 @@ docs/tables/accuracy.md with -o.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -18,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.instrument import BareLoop, engine, record, resumed, short, write_section
+from benchmarks import made, table, write
+from benchmarks.instrument import BareLoop, engine, record, resumable, resumed, short
 from benchmarks.instrument_rows import MODELS, Row
 from profiler.core import plan_file
 from profiler.core.devices import REHEARSE, to_rehearse
@@ -40,7 +40,6 @@ OTHERS = (
     *("mlp:", "cifar-resnet", "mnist-cnn", "torchvision:resnet18", "torchvision:resnet50", "densenet121"),
     *("mobilenet_v2", "convnext_tiny", "vit_b_16", "vit_tiny", "hf:t5", "kind=video"),
 )
-SECTION = "## Plans at 70 % of the peak\n"
 
 
 class Proved(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,25 +75,21 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="only models in whose words one of these stands")
-    parser.add_argument("--records", type=Path, help="a file of what is proved, to go on from")
-    parser.add_argument("--within", type=float, default=60.0, help="minutes: no model is begun later")
-    parser.add_argument("-o", "--output", type=Path, help="write the section of this document anew")
-    asked = parser.parse_args()
-    with (
-        BareLoop() as bare,
-        engine(rehearses=True) as rehearsing,
-        tempfile.TemporaryDirectory() as folder,
-        resumed(list(_rows(asked.only)), Proved, asked.records, asked.within) as (proved, left, keep),
-    ):
-        for row in left:
-            keep(prove(row, bare, rehearsing, Path(folder) / "plan.json"))
-            print(_line(proved[-1]), flush=True)
+    arguments = resumable(__doc__)
+    arguments.add_argument("--only", nargs="*", default=[], help="only models in whose words one of these stands")
+    asked = arguments.parse_args()
+    proved: list[Proved] = []
+    with BareLoop() as bare, engine(rehearses=True) as rehearsing, tempfile.TemporaryDirectory() as folder:
+
+        def found(row: Row) -> Proved:
+            return prove(row, bare, rehearsing, Path(folder) / "plan.json")
+
+        for one in resumed(list(_rows(asked.only)), Proved, asked, found):
+            proved.append(one)
+            print(_line(one), flush=True)
     text = _told(proved)
     print(f"\n{text}")
-    if asked.output:
-        write_section(asked.output, SECTION, text)
+    write(asked.output, "plans", text)
     return int(not all(one.is_fine for one in proved))
 
 
@@ -185,23 +180,19 @@ def _line(one: Proved) -> str:
 def _told(proved: list[Proved]) -> str:
     held = [one for one in proved if not one.refused]
     brute = [one for one in held if one.slower is not None]
-    num_models = len({one.row.model for one in proved})
     text = (
-        f"\n`gcprof plan MODEL --budget 70% --device h100` for {num_models} models in fp32 and amp-bf16: "
-        f"{sum(one.is_within for one in held)} of {len(held)} plans have a rehearsed peak within the budget; for "
-        f"{len(proved) - len(held)} no plan fits. On small models all plans of whole blocks, one level deep, were run "
-        f"in a bare loop: {sum((one.slower or 0) <= SLOWER for one in brute)} of {len(brute)} plans are "
-        "at most 1 % slower than the fastest of those that fit. Save options within blocks may make a plan faster "
-        "than all of them.\nMade by `python -m benchmarks.plans`.\n\n"
-        "| model | precision | plan | peak, of the budget | best of all blocks | plan slower by |\n"
-        "|---|---|---|--:|---|--:|\n"
+        f"{made('plans')} Of {len({one.row.model for one in proved})} models {sum(one.is_within for one in held)} of "
+        f"{len(held)} plans have a rehearsed peak within the budget; for {len(proved) - len(held)} no plan fits. "
+        f"{sum((one.slower or 0) <= SLOWER for one in brute)} of {len(brute)} plans are at most 1 % slower than the "
+        "fastest of those that were run and fit.\n\n"
     )
+    rows = []
     for one in proved:
         share = one.refused or f"{one.peak_bytes / one.budget_bytes:.2%}"
         best = f"`{one.best}`, of {one.num_run}" if one.best else f"none of {one.num_run}" if one.num_run else ""
         slower = f"{one.slower:+.2%}" if one.slower is not None and not one.refused else ""
-        text += f"| `{short(one.row.model)}` | {one.row.precision} | `{one.plan}` | {share} | {best} | {slower} |\n"
-    return text
+        rows.append((f"`{short(one.row.model)}`", one.row.precision, f"`{one.plan}`", share, best, slower))
+    return text + table("model | precision | plan | peak, of the budget: | best of all blocks | plan slower by:", rows)
 
 
 if __name__ == "__main__":

@@ -6,43 +6,34 @@ Prints each table and how long it took. Fails where a system ends otherwise than
 
 from __future__ import annotations
 
-import argparse
 import math
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+from benchmarks import GCPROF, parser, spent
 from profiler.workflows.reproduce import names
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("-o", "--output", type=Path, help="keep the run folders below this one")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--predict", action="store_true", help="run nothing: predict the published size")
-    parser.add_argument("--within", type=float, default=math.inf, help="seconds that one system may take")
-    asked = parser.parse_args()
-    how = ["--predict"] if asked.predict else ["--device", asked.device]
+    arguments = parser(__doc__, "only these systems")
+    arguments.add_argument("--device", default="cpu")
+    arguments.add_argument("--predict", action="store_true", help="run nothing: predict the published size")
+    arguments.add_argument("--within", type=float, default=math.inf, help="seconds that one system may take")
+    asked = arguments.parse_args()
+    how = ("--predict",) if asked.predict else ("--device", asked.device)
     with tempfile.TemporaryDirectory() as folder:
         root = asked.output or Path(folder)
-        took = {name: reproduce(name, root / name, how) for name in asked.names or names()}
-    wrong = [name for name, (code, _) in took.items() if code]
-    slow = [name for name, (_, seconds) in took.items() if seconds > asked.within]
+        took = {
+            name: spent(
+                (*GCPROF, "reproduce", name, *how, "-o", str(root / name)), may_fail=True, stdout=None, stderr=None
+            )
+            for name in asked.names or names()
+        }
     print()
-    for name, (code, seconds) in took.items():
-        print(f"{name:16} exit code {code}  {seconds:6.1f} s")
-    return int(bool(wrong or slow))
-
-
-def reproduce(name: str, folder: Path, how: list[str]) -> tuple[int, float]:
-    """Run one system in a process of its own: its exit code, and the seconds."""
-    words = [sys.executable, "-m", "profiler", "reproduce", name, *how, "-o", str(folder)]
-    began = time.monotonic()
-    done = subprocess.run(words, check=False)
-    return done.returncode, time.monotonic() - began
+    for name, one in took.items():
+        print(f"{name:16} exit code {one.exit_code}  {one.clock:6.1f} s")
+    return int(any(one.exit_code or one.clock > asked.within for one in took.values()))
 
 
 if __name__ == "__main__":

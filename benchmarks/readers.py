@@ -10,14 +10,13 @@ above 1.5 times, or 400 MiB.
 from __future__ import annotations
 
 import random
-import resource
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from benchmarks import spent, verdict
 from profiler.core.case import Trial, encode
 from profiler.core.record import Record
 from profiler.runs import store
@@ -37,7 +36,7 @@ try:
     main()
 finally:
     status = open("/proc/self/status", encoding="ascii").read()
-    print(status.partition("VmHWM:")[2].split()[0], file=sys.stderr)  # of this process: ru_maxrss has its parent's too
+    print("\\n", status.partition("VmHWM:")[2].split()[0])  # of this process: ru_maxrss has its parent's too
 """
 COMMANDS = (
     ("show",),
@@ -48,34 +47,31 @@ COMMANDS = (
 
 
 def main() -> int:
+    shapes = {"strategies": strategies, "models": models}
     late = 0
     with tempfile.TemporaryDirectory() as name:
-        for shape, records in (("strategies", strategies()), ("models", models())):
-            write(Path(name) / shape / "run", list(records))
-            folder = Path(name) / shape / "run"
+        for shape, records in shapes.items():
+            folder = write(Path(name) / shape / "run", records(RECORDS))
             for first, *rest in COMMANDS:
                 late += _is_late(f"{' '.join([first, *rest])}, {shape}", [first, str(folder), *rest], [folder])
             late += _is_late(f"list, {shape}", ["list", "--folder", str(folder.parent)], [folder])
-        for shape, records in (("strategies", strategies(COMPARED)), ("models", models(COMPARED))):
-            write(Path(name) / f"compared-{shape}", list(records))
-            both = [Path(name) / f"compared-{shape}"] * 2
-            words = ["compare", *map(str, both)]
-            late += _is_late(f"compare of {COMPARED:,}, {shape}", words, both)
-        many = Path(name) / "many"
-        write(many, list(strategies(MANY)))
+        for shape, records in shapes.items():
+            both = [write(Path(name) / f"compared-{shape}", records(COMPARED))] * 2
+            late += _is_late(f"compare of {COMPARED:,}, {shape}", ["compare", *map(str, both)], both)
+        many = write(Path(name) / "many", strategies(MANY))
         words = ["show", str(many)]
         late += _is_late(f"show of {MANY:,}", words, [many], limit=MANY_LIMIT, most_bytes=MANY_BYTES, turns=2)
     return int(late > 0)
 
 
-def strategies(count: int = RECORDS) -> Iterator[Record]:
+def strategies(count: int) -> Iterator[Record]:
     """One model, every record another strategy."""
     chance = random.Random(0)
     for number in range(count):
         yield make.record("none" if number == 0 else f"segments:k={number}", **_readings(chance))
 
 
-def models(count: int = RECORDS) -> Iterator[Record]:
+def models(count: int) -> Iterator[Record]:
     """Batch sizes with twenty strategies and five rounds each; of 10,000 records a hundred."""
     chance = random.Random(0)
     for number in range(count):
@@ -84,10 +80,13 @@ def models(count: int = RECORDS) -> Iterator[Record]:
         yield make.record(case=case, round=round_, **_readings(chance))
 
 
-def write(folder: Path, records: list[Record]) -> None:
-    plan = tuple(Trial(case=record.case, round=record.round) for record in records)
+def write(folder: Path, records: Iterator[Record]) -> Path:
+    """Write a run of these records, and return its folder."""
+    every = list(records)
+    plan = tuple(Trial(case=record.case, round=record.round) for record in every)
     store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
-    (folder / "trials.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in records))
+    (folder / "trials.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in every))
+    return folder
 
 
 def _readings(chance: random.Random) -> dict[str, object]:
@@ -114,7 +113,7 @@ def _is_late(
     is_late = ratio > limit or (most_bytes is not None and nbytes > most_bytes)
     print(
         f"{name:36} {seconds:5.2f} s  plain reader {plain:5.2f} s  {ratio:4.1f} x (at most {limit:g})"
-        f"  {nbytes / 2**20:4.0f} MiB  {'MISSED' if is_late else 'met'}",
+        f"  {nbytes / 2**20:4.0f} MiB  {verdict(not is_late)}",
         flush=True,
     )
     return is_late
@@ -122,15 +121,8 @@ def _is_late(
 
 def _taken(code: str, words: list[str]) -> tuple[float, float]:
     """Processor seconds, and the most bytes that the process itself held (0 if it does not say)."""
-    used = _used()
-    command = [sys.executable, "-c", code, *words]
-    done = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    return _used() - used, int((done.stderr.split() or ["0"])[-1]) * 1024
-
-
-def _used() -> float:
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return children.ru_utime + children.ru_stime
+    used = spent([sys.executable, "-c", code, *words])
+    return used.processor, int((used.output.split() or [b"0"])[-1]) * 1024
 
 
 if __name__ == "__main__":

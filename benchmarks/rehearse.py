@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from profiler import __version__
+from benchmarks import Spent, made, parser, spent, table, write
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice, Trial, decode, encode
 from profiler.core.devices import Device
@@ -36,24 +30,7 @@ LONGEST = 300  # seconds: what takes longer is ended
 WIDTH, WIDE, LAYERS, HEADS, KEY_HEADS, VOCABULARY = 8192, 28_672, 80, 64, 8, 32_000  # of Llama-70B
 ITEM, GRANULE = 2, 512  # bytes: bf16; what CUDA's allocator rounds up to
 ROOMY = str(Device(prefix="", name="h100", bytes=512 * GIB, context_bytes=0))  # for a step that does not fit an H100
-HEAD = f"""# Models at full size, rehearsed
-
-Each row is one training step of a model at full size, on a GPU that was not there: rehearsed by PyTorch's own CUDA
-code, and predicted from a trace. Nothing here was measured. Seconds are of the whole rehearsal, from the start of a new
-interpreter to the end of its processes; processor seconds are what they computed; the host's memory is the largest
-resident set of any of them. Bounds: {SECONDS:.0f} s and {bytes_text(HOST_BYTES)}; 120 s for 4096 ranks. The static
-bytes of ranks are those of the arithmetic of sharding.
-
-Published is what others measured on a real GPU: 5,605.75 MB for ResNet-152 with batch 32, with TensorFlow (a comment
-in the tests of [gradient-checkpointing](https://github.com/cybertronai/gradient-checkpointing)). No published figure of
-the other rows is known to us; figures of other steps are in [published memory](published-memory.md).
-
-Made by `python -m benchmarks.rehearse` with gcprof {__version__} and torch {version("torch")}, on
-{os.cpu_count()} cores that other work shared.
-
-| model | device | published | rehearsed | predicted | seconds | processor seconds | host's memory |
-|---|---|--:|--:|--:|--:|--:|--:|
-"""
+HEAD = "model | device | published: | rehearsed: | predicted: | seconds: | processor seconds: | host's memory:"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,67 +90,50 @@ ROWS = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", help="only rows whose name or device holds one of these")
-    parser.add_argument("-o", "--output", type=Path, help="write the table to this document")
-    parser.add_argument("--trial", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    arguments = parser(__doc__, "only rows whose name or device holds one of these")
+    arguments.add_argument("--trial", help=argparse.SUPPRESS)
+    asked = arguments.parse_args()
     if asked.trial:
         trial: Trial = decode(asked.trial, Trial)
         with Local(rehearses=trial.case.is_rehearsed) as engine:
             print(encode(next(engine.run([trial]))).decode())
         return 0
-    text, broken = HEAD, ""
+    lines, broken = [], ""
     for row in ROWS:
-        if not asked.words or any(word in f"{row.name} {row.device}" for word in asked.words):
-            line, wrong = rehearse(row)
-            text += f"{line}\n"
+        if not asked.names or any(word in f"{row.name} {row.device}" for word in asked.names):
+            cells, wrong = rehearse(row)
+            lines.append(cells)
             broken += f"- {row.name} on {row.device}: {', '.join(wrong)}\n" if wrong else ""
-            print(line, *wrong, flush=True)
-    text += f"\nBounds that were broken here:\n\n{broken}" if broken else "\nNo bound was broken.\n"
-    if asked.output:
-        asked.output.write_text(text, encoding="utf-8")
+            print(*cells, *wrong, sep=" | ", flush=True)
+    said = f"Bounds that were broken here:\n\n{broken}" if broken else "No bound was broken.\n"
+    write(asked.output, "rows", f"{made('rehearse', on_cores=True)}\n\n{table(HEAD, lines)}\n{said}")
     return int(bool(broken))
 
 
-def rehearse(row: Row) -> tuple[str, list[str]]:
+def rehearse(row: Row) -> tuple[tuple[str, ...], list[str]]:
     """Return a line of the table, of what a new interpreter rehearses and predicts, and the bounds that it breaks."""
-    began = time.monotonic()
     record, used = _run(row.case)
-    seconds, host_bytes = time.monotonic() - began, used.ru_maxrss * 1024
     predicted, _ = _run(row.case.foreseen)
     outcome = record.outcome if record else f"not within {LONGEST} s"
     wrong = [] if outcome == row.outcome else [f"{outcome}, not {row.outcome}: {record.detail if record else ''}"]
-    if seconds > row.seconds:
-        wrong.append(f"{seconds:.1f} s, not {row.seconds:.0f} s")
-    if host_bytes > HOST_BYTES:
-        wrong.append(f"{bytes_text(host_bytes)} of the host, not {bytes_text(HOST_BYTES)}")
+    if used.clock > row.seconds:
+        wrong.append(f"{used.clock:.1f} s, not {row.seconds:.0f} s")
+    if used.nbytes > HOST_BYTES:
+        wrong.append(f"{bytes_text(used.nbytes)} of the host, not {bytes_text(HOST_BYTES)}")
     if row.ranks and record:
         expected, static = static_bytes(row.ranks), record.readings.static_bytes or {}
         wrong += [f"{name} {static.get(name)}, not {size}" for name, size in expected.items() if static[name] != size]
-    cells = (
-        row.name,
-        row.device,
-        row.published,
-        _bytes(record) if outcome == "ok" else outcome.replace("_", " "),
-        _bytes(predicted),
-        f"{seconds:.1f}",
-        f"{used.ru_utime + used.ru_stime:.1f}",
-        bytes_text(host_bytes),
-    )
-    return f"| {' | '.join(cells)} |", wrong
+    peak = _bytes(record) if outcome == "ok" else outcome.replace("_", " ")
+    took = f"{used.clock:.1f}", f"{used.processor:.1f}", bytes_text(used.nbytes)
+    return (row.name, row.device, row.published, peak, _bytes(predicted), *took), wrong
 
 
-def _run(case: Case) -> tuple[Record | None, Any]:
+def _run(case: Case) -> tuple[Record | None, Spent]:
     """Return the case's record, None where it takes too long, and what its processes used."""
-    with tempfile.TemporaryFile() as printed:
-        text = encode(Trial(case=case, passes=("memory",))).decode()
-        command = ["timeout", str(LONGEST), sys.executable, "-m", "benchmarks.rehearse", "--trial", text]
-        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.DEVNULL)
-        _, status, used = os.wait4(process.pid, 0)  # used: by it, and by those that it waited for
-        process.returncode = os.waitstatus_to_exitcode(status)
-        printed.seek(0)
-        return (None if status else decode(printed.read(), Record)), used
+    text = encode(Trial(case=case, passes=("memory",))).decode()
+    command = ["timeout", str(LONGEST), sys.executable, "-m", "benchmarks.rehearse", "--trial", text]
+    used = spent(command, may_fail=True)
+    return (None if used.exit_code else decode(used.output, Record)), used
 
 
 def _bytes(record: Record | None) -> str:

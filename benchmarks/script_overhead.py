@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
+from benchmarks import GCPROF, Spent, spent
 from profiler.core.stats import ratio_of_pairs, step_order
 from profiler.scripts.launch import INJECT
 from tests.scripts import runs
@@ -28,7 +27,7 @@ from tests.scripts import runs
 STEPS, WHOLES, WARM_UP, STEP_RATIO, VALUES_RATIO = 400, 5, 20, 1.02, 1.1
 SCRIPTS = {"imagenet_like": (("--steps", "3"), 4.0), "nanogpt_like": ((), 5.0)}  # options, and the most
 WORDS = (sys.executable, "-m", "benchmarks.script_overhead")
-GCPROF = (sys.executable, "-m", "profiler", "rehearse", "--device", runs.DEVICE, "--quiet")
+REHEARSE = (*GCPROF, "rehearse", "--device", runs.DEVICE, "--quiet")
 
 
 def main() -> int:
@@ -107,12 +106,12 @@ def _switch() -> Callable[[bool], None]:
 
 def _steps_cost(folder: Path) -> bool:
     """Print what the watch costs a step; whether it is too much on the CPU."""
-    pairs = json.loads(_run((*WORDS, "cpu"), GCPROF_WATCH=str(folder)).stdout)
+    pairs = json.loads(_run((*WORDS, "cpu"), GCPROF_WATCH=str(folder)).output)
     ratio, limits = ratio_of_pairs([watched / plain for watched, plain in pairs])
     low, high = limits or (ratio, ratio)
     plain = median(plain for _, plain in pairs) * 1e3
     print(f"step on the CPU, {plain:.1f} ms: {ratio:.4f} ({low:.4f} to {high:.4f}) of it with the watch", flush=True)
-    pairs = json.loads(_run((*GCPROF, "--", *WORDS, "cuda")).stdout.splitlines()[0])
+    pairs = json.loads(_run((*REHEARSE, "--", *WORDS, "cuda")).output.splitlines()[0])
     low, more, high = (1e3 * value for value in quantiles([watched - plain for watched, plain in pairs], n=4))
     plain = median(plain for _, plain in pairs) * 1e3
     print(f"step on a hollow GPU, {plain:.1f} ms of the host: {more:.2f} ms ({low:.2f} to {high:.2f}) more", flush=True)
@@ -125,7 +124,7 @@ def _whole_costs(name: str, folder: Path) -> bool:
     if script.missing:
         print(f"{name}: {', '.join(script.missing)} not installed")
         return False
-    words, importing = (*GCPROF, *options, "--", *script.words), (sys.executable, "-c", "import torch")
+    words, importing = (*REHEARSE, *options, "--", *script.words), (sys.executable, "-c", "import torch")
     pairs = _pairs(lambda: _seconds(words, folder), lambda: _seconds(importing, folder), WHOLES)
     whole = median(one / other for one, other in pairs)
     pairs = _pairs(lambda: _seconds(words, folder), lambda: _seconds(words, folder, GCPROF_VALUES="off"), WHOLES)
@@ -143,14 +142,11 @@ def _pairs(one: Callable[[], float], other: Callable[[], float], count: int) -> 
 
 
 def _seconds(words: tuple[str, ...], cwd: Path, **variables: str) -> float:
-    began = time.monotonic()
-    _run(words, cwd=cwd, **variables)
-    return time.monotonic() - began
+    return _run(words, cwd=cwd, **variables).clock
 
 
-def _run(words: tuple[str, ...], *, cwd: Path | None = None, **variables: str) -> Any:
-    environment = {**runs.environment(), "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(words, cwd=cwd, env=environment, check=True, capture_output=True)
+def _run(words: tuple[str, ...], *, cwd: Path | None = None, **variables: str) -> Spent:
+    return spent(words, cwd=cwd, env={**runs.environment(), "OMP_NUM_THREADS": "1", **variables})
 
 
 if __name__ == "__main__":

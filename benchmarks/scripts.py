@@ -4,56 +4,35 @@ Each script of tests/scripts runs unchanged, in a folder of its own, on hollow G
 line at its end that says what PyTorch's allocator says, and once under `gcprof rehearse`. Fails where the two do not
 agree to the byte. With `--traps` the programs are others of tests/scripts, each run once, under the watch. `-o`
 writes the table into its part of the document; `--keep FILE` goes on with the rows of an earlier run that was cut.
+
+`--here --keep FILE` needs a CUDA device: each script that one GPU can run, alone on it (with `--hollow DEVICE` a dry
+run), and where counters can be put in by hand, the peak of each phase. `--against DEVICE --keep FILE` then rehearses
+the same scripts without the device, under the same torch, and fails where a byte differs.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from profiler import __version__
+from benchmarks import keep, kept, made, parser, table, write
 from profiler.core.units import bytes_text
-from tests.scripts import runs
+from profiler.rehearsal.smoke import proven_libraries
+from tests.scripts import by_hand, runs
 from tests.scripts.runs import Run, Script
 
 MOST_LETTERS = 200  # of a reason
-SECOND = "## Programs with traps"
-SCRIPTS_HEAD = f"""# Training scripts, rehearsed
-
-Each row is a command that trains something, run as it stands on GPUs that were not there, by
-`gcprof rehearse --device {runs.DEVICE} -- COMMAND`. Nothing here was measured. Peak and reserved are those of the
-process that reserves most; the phase is that of its peak. They are held to the same command on the same GPUs without
-the watch, with one line at its end that prints `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`: equal
-is said where both numbers of all processes are, to the byte. Without the watch no value of the GPU is known, so of
-three scripts (`word_language_model`, `trainer`, `trainer_lora`) what a library reads there, whether a mask is causal
-and whether rows are packed, is decided by hand, as it is on a GPU. Seconds are of the whole command, with its import of
-torch, under the watch and without it. The scripts are those of `tests/scripts`.
-
-MADE
-
-| command | peak | reserved | phase of the peak | line | processes | equal | seconds | without |
-|---|--:|--:|---|---|--:|---|--:|--:|
-"""
-TRAPS_HEAD = f"""{SECOND}
-
-Programs in the usual idiom of their libraries, which trip over what a GPU without arithmetic lacks: values that decide
-sizes, ranks that talk, libraries with CUDA code of their own. Each is run unchanged, once, by
-`gcprof rehearse --device DEVICE --limit {runs.LIMIT_SECONDS} -- COMMAND`; they are of `tests/scripts`,
-too. Peak and reserved are those of the process that reserves most; where a size was assumed they hold for
-the assumed values; shortages are those of memory that the program caught.
-
-MADE
-
-| program | command | device | ran to its end | peak | reserved | processes | assumed | shortages | seconds |
-|---|---|---|---|--:|--:|--:|---|--:|--:|
-"""
+WORKERS = 6  # scripts at once on the device that is here: bytes alone, which neighbors leave as they are
+SCRIPTS = "command | peak: | reserved: | phase of the peak | line | processes: | equal | seconds: | without:"
+TRAPS = "program | command | device | ran to its end | peak: | reserved: | processes: | assumed | shortages: | seconds:"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,59 +72,71 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return text.replace("|", "\\|").replace("\n", " ")
 
     @property
-    def text(self) -> str:
+    def cells(self) -> tuple[str, ...]:
         """The row of its table."""
         script, most = self.script, max(self.watched.figures, key=lambda of: of.reserved_bytes, default=None)
         nbytes = [bytes_text(most.peak_bytes), bytes_text(most.reserved_bytes)] if most else ["", ""]
-        seconds = f"{self.watched.seconds:.0f}"
+        seconds, command = f"{self.watched.seconds:.0f}", f"`{_command(script)}`"
         if self.alone:
             phases = max((one["phases"] for one in self.processes), key=lambda of: max(p["reserved_bytes"] for p in of))
             phase = max(phases, key=lambda phase: phase["peak_bytes"])
             name = f"{phase['name']}, first step" if phase["is_first_step"] else phase["name"]
-            is_equal = "yes" if self.is_good else "**no**"
-            more = [name, phase["line"], str(len(self.processes)), is_equal, seconds, f"{self.alone.seconds:.0f}"]
-            return f"| `{_command(script)}` | {' | '.join([*nbytes, *more])} |\n"
+            is_equal, alone = "yes" if self.is_good else "**no**", f"{self.alone.seconds:.0f}"
+            return (command, *nbytes, name, phase["line"], str(len(self.processes)), is_equal, seconds, alone)
         device = script.device if script.num_gpus == 1 else f"{script.device}:{script.num_gpus}"
         ended = "yes" if self.is_good else f"**no**: {self.reason}"
         is_assumed = any(value["is_size"] for process in self.processes for value in process.get("assumed", ()))
         shortages = str(sum(len(process["shortages"]) for process in self.processes) or "")
-        more = [str(len(self.processes)), "yes" if is_assumed else "no", shortages, seconds]
-        return f"| {script.name} | `{_command(script)}` | {' | '.join([device, ended, *nbytes, *more])} |\n"
+        more = str(len(self.processes)), "yes" if is_assumed else "no", shortages, seconds
+        return (script.name, command, device, ended, *nbytes, *more)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="only these scripts")
-    parser.add_argument("-o", "--output", type=Path, help="write the table to this document")
-    parser.add_argument("--keep", type=Path, help="append each row to this file, and run none again that it has")
-    parser.add_argument("--traps", action="store_true", help="programs of which each trips over something")
-    asked = parser.parse_args()
-    lines = asked.keep.read_bytes().splitlines() if asked.keep and asked.keep.exists() else []
-    known = {row.script.name: row for row in (msgspec.json.decode(line, type=Row) for line in lines)}
+    arguments = parser(__doc__, "only these scripts")
+    arguments.add_argument("--keep", type=Path, help="append each row to this file, and run none again that it has")
+    arguments.add_argument("--traps", action="store_true", help="programs of which each trips over something")
+    arguments.add_argument("--here", action="store_true", help="run them on the device that is here")
+    arguments.add_argument("--hollow", default="", help="on a hollow device: a dry run")
+    arguments.add_argument("--against", default="", help="the device of the rows, by its word: rehearse them")
+    asked = arguments.parse_args()
+    if asked.against:
+        return compare([json.loads(line) for line in asked.keep.read_text().splitlines()], asked.against)
+    chosen = [
+        script
+        for name, script in (runs.TRAPS if asked.traps else runs.TABLE).items()
+        if not asked.names or name in asked.names
+    ]
+    return run_here(chosen, asked) if asked.here else run_hollow(chosen, asked)
+
+
+def run_hollow(chosen: list[Script], asked: argparse.Namespace) -> int:
+    known = {row.script.name: row for row in kept(asked.keep, Row)}
     rows, absent = list[Row](), ""
-    for name, script in (runs.TRAPS if asked.traps else runs.TABLE).items():
-        if asked.names and name not in asked.names:
-            continue
+    for script in chosen:
         if script.missing:
-            absent += f"\nNot run: {name}: {', '.join(script.missing)} not installed.\n"
+            absent += f"\nNot run: {script.name}: {', '.join(script.missing)} not installed.\n"
             continue
-        rows.append(known.get(name) or run(script, is_trap=asked.traps))
-        print(rows[-1].text, end="", flush=True)
-        if asked.keep and name not in known:
-            with asked.keep.open("ab") as file:
-                file.write(msgspec.json.encode(rows[-1]) + b"\n")
+        rows.append(known.get(script.name) or run(script, is_trap=asked.traps))
+        print(*rows[-1].cells, sep=" | ", flush=True)
+        if script.name not in known:
+            keep(asked.keep, rows[-1])
     print(absent, file=sys.stderr)
-    if asked.output and rows:
-        _write(asked.output, rows, absent, is_second=asked.traps)
+    if rows:
+        said = made("scripts --traps" if asked.traps else "scripts", on_cores=True)
+        packages = sorted({f"{name} {number}" for row in rows for name, number in row.packages.items()})
+        said += f" {sum(row.is_good for row in rows)} of {len(rows)} ran to their end."
+        said += f" Packages: {', '.join(packages)}." if packages else ""
+        lines = table(TRAPS if asked.traps else SCRIPTS, (row.cells for row in rows))
+        write(asked.output, "traps" if asked.traps else "scripts", f"{said}\n\n{lines}{absent}")
     return int(not rows or (not asked.traps and not all(row.is_good for row in rows)))
 
 
 def run(script: Script, *, is_trap: bool) -> Row:
     """Run a script in a folder of its own, with the watch and, if it is no trap, without."""
     with tempfile.TemporaryDirectory() as name:
-        here, kept = Path(name, "scripts"), Path(name, "kept")
+        here, end = Path(name, "scripts"), Path(name, "kept")
         here.mkdir()
-        kept.mkdir()
+        end.mkdir()
         runs.copied(here)
         if is_trap:
             limit = ("--limit", str(runs.LIMIT_SECONDS))
@@ -153,7 +144,7 @@ def run(script: Script, *, is_trap: bool) -> Row:
             names = packages_distributions()
             packages = {package: version(names[package][0]) for package in script.needs if package in names}
             return Row(script=script, watched=watched, packages=packages)
-        alone = runs.control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, decided=script.decided)
+        alone = runs.control(script.words, cwd=here, kept=end, num_gpus=script.num_gpus, decided=script.decided)
         watched = runs.rehearsed(script.words, *script.options, cwd=here, num_gpus=script.num_gpus)
         if not watched.figures:
             raise SystemExit(f"{script.name}: no figures: {watched.said[-2000:]}")
@@ -169,18 +160,59 @@ def _command(script: Script) -> str:
     return " ".join(words)
 
 
-def _write(path: Path, rows: list[Row], absent: str, *, is_second: bool) -> None:
-    """Write one of the two tables to the document, and leave the other as it is."""
-    options, head = (" --traps", TRAPS_HEAD) if is_second else ("", SCRIPTS_HEAD)
-    made = f"Made by `python -m benchmarks.scripts{options}` with gcprof {__version__} and torch {version('torch')}, on"
-    made += f" {os.cpu_count()} cores that other work shared."
-    packages = sorted({f"{name} {number}" for row in rows for name, number in row.packages.items()})
-    made += f" {sum(row.is_good for row in rows)} of {len(rows)} ran to their end. Packages: {', '.join(packages)}." * (
-        is_second
-    )
-    text = head.replace("MADE", made) + "".join(row.text for row in rows) + absent
-    first, mark, second = (path.read_text(encoding="utf-8") if path.exists() else "").partition(SECOND)
-    path.write_text(f"{first.rstrip()}\n\n{text}" if is_second else f"{text}\n{mark}{second}", encoding="utf-8")
+# ---- on the CUDA device that is here
+
+
+def run_here(chosen: list[Script], asked: argparse.Namespace) -> int:
+    """Run each script as it is, and with counters put in by hand where that is known."""
+    if asked.hollow:
+        proven_libraries()  # once, before several processes open them
+
+    def measured(script: Script) -> dict[str, Any]:
+        done = _alone(script, asked.hollow)
+        row = {"script": script.name, "exit_code": done.exit_code, "seconds": done.seconds, "figures": _rows(done)}
+        if done.exit_code:
+            row["said"] = done.said[-2000:]
+        if script.name in by_hand.MARKS:
+            row["phases"] = by_hand.peaks(by_hand.rows(_alone(script, asked.hollow, is_marked=True).said))
+        return row
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for row in pool.map(measured, [one for one in chosen if one.num_gpus == 1 and not one.missing]):
+            keep(asked.keep, row)
+            print(row["script"], row["exit_code"], f"{row['seconds']:.0f} s", row["figures"], flush=True)
+    return 0
+
+
+def _alone(script: Script, device: str, *, is_marked: bool = False) -> Run:
+    with tempfile.TemporaryDirectory() as name:
+        here, kept_here = Path(name, "scripts"), Path(name, "kept")
+        here.mkdir()
+        kept_here.mkdir()
+        path = runs.copied(here) / f"{script.name}.py"
+        if is_marked:
+            path.write_text(by_hand.marked(script.name, path.read_text()))
+        return runs.control(script.words, cwd=here, kept=kept_here, device=device)
+
+
+def compare(rows: list[dict[str, Any]], device: str) -> int:
+    """Print each row beside what a rehearsal says; return 1 where one differs."""
+    num_different = 0
+    for row in rows:
+        with tempfile.TemporaryDirectory() as name:
+            done = runs.rehearsed(runs.TABLE[row["script"]].words, cwd=runs.copied(Path(name)), device=device)
+        if "phases" in row:
+            (process,) = done.document["variants"][0]["processes"]
+            told = by_hand.told(process)
+            print(row["script"], {name: (row["phases"].get(name), told.get(name)) for name in told | row["phases"]})
+            num_different += told != row["phases"]
+        print(row["script"], "measured", row["figures"], "rehearsed", _rows(done), flush=True)
+        num_different += row["figures"] != _rows(done)
+    return int(bool(num_different))
+
+
+def _rows(done: Run) -> list[list[Any]]:
+    return [[figures.rank, figures.peak_bytes, figures.reserved_bytes] for figures in done.figures]
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ imports, in the quickest of three engines, since what others do only adds to the
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from statistics import median
 
+from benchmarks import GCPROF, spent
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.server_process import PRELOAD
 from profiler.engines.local import Local
@@ -23,12 +23,11 @@ START_SECONDS, TRIAL_SECONDS, HELP_RATIO = 0.1, 0.5, 1.3
 
 
 def main() -> int:
-    interpreters = [_seconds([sys.executable, "-c", f"import {', '.join(PRELOAD)}"]) for _ in range(3)]
+    interpreters = [spent((sys.executable, "-c", f"import {', '.join(PRELOAD)}")).clock for _ in range(3)]
     is_shared = "--shared" in sys.argv[1:]
     starts, wholes = min((_trials() for _ in range(3 if is_shared else 1)), key=lambda tried: median(tried[1]))
     pairs = [
-        (_seconds([sys.executable, "-m", "profiler", "--help"]), _seconds([sys.executable, "-c", "import typer"]))
-        for _ in range(HELPS)
+        (spent((*GCPROF, "--help")).clock, spent((sys.executable, "-c", "import typer")).clock) for _ in range(HELPS)
     ]
     ratios = [help_ / typer for help_, typer in pairs]
     named = {
@@ -65,12 +64,6 @@ def _trials() -> tuple[list[float], list[float]]:
             assert record.readings.peak_bytes
             assert record.readings.step_seconds
     return starts, wholes
-
-
-def _seconds(words: list[str]) -> float:
-    began = time.monotonic()
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return time.monotonic() - began
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from profiler.engines import local
 from profiler.engines.child import Server
 from profiler.engines.local import Local
 from profiler.rehearsal import device as hollow_device
+from profiler.rehearsal import loader
 from profiler.training import models
 from tests import killed, make
 from tests.hollow import Hollow, absent
@@ -50,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if asked := config.getoption("--hollow"):
         os.environ[hollow_device.ASKED] = asked
-        os.environ[hollow_device.PLANS] = "hollow"  # traces have no workspaces
+        os.environ[loader.PLANS] = "hollow"  # traces have no workspaces
     hollow_device.open_if_asked()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

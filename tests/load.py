@@ -27,7 +27,7 @@ from profiler.cli.output import Terminal
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.record import Environment, Record
 from profiler.engines.local import Local, in_waves
-from profiler.rehearsal import cache
+from profiler.rehearsal.build import cache_folder
 from profiler.runs import store
 from profiler.runs.validate import KNOWN
 from profiler.workflows.run import follow
@@ -215,7 +215,7 @@ def _server_bytes() -> int:
 
 def _kept_files() -> set[Path]:
     """Returns what lies in shared memory and in the folder of the hollow device's libraries."""
-    return {path for folder in (Path("/dev/shm"), cache.folder()) for path in folder.rglob("*")}
+    return {path for folder in (Path("/dev/shm"), cache_folder()) for path in folder.rglob("*")}
 
 
 def planned(number: int) -> Iterator[Trial]:

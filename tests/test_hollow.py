@@ -295,10 +295,9 @@ found = [phase for phase, expected, got in smoke_step.checks() if expected != go
 
 @pytest.mark.nightly
 def test_an_allocator_that_rounds_otherwise_is_found(hollow):
-    device = smoke.DEVICE
     otherwise = {**smoke.SETTINGS, "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:2"}
 
-    found = [hollow.python(FIGURES, device, **settings) for settings in (smoke.SETTINGS, otherwise)]
+    found = [hollow.python(FIGURES, f"h100,bytes={GIB}", **settings) for settings in (smoke.SETTINGS, otherwise)]
 
     assert found[0] == []
     assert "3 MiB and a byte" in found[1]
@@ -326,7 +325,7 @@ def test_a_torch_that_fails_is_refused_with_what_differs_and_tried_once(kept, mo
 
 
 def test_a_step_that_does_not_end_well_is_refused_with_its_last_words_and_not_kept(kept, monkeypatch):
-    monkeypatch.setattr(smoke, "BOOT", "import sys; print('hollow: not supported: cuNew', file=sys.stderr); 1 / 0")
+    monkeypatch.setattr(smoke, "PROGRAM", "import sys; print('hollow: not supported: cuNew', file=sys.stderr); 1 / 0")
 
     with pytest.raises(UserError) as refused:
         smoke.proven_libraries()

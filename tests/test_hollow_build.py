@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from profiler.core.errors import UserError
-from profiler.rehearsal import build, cache, smoke
+from profiler.rehearsal import build, smoke
 from tests.hollow import BUILD
 from tests.program import PATIENCE_SECONDS, environment
 
@@ -58,7 +58,7 @@ def folders(root: Path) -> list[Path]:
 def built(hollow, tmp_path_factory):
     """A cache that two processes filled at once, beside what a killed build had left there; and what each said."""
     root = tmp_path_factory.mktemp("cache")
-    (root / "gcprof" / "hollow" / f"{cache.BUILDING}killed" / "lib").mkdir(parents=True)
+    (root / "gcprof" / "hollow" / f"{build.BUILDING}killed" / "lib").mkdir(parents=True)
     both = [started(root), started(root)]
     said = [process.communicate(timeout=PATIENCE_SECONDS) for process in both]
     return root, [process.returncode for process in both], said
@@ -135,7 +135,7 @@ def test_a_folder_where_others_can_write_is_refused(let_in, tmp_path):
     let_in(tmp_path)
 
     with pytest.raises(UserError, match="others can write") as refused:
-        cache.refuse_if_others_write(tmp_path)
+        build.refuse_if_others_write(tmp_path)
 
     assert refused.value.exit_code == 3
     assert "XDG_CACHE_HOME" in str(refused.value.hint)

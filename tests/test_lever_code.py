@@ -25,7 +25,7 @@ from profiler.core.plan_file import OFFLOADING, PlanFile, Segment
 from profiler.measuring.trial import measure
 from profiler.planning.lever_code import Way, emit
 from profiler.predicting.traced_case import code_way
-from profiler.rehearsal import device
+from profiler.rehearsal import device, loader
 from profiler.rehearsal.smoke import proven_libraries
 from profiler.training import levers
 from profiler.training.levers import chunked_loss
@@ -253,10 +253,9 @@ def test_segments_grow_where_rows_share_a_model_as_where_one_is_alone(hollow, tm
 def on_hollow_gpu(codes: dict[str, tuple[str, str]], **more: str) -> dict[str, Any]:
     """The bytes of a plain loop with each code, on a device of this process's libraries."""
     folder, verdict = proven_libraries()
-    libraries = [str(path) for name in device.ORDER for path in sorted(folder.glob(f"{name}.so.*"))]
-    own = device.own_cudnn()
-    variables = {"HOLLOW_ARCHS": verdict.archs, "HOLLOW_CUDNN": own, "CUDNN_NVRTC_RUNTIME_LINKING": "1"}
-    variables |= device.variables(parse("rehearse:h100")) | ({} if own else {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"})
+    libraries = [str(path) for name in loader.ORDER for path in sorted(folder.glob(f"{name}.so.*"))]
+    variables = {"HOLLOW_ARCHS": verdict.archs, **loader.variables(torch.__file__)}
+    variables |= device.variables(parse("rehearse:h100"))
     texts = {label: code for label, (_, code) in codes.items()}
     return plain(texts, where="cuda", libraries=libraries, **variables, **more)
 

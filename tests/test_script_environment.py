@@ -5,11 +5,11 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 
 import pytest
 
-from profiler.rehearsal import cache, device, smoke
-from profiler.scripts import launch
+from profiler.rehearsal import build, smoke
 from tests.scripts.runs import rehearsed
 
 TRAINS = """
@@ -104,19 +104,12 @@ def test_a_command_that_the_watch_does_not_reach_is_never_said_to_fit(words, fol
     assert not any(variant["processes"] for variant in done.document["variants"])
 
 
-def proof(python, folder):
-    import torch
-
-    given = {**device.variables(device.parse(smoke.DEVICE)), **launch._libraries(folder)}
-    return smoke.foreign(folder, python, torch.__file__, inject=launch.INJECT, variables=given)
-
-
 @pytest.mark.nightly
 def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(hollow, monkeypatch, tmp_path):
     folder = smoke.proven_libraries()[0]
-    monkeypatch.setattr(cache, "folder", lambda: tmp_path)  # where no verdict is kept yet
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)  # where no verdict is kept yet
 
-    verdict = proof(sys.executable, folder)
+    verdict = smoke.foreign(folder, sys.executable, find_spec("torch").origin)
 
     assert len(verdict.checks) > 20
     assert not verdict.wrong()

@@ -6,7 +6,6 @@ convolutional one is missed by more than rehearsed rows say. `-o` writes the tab
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -20,13 +19,15 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from benchmarks import parser, table, write
 from profiler import __version__
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
 from profiler.core.units import GIB, MIB
 from profiler.engines.local import Local
-from profiler.rehearsal.device import PLANNED_OFF, PLANS, UNPLANNED_OFF
+from profiler.rehearsal.device import PLANNED_OFF, UNPLANNED_OFF
+from profiler.rehearsal.loader import PLANS
 from profiler.training import models, optimizers
 
 BOUND = 0.01
@@ -39,6 +40,7 @@ FOLDER = Path(__file__).parent
 UNITS = {"MiB": MIB, "GiB": GIB, "GB": 1e9}
 SOURCES: dict[str, Any] = tomllib.loads((FOLDER / "figures.toml").read_text(encoding="utf-8"))
 TEXTS = SOURCES.pop("texts")
+HEAD = "what | GPU, torch | reading | published, MiB: | rehearsed: | error: | blind | cause"
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,12 +106,13 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", help="only figures whose name or source holds one of these")
-    parser.add_argument("-o", "--output", type=Path, help="write the table to this document")
-    asked = parser.parse_args()
+    asked = parser(__doc__, "only figures whose name or source holds one of these").parse_args()
     os.environ[KEPT_WORKSPACES] = "1"
-    chosen = [one for one in figures() if not asked.words or any(word in _named(one) for word in asked.words)]
+    chosen = [
+        one
+        for one in figures()
+        if not asked.names or any(word in f"{one.source} {one.name} {one.gpu}" for word in asked.names)
+    ]
     held, torch = [], None
     os.environ[PLANS] = "hollow"  # a server reads it as it starts
     with Local(rehearses=True) as unplanned:
@@ -118,10 +121,10 @@ def main() -> int:
             for figure in chosen:
                 one, torch = hold(figure, engine, unplanned)
                 held.append(one)
-                print(_row(one), one.failed, flush=True)
+                print(*_cells(one), one.failed, sep=" | ", flush=True)
     print(_summary(held))
-    if asked.output:
-        asked.output.write_text(document(held, torch=str(torch)), encoding="utf-8")
+    write(asked.output, "figures", document(held, torch=str(torch)))
+    write(asked.output, "convolutions", _convolutions([one for one in held if one.figure.is_convolutional]))
     outside = [one.figure.name for one in held if not _is_as_said(one)]
     if outside:
         print(f"missed by more than PLANNED_OFF and UNPLANNED_OFF say: {', '.join(outside)}")
@@ -172,22 +175,17 @@ def _record(engine: Local, one: Case) -> Record:
     return record
 
 
-def _named(figure: Figure) -> str:
-    return f"{figure.source} {figure.name} {figure.gpu}"
-
-
-def _row(held: Held) -> str:
+def _cells(held: Held) -> tuple[str, ...]:
     figure = held.figure
-    cells = (
+    return (
         figure.name,
         f"{figure.gpu}, {figure.torch}",
         figure.reading,
         f"{figure.nbytes / MIB:,.2f}" + (f" ± {figure.within_bytes / MIB:,.2f}" if figure.within_bytes else ""),
-        "- | -" if held.nbytes is None else f"{held.nbytes / MIB:,.2f} | {held.missed:+.2%}",
+        *(("-", "-") if held.nbytes is None else (f"{held.nbytes / MIB:,.2f}", f"{held.missed:+.2%}")),
         f"no: {figure.corrected}" if figure.corrected else "yes",
         (figure.cause or UNKNOWN) if held.is_beyond else "",
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def _summary(held: Sequence[Held]) -> str:
@@ -206,68 +204,29 @@ def _summary(held: Sequence[Held]) -> str:
     return "\n".join(lines)
 
 
-HEAD = """# Published memory, rehearsed
-
-Bytes that others measured on real GPUs and published, beside the same training step *rehearsed* (PyTorch's own CUDA
-code and allocator, on a GPU that is not there). The steps are rebuilt from the published
-description, as user files of their own (`{folder}/`). Published bytes are theirs; the others were
-made here by `python -m benchmarks.published_memory` with gcprof {version} and torch {torch}, with cuBLAS's workspaces
-kept as torch before 2.15 kept them (`{kept}=1`).
-
-Blind says whether the first rebuilding gave this row: what was mended after its error was seen is named. ± is half of
-the last digit that was published; a row that misses by more than that and 1 % has a cause.
-
-{summary}
-
-Workspaces of convolutions are those that NVIDIA's cuDNN {cudnn} plans for the GPU. Tried and
-left out, since no step of theirs takes what was published: Liger-Kernel's `embedding` (12 GiB beyond its tensors, at
-every size) and `fused_linear_orpo_loss` (2,084 MiB beyond, at every batch): what earlier rows had left in the process
-is the likely reason.
-
-"""
-COLUMNS = (
-    "| what | GPU, torch | reading | published, MiB | rehearsed | error | blind | cause |\n"
-    "|---|---|---|--:|--:|--:|---|---|\n"
-)
-CONVOLUTIONS = """## Convolutions
-
-The error of rehearsed peaks without workspaces of cuDNN (`GCPROF_CUDNN=hollow`), and with those that cuDNN itself plans
-for the GPU, as every rehearsal has them where NVIDIA's cuDNN is installed beside torch. The largest {num} misses have
-their cause. 35 convolutional steps of an H100 under one torch and one cuDNN are in [On an H100](h100.md).
-
-| what | without | with cuDNN's plans | cause |
-|---|--:|--:|---|
-"""
-
-
 def document(held: Sequence[Held], *, torch: str) -> str:
-    """Returns the page: a table for each source."""
-    text = HEAD.format(
-        folder="benchmarks/published_memory",
-        version=__version__,
-        torch=torch,
-        kept=KEPT_WORKSPACES,
-        cudnn=next(wheel.version for wheel in distributions() if wheel.name.startswith("nvidia-cudnn-")),
-        summary=_summary(held),
+    """Returns the tables, one for each source."""
+    cudnn = next(wheel.version for wheel in distributions() if wheel.name.startswith("nvidia-cudnn-"))
+    text = (
+        f"Made by `python -m benchmarks.published_memory` with gcprof {__version__}, torch {torch} and cuDNN {cudnn}."
     )
+    text += f"\n\n{_summary(held)}\n\n"
     for key, source in SOURCES.items():
-        own = [one for one in held if one.figure.source == key]
-        if own:
+        if own := [_cells(one) for one in held if one.figure.source == key]:
             url = source["url"]
-            text += f"## {source['title']}\n\n[{url}]({url}): {source['says']}.\n\n{COLUMNS}"
-            text += "".join(f"{_row(one)}\n" for one in own) + "\n"
-    return text + _convolutions([one for one in held if one.figure.is_convolutional])
+            text += f"## {source['title']}\n\n[{url}]({url}): {source['says']}.\n\n{table(HEAD, own)}\n"
+    return text
 
 
 def _convolutions(held: Sequence[Held]) -> str:
     """Returns the errors of convolutional figures with and without cuDNN's workspaces, the largest first."""
-    lines = []
+    rows = []
     for rank, one in enumerate(sorted(held, key=lambda one: -abs(one.missed))):
         assert one.unplanned is not None
         cause = (one.figure.workspace_cause or UNKNOWN) if rank < NUM_MISSES else ""
         without = one.unplanned / one.figure.nbytes - 1
-        lines.append(f"| {one.figure.name}, {one.figure.gpu} | {without:+.2%} | {one.missed:+.2%} | {cause} |\n")
-    return CONVOLUTIONS.format(num=NUM_MISSES) + "".join(lines)
+        rows.append((f"{one.figure.name}, {one.figure.gpu}", f"{without:+.2%}", f"{one.missed:+.2%}", cause))
+    return table("what | without: | with cuDNN's plans: | cause", rows)
 
 
 if __name__ == "__main__":

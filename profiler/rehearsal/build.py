@@ -7,6 +7,7 @@ those of a wheel, from the folders in which NVIDIA's packages of each CUDA major
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -14,28 +15,28 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from profiler.core.errors import UserError
-from profiler.rehearsal import cache
+from profiler.rehearsal import loader
 
 SOURCES = Path(__file__).parent / "hollow"
 PLATFORM = ("linux", "x86_64")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-builtin-declaration-mismatch")
 NOT_EXECUTABLE = "failed to map segment"  # of dlopen, where a file system is mounted noexec
-LOAD = """
-import json, sys; from pathlib import Path; sys.path[:] = json.loads(sys.argv[1])
-from profiler.rehearsal import device; device.load(Path(sys.argv[2]))
-"""
+LOAD = "import runpy, sys; runpy.run_path(sys.argv[1])['open_all'](sys.argv[2])"
+BUILDING = ".building-"  # prefix of the folder in which a build works
+ELSEWHERE = "XDG_CACHE_HOME chooses another folder"
 PREBUILT = Path(__file__).parent / "prebuilt"  # in a wheel for Linux: a folder `cu13` for each CUDA major version
 ORIGIN = "origin.json"  # in such a folder: the digest of the sources, and the CUDA version of the headers
-IN_TORCH = re.compile(r"^cuda\b[^=]*= *'(\d+)\.(\d+)", re.MULTILINE)  # in torch/version.py
 OF_DRIVER = re.compile(r"CUDAAPI\s+(cu[A-Z]\w+)\s*\(")  # in cuda.h, as what follows
 RENAMED = re.compile(r"^#define\s+cu[A-Z]\w+\s+(?:__CUDA_API_\w+\()?(cu[A-Z]\w+)", re.MULTILINE)
 VERSION = re.compile(r"(_v\d+)?(_pts[dz])?$")  # of a function's name
@@ -108,9 +109,8 @@ class Torch(NamedTuple):
     digest: str  # of its own version
 
     @property
-    def site(self) -> Path:
-        """Where NVIDIA's wheels are installed beside it."""
-        return self.folder.parent
+    def origin(self) -> str:
+        return str(self.folder / "__init__.py")
 
 
 def libraries() -> Path:
@@ -134,25 +134,29 @@ def prebuilt(torch: Torch) -> Path | None:
 
 
 def built() -> Path:
-    """Return the folder of the libraries that are built here; build them if they are missing."""
+    """Return the folder of the libraries that are built here; build them if they are missing.
+
+    They are built in a working folder that is renamed, so that the folder is whole or absent.
+    """
     torch = installed()
     kept = place(torch)
-    try:
-        if not kept.is_dir():
-            _build_into(kept, torch)
-    except OSError as error:
-        raise UserError(
-            f"the hollow device's libraries cannot be kept in {kept.parent}: {error.strerror or error}",
-            hint=cache.ELSEWHERE,
-            exit_code=74,
-        ) from None
-    cache.refuse_if_others_write(kept)
+    if not kept.is_dir():
+        words = compiler()
+        with locked() as work:
+            if not kept.is_dir():  # no other process has built it meanwhile
+                version = ".".join(map(str, torch.cuda))
+                print(f"building the hollow CUDA libraries for CUDA {version}: once, for some seconds", file=sys.stderr)
+                out = work / "lib"
+                out.mkdir(mode=0o700)
+                _Build(torch.folder.parent, words, work, out).run()
+                out.rename(kept)
+    refuse_if_others_write(kept)
     return kept
 
 
 def place(torch: Torch) -> Path:
     """Return the folder for libraries that are built here for this torch, built or not."""
-    return cache.folder().resolve() / f"{sources_digest()}-cu{torch.cuda[0]}.{torch.cuda[1]}"
+    return cache_folder().resolve() / f"{sources_digest()}-cu{torch.cuda[0]}.{torch.cuda[1]}"
 
 
 def installed() -> Torch:
@@ -169,7 +173,7 @@ def installed() -> Torch:
         raise UserError("rehearsing needs torch, which is not installed", hint="pip install torch", exit_code=3)
     folder = Path(spec.submodule_search_locations[0])
     text = (folder / "version.py").read_text(encoding="utf-8") if (folder / "version.py").exists() else ""
-    version = IN_TORCH.search(text)
+    version = loader.CUDA.search(text)
     if version is None or not (folder / "lib" / "libtorch_cuda.so").exists():
         raise UserError(
             "rehearsing needs a CUDA build of torch on Linux, and this one has no CUDA",
@@ -213,18 +217,48 @@ def compiler() -> tuple[str, ...]:
     return words
 
 
-def _build_into(kept: Path, torch: Torch) -> None:
-    """Build in a working folder and rename the result, so that `kept` is whole or absent."""
-    words = compiler()
-    with cache.locked(kept.parent) as work:
-        if kept.is_dir():  # another process has built it meanwhile
-            return
-        version = ".".join(map(str, torch.cuda))
-        print(f"building the hollow CUDA libraries for CUDA {version}: once, for some seconds", file=sys.stderr)
-        out = work / "lib"
-        out.mkdir(mode=0o700)
-        _Build(torch.site, words, work, out).run()
-        out.rename(kept)
+def cache_folder() -> Path:
+    """Return the folder that keeps the built libraries of every torch: below XDG_CACHE_HOME, or ~/.cache.
+
+    Raises UserError if there is no home folder.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if root.startswith("~"):
+        raise UserError("there is no home for the hollow CUDA libraries", hint=ELSEWHERE, exit_code=3)
+    return Path(root) / "gcprof" / "hollow"
+
+
+@contextmanager
+def locked() -> Iterator[Path]:
+    """Create the cache folder, for its user alone, and lock it; yield a folder in it that is removed at the end.
+
+    What is finished there is renamed to its place. Raises UserError: exit code 3 if others can write to the folder, 74
+    if it cannot be written.
+    """
+    kept = cache_folder()
+    try:
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        refuse_if_others_write(kept)
+        with (kept / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for leftover in kept.glob(f"{BUILDING}*"):  # of killed builds
+                shutil.rmtree(leftover, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=kept, prefix=BUILDING) as work:
+                yield Path(work)
+    except OSError as error:
+        said = f"the hollow device's libraries cannot be kept in {kept}: {error.strerror or error}"
+        raise UserError(said, hint=ELSEWHERE, exit_code=74) from None
+
+
+def refuse_if_others_write(kept: Path) -> None:
+    """Raise UserError (exit code 3) if the folder is another user's, or all users can write to it."""
+    status = kept.stat()
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
+        raise UserError(
+            f"rehearsing would run libraries from {kept}, which others can write",
+            hint=f"chmod go-w '{kept}', if it is yours; {ELSEWHERE}",
+            exit_code=3,
+        )
 
 
 class _Build:
@@ -250,7 +284,7 @@ class _Build:
             self._library(library, real)
         self._driver()
         # not every library can be loaded, nor from every folder
-        self._run(sys.executable, "-P", "-c", LOAD, json.dumps(sys.path), str(self._out))
+        self._run(sys.executable, "-P", "-c", LOAD, loader.__file__, str(self._out))
 
     def _headers(self) -> list[str]:
         """Return the compiler's flags for the headers: the wheels' own, then triton's copy, which alone has crt/.
@@ -330,7 +364,7 @@ class _Build:
         hint = f"CC chose '{asked}'; without it cc, gcc or clang is taken" if asked and words[0] != "nm" else None
         raise UserError(
             f"the hollow device cannot be built: {Path(words[0]).name}: {message}",
-            hint=cache.ELSEWHERE if NOT_EXECUTABLE in message else hint,
+            hint=ELSEWHERE if NOT_EXECUTABLE in message else hint,
             exit_code=3,
         )
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import sys
-from pathlib import Path
 
 import msgspec
 
@@ -15,25 +13,13 @@ from profiler.core.devices import REHEARSE, Device
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import HOLLOW, Rates
 from profiler.core.units import bytes_text
+from profiler.rehearsal import build, loader
 from profiler.rehearsal.smoke import proven_libraries
 
 ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
-PLANS = "GCPROF_CUDNN"  # the environment variable: `hollow` gives convolutions only workspaces that are asked for
 # the least and the greatest error of convolutional peaks, as fractions, with cuDNN's plans and without workspaces:
 # 16 published figures (docs/tables/published-memory.md) under torch 2.9, 2.11 and 2.15, 35 steps of an H100 (h100.md)
 PLANNED_OFF, UNPLANNED_OFF = (-0.1, 0.012), (-0.415, 0.006)
-ORDER = (  # of loading: each after those that it depends on
-    "libcudart",
-    "libcublasLt",
-    "libcublas",
-    "libcudnn",
-    "libnccl",
-    "libcufft",
-    "libnvrtc",
-    "libcupti",
-    "libcuda",
-    "libnvidia-ml",
-)
 # by compute capability: the most blocks that a multiprocessor holds at once, and the KiB of shared memory that a block
 # may ask for. Source: CUDA C++ Programming Guide, technical specifications per compute capability
 LIMITS = {
@@ -76,35 +62,17 @@ def open_if_asked() -> None:
         load()
 
 
-def load(folder: Path | None = None) -> None:
-    """Load the libraries of the hollow device into this process, whose children `choose` a GPU each.
+def load() -> None:
+    """Load the libraries for the installed torch, built and tested, into this process, whose children `choose` GPUs.
 
-    They are those in `folder`, or else those that are built for the installed torch and tested. Raises UserError if
-    these cannot be built or fail the test, or if torch is imported already.
+    Raises UserError if these cannot be built or fail the test, or if torch is imported already.
     """
     if "torch" in sys.modules and not is_open():
         raise UserError("torch is imported already: a hollow device must be opened before it", exit_code=3)
-    if folder is None:
-        folder, verdict = proven_libraries()
-        os.environ["HOLLOW_ARCHS"] = verdict.archs
-    os.environ["HOLLOW_CUDNN"] = own = own_cudnn()
-    if not own:
-        os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN plans no attention
-    os.environ["CUDNN_NVRTC_RUNTIME_LINKING"] = "1"  # to the hollow NVRTC: its own would compile for seconds
+    folder, verdict = proven_libraries()
+    os.environ["HOLLOW_ARCHS"] = verdict.archs
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # workers of torch 2.11 find no device
-    os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
-    for name in ORDER:
-        for path in sorted(folder.glob(f"{name}.so.*")):
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-
-
-def own_cudnn() -> str:
-    """Return the path of NVIDIA's cuDNN beside the installed torch, which makes plans; empty for none."""
-    spec = importlib.util.find_spec("torch")
-    if os.environ.get(PLANS) == "hollow" or spec is None or spec.origin is None:
-        return ""
-    path = Path(spec.origin).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
-    return str(path) if path.exists() else ""
+    loader.load(build.installed().origin, str(folder))
 
 
 def choose(device: str) -> None:

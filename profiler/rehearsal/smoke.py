@@ -11,35 +11,38 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from profiler.core.errors import UserError
-from profiler.rehearsal import build, cache
+from profiler.rehearsal import build, loader
 
-DEVICE = "h100,bytes=1073741824"
-SETTINGS = {  # that the arithmetic of smoke_step.py relies on
+SETTINGS = {  # that the arithmetic of smoke_step.py relies on, and the device: an H100 with 1 GiB
+    "HOLLOW_KIND": f"Hollow H100|9|0|132|2048|32|228|227|{1 << 30}",
+    "HOLLOW_COUNT": "1",
+    "HOLLOW_CONTEXT_BYTES": "0",
+    "HOLLOW_CUDNN_WORKSPACE": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
     "CUBLASLT_WORKSPACE_SIZE": "128",
     "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1",
-    "GCPROF_CUDNN": "hollow",
+    loader.PLANS: "hollow",
     "HOLLOW_LOG": "1",
 }
 CHANGE_FIGURES = ("PYTORCH_", "TORCH_", "CUBLAS", "CUDA_", "CUDNN", "HOLLOW_", "GCPROF_HOLLOW")
 LIMIT_SECONDS = 600
 UNSUPPORTED = "hollow: not supported: "  # printed by STUBS of build.py and by driver.c
-FOREIGN = (  # in an interpreter that may have nothing but torch
-    "import runpy, sys; from importlib.util import find_spec; sys.path[0] = sys.argv[1]; import gcprof_hollow; "
-    "why = gcprof_hollow.load(find_spec('torch').origin); why and sys.exit(why); "
-    "runpy.run_path(sys.argv[2])['main']()"
-)
-BOOT = (
-    "import json, os, sys; from pathlib import Path; sys.path[:] = json.loads(sys.argv[1]); "
-    "from profiler.rehearsal import device; device.load(Path(sys.argv[2])); "
-    "device.choose_devices(device.parse(sys.argv[3])); "
-    "from profiler.rehearsal import smoke_step; smoke_step.main(); sys.stdout.flush(); os._exit(0)"
-)
+PROGRAM = """
+import json, os, runpy, sys; from importlib.util import find_spec
+loader, libraries, step, path = sys.argv[1:]
+sys.path[:] = json.loads(path) or sys.path[1:]
+if why := runpy.run_path(loader)["load"](find_spec("torch").origin, libraries):
+    sys.exit(why)
+runpy.run_path(step)["main"]()
+sys.stdout.flush()
+os._exit(0)
+"""  # in an interpreter that may have nothing but torch
 
 
 class Check(msgspec.Struct, frozen=True, array_like=True):
@@ -102,36 +105,28 @@ def readiness() -> str:
     return f"ready: its libraries are {'prebuilt' if prebuilt else 'built'} and {tried}, in {folder}"
 
 
-def foreign(folder: Path, python: str, torch: str, *, inject: Path, variables: dict[str, str]) -> Verdict:
+def foreign(folder: Path, python: str, torch: str) -> Verdict:
     """Return the verdict on these libraries and the torch of another interpreter; test them if that is not done yet.
 
-    `torch` is its `__file__`, `inject` the folder of gcprof_hollow.py, and `variables` are for DEVICE, as in launch.py.
-    Raises UserError (exit code 3) if the step does not finish.
+    `torch` is its `__file__`. Raises UserError (exit code 3) if the step does not finish.
     """
     version = Path(torch).with_name("version.py").read_bytes()
-    words = [python, "-c", FOREIGN, str(inject), str(Path(__file__).with_name("smoke_step.py"))]
     digest = f"{python} {hashlib.sha256(version).hexdigest()}"
-    return _read(folder, digest) or _keep(folder, _run(words, variables), digest)
+    return _read(folder, digest) or _keep(folder, run(folder, python, ()), digest)
 
 
-def run(folder: Path) -> Verdict:
+def run(folder: Path, python: str = sys.executable, path: Sequence[str] = sys.path) -> Verdict:
     """Run a training step on the hollow device of these libraries, in a new process; return its figures.
 
-    Raises UserError (exit code 3) if the step does not finish.
+    `path` is that of the process's imports, its own where it is empty. Raises UserError (exit code 3) if the step does
+    not finish.
     """
-    return _run([sys.executable, "-P", "-c", BOOT, json.dumps(sys.path), str(folder), DEVICE], {})
-
-
-def _run(words: list[str], variables: dict[str, str]) -> Verdict:
+    step = Path(__file__).with_name("smoke_step.py")
+    words = [python, "-c", PROGRAM, loader.__file__, str(folder), str(step), json.dumps([*path])]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(CHANGE_FIGURES)}
     try:
         done = subprocess.run(
-            words,
-            env={**kept, **SETTINGS, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_SECONDS,
+            words, env={**kept, **SETTINGS}, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
         )
     except subprocess.TimeoutExpired:
         raise _ended(f"took more than {LIMIT_SECONDS} s") from None
@@ -167,7 +162,7 @@ def _named(unsupported: tuple[str, ...]) -> str:
 def verdict_file(folder: Path, torch: str = "") -> Path:
     """Return where the verdict on these libraries and the installed torch, or another of this digest, is kept."""
     key = f"{folder.resolve()} {build.sources_digest()} {torch or build.installed().digest}"
-    return cache.folder() / f"smoke-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return build.cache_folder() / f"smoke-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def _read(folder: Path, torch: str = "") -> Verdict | None:
@@ -180,15 +175,11 @@ def _read(folder: Path, torch: str = "") -> Verdict | None:
 
 
 def _keep(folder: Path, verdict: Verdict, torch: str = "") -> Verdict:
-    """Write the verdict and return it. Raises UserError (exit code 74) where that fails."""
+    """Write the verdict and return it. Raises UserError as `build.locked` does."""
     file = verdict_file(folder, torch)
-    try:
-        with cache.locked(file.parent) as work:
-            (work / file.name).write_bytes(msgspec.json.encode(verdict))
-            (work / file.name).rename(file)
-    except OSError as error:
-        said = f"the smoke run's verdict cannot be kept in {file.parent}: {error.strerror}"
-        raise UserError(said, hint=cache.ELSEWHERE, exit_code=74) from None
+    with build.locked() as work:
+        (work / file.name).write_bytes(msgspec.json.encode(verdict))
+        (work / file.name).rename(file)
     return verdict
 
 

@@ -211,17 +211,11 @@ def _hollow(gpus: Device, scratch: Path) -> dict[str, str]:
     tool.chmod(0o700)
     return {
         **device.variables(gpus),
-        **_libraries(proven_libraries()[0]),
+        "GCPROF_LIBRARIES": str(proven_libraries()[0]),
         "HOLLOW_MESSAGES": str(scratch),  # all ranks are processes of this command
         "HOLLOW_REFUSED": str(scratch),
         "PATH": os.pathsep.join((str(tool.parent), os.environ.get("PATH", os.defpath))),
     }
-
-
-def _libraries(folder: Path) -> dict[str, str]:
-    """Return what tells a process where the hollow libraries are, by their CUDA version, and their order."""
-    version = next(folder.glob("libcudart.so.*")).name.rpartition(".")[2]
-    return {"GCPROF_LIBRARIES": f"{version}={folder}", "GCPROF_ORDER": ",".join(device.ORDER)}
 
 
 def _follow(process: subprocess.Popen[bytes], watched: _Watched, limit: float | None) -> Ended:
@@ -358,10 +352,8 @@ def _unverified(rows: list[Row]) -> Iterator[str]:
     for file, row in used.items():
         if os.path.realpath(os.path.dirname(file)) == ours:
             continue
-        folder = proven_libraries()[0]
-        given = device.variables(device.parse(smoke.DEVICE)) | _libraries(folder)
         try:
-            verdict = smoke.foreign(folder, row["python"], file, inject=INJECT, variables=given)
+            verdict = smoke.foreign(proven_libraries()[0], row["python"], file)
         except UserError as error:
             yield f"{row['version']}: {error.message}"
             continue

@@ -8,9 +8,13 @@ large matrices there are no values.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial, wraps
+from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
 import torch
@@ -25,6 +29,7 @@ NAMES = (
     "_linalg_eigh", "_linalg_svd", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "cholesky_inverse",
 )  # fmt: skip
 LARGE = 1 << 20  # elements
+MISSING = re.compile(r"(?:undefined symbol: |symbol )((?:cu|nccl|nvrtc|nvml)\w+)")  # in the loader's error
 _kept: list[torch.library.Library] = []
 
 
@@ -101,3 +106,25 @@ def _decomposed(operator: Callable[..., Any], matrix: Any, rest: Any, keywords: 
         identity = torch.eye(*matrix.shape[-2:], dtype=matrix.dtype).expand(matrix.shape).clone()
         made = operator(identity, *others, **keywords)
     return tree_map_only(torch.Tensor, lambda part: part.to(device), made)
+
+
+def tell_missing(note: Callable[[str], None]) -> None:
+    """Note libraries that do not load for lack of a CUDA function: whoever loads them may catch that and go on."""
+
+    def told(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(plain)
+        def load(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                return plain(*arguments, **keywords)
+            except (OSError, ImportError) as error:
+                if missing := MISSING.search(str(error)):
+                    library = os.path.basename(str(error).partition(":")[0])
+                    note(
+                        f"{library} does not load: it needs {missing[1]}, which the hollow GPU's libraries do not have"
+                    )
+                raise
+
+        return load
+
+    ctypes.CDLL.__init__ = told(ctypes.CDLL.__init__)  # type: ignore[method-assign]
+    ExtensionFileLoader.create_module = told(ExtensionFileLoader.create_module)  # type: ignore[method-assign]

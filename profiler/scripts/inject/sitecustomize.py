@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+LOADER = os.path.join(os.path.dirname(os.path.dirname(HERE)), "rehearsal", "loader.py")
 
 
 class Finder:
@@ -51,10 +52,13 @@ class Finder:
 def _load_torch(execute: "Callable[[], None]", origin: str) -> None:
     """Load torch, over hollow libraries if there are any, and begin to watch or to measure."""
     from importlib import import_module  # noqa: PLC0415  see TYPE_CHECKING
+    from runpy import run_path  # noqa: PLC0415
 
     sys.path.insert(0, HERE)
     try:
-        why = import_module("gcprof_hollow").load(origin) if "GCPROF_LIBRARIES" in os.environ else None
+        libraries, why = os.environ.get("GCPROF_LIBRARIES"), None
+        if libraries:
+            why = run_path(LOADER)["load"](origin, libraries)
         execute()
         if "GCPROF_SAVING" in os.environ:
             import_module("gcprof_saving").begin(Finder)
