@@ -18,7 +18,7 @@ from profiler import __version__, engines
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import schedule
-from profiler.core.case import Choice, Trial, encode
+from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines.slurm import Slurm, Work
@@ -78,26 +78,35 @@ def run(tmp_path: Path) -> Path:
 
 
 class Job:
-    """A job of a cluster that is as far as the test says; it ends without a result."""
+    """A job of a cluster that is as far as the test says; it writes its shard alone, and ends without a result."""
 
     def __init__(self, number: int, shard: Path) -> None:
         self.job_id, self.state, self.shard = str(number), "RUNNING", shard
         self.paths = self
         self.result_pickle = shard / "none"
+        self.writer: Writer | None = None
 
     def done(self) -> bool:
         return self.state not in ("RUNNING", "PENDING")
 
     def cancel(self, check: bool = True) -> None:
-        self.state = "CANCELLED"
+        self.end("CANCELLED")
 
     def write(self, *records: Record, torn: bytes = b"") -> None:
+        self.writer = self.writer or Writer(self.shard)
+        for record in records:
+            self.writer.append(record)
         with (self.shard / "trials.jsonl").open("ab") as file:
-            file.write(b"".join(encode(record) + b"\n" for record in records) + torn)
+            file.write(torn)
+
+    def end(self, state: str) -> None:
+        if self.writer:
+            self.writer.close()
+        self.state, self.writer = state, None
 
     def complete(self) -> None:
         self.write(*(told(trial) for trial in self.plan))
-        self.state = "COMPLETED"
+        self.end("COMPLETED")
 
     @property
     def plan(self) -> tuple[Trial, ...]:
@@ -105,29 +114,22 @@ class Job:
 
 
 class Cluster(Slurm):
-    """A cluster whose jobs the test carries out; `active` are those of earlier calls, by id."""
+    """A cluster whose jobs the test carries out."""
 
-    def __init__(self, run: Path, *, jobs: int = 1, active: dict[str, Job] | None = None) -> None:
+    def __init__(self, run: Path, *, jobs: int = 1) -> None:
         super().__init__(
             submitit=None, executor="local", settings={"gpus_per_node": 0}, num_jobs=jobs, requeues=3,
             jobs_folder=None, stage_seconds=1.0, logs=run / "logs",
         )  # fmt: skip
         self.plan = store.read_manifest(run).plan
         self.jobs: list[Job] = []
-        self.active = active or {}
-        self.refusal: OSError | None = None
 
     def _made(self, folder: Path) -> Cluster:
         return self
 
     def submit_array(self, work: Sequence[Work]) -> list[Job]:
-        if self.refusal:
-            raise self.refusal
         self.jobs = [Job(number, one.shard) for number, one in enumerate(work, start=7)]
         return self.jobs
-
-    def _active(self, folder: Path, job_id: str) -> Job | None:
-        return self.active.get(job_id)
 
     def follow(self, *steps: Callable[[], object], done: Sequence[Record] = ()) -> list[Record]:
         """All records of a run in which one step happens each time that the driver waits."""
@@ -163,7 +165,7 @@ def test_a_later_round_waits_for_the_first_of_another_job(run):
     def then() -> None:
         first, _ = cluster.jobs
         first.write(told(first.plan[1]))
-        first.state = "COMPLETED"
+        first.end("COMPLETED")
 
     found = keys(cluster.follow(at_first, then))
 
@@ -176,7 +178,7 @@ def test_what_a_job_leaves_undone_has_crashed_by_what_became_of_the_job(run):
     def step() -> None:
         (job,) = cluster.jobs
         job.write(told(job.plan[0]), torn=b'{"schema":1,"ca')
-        job.state = "TIMEOUT"
+        job.end("TIMEOUT")
 
     found = cluster.follow(step)
 
@@ -187,11 +189,12 @@ def test_what_a_job_leaves_undone_has_crashed_by_what_became_of_the_job(run):
 def test_what_earlier_jobs_have_is_picked_up_and_their_shard_goes_on(run):
     (before,) = Cluster(run).leave()
     before.write(*(told(trial) for trial in before.plan[:2]), torn=b'{"sch')
+    before.end("TIMEOUT")
     cluster = Cluster(run, jobs=4)
 
     def step() -> None:
         cluster.jobs[0].write(*(told(trial) for trial in cluster.plan[2:]))
-        cluster.jobs[0].state = "COMPLETED"
+        cluster.jobs[0].end("COMPLETED")
 
     found = keys(cluster.follow(step))
 
@@ -201,17 +204,33 @@ def test_what_earlier_jobs_have_is_picked_up_and_their_shard_goes_on(run):
 
 def test_a_job_of_an_earlier_call_that_is_still_at_work_is_followed_and_nothing_is_sent_twice(run):
     (job,) = Cluster(run).leave()
-    cluster = Cluster(run, active={"7": job})
+    job.write(told(job.plan[0]))
+    cluster = Cluster(run)
 
     assert len(cluster.follow(job.complete)) == len(cluster.plan)
     assert cluster.jobs == []
 
 
+def test_a_job_that_finds_an_earlier_one_at_work_leaves_the_shard_to_it(run):
+    (before,) = Cluster(run).leave()  # was queued while it was submitted again
+    cluster = Cluster(run)
+
+    def step() -> None:
+        before.write(told(before.plan[0]))
+        cluster.jobs[0].end("FAILED")
+
+    found = cluster.follow(step, lambda: None, before.complete)
+
+    assert {outcome for _, _, outcome in keys(found)} == {"ok"}
+
+
 def test_jobs_that_are_not_over_are_cancelled_and_those_of_earlier_calls_are_left_at_work(run):
     (before,) = Cluster(run).leave()
+    before.write()
     with pytest.raises(KeyboardInterrupt):
-        Cluster(run, active={"7": before}).follow(interrupt)
+        Cluster(run).follow(interrupt)
     assert before.state == "RUNNING"
+    before.end("TIMEOUT")
     cluster = Cluster(run)
 
     with pytest.raises(KeyboardInterrupt):
@@ -271,16 +290,6 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
     written = [path.read_bytes() for path in (*run.rglob("*"), cluster / "sent.sh") if path.is_file()]
     assert not any(SECRET.encode() in text for text in written)
     assert any(b"profiler.engines.slurm" in text for text in written)  # the twin: what is pickled would be seen
-
-
-@pytest.mark.parametrize(("state", "follows"), [("PENDING", True), ("RUNNING", True), ("TIMEOUT", False), ("", False)])
-def test_a_job_that_is_queued_or_at_work_is_followed_after_the_driver_was_killed(cluster, state, follows, monkeypatch):
-    monkeypatch.setenv("STATE", state)
-    engine: Any
-    with engines.connect("slurm:partition=gpu") as engine:
-        engine.submitit.SlurmJob.watcher.clear()
-
-        assert (engine._active(cluster, "41_0") is not None) == follows
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def read(path: Path) -> PlanFile:
     """Return the plan in a file. Raises UserError if the file is missing, damaged or of another schema."""
     try:
-        text = safe_files.read_json(path)
+        text = safe_files.read(path)
         schema = safe_files.written_schema(text)
         if schema not in (SCHEMA, OFFLOADING):
             raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {OFFLOADING}", hint="plan again")

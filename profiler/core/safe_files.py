@@ -1,14 +1,12 @@
-"""Files that anyone may have written, read within one limit of size; files replaced whole by a rename; one lock."""
+"""Files that anyone may have written, read within one limit of size; files replaced whole by a rename."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import secrets
 import shutil
-import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,50 +18,42 @@ import msgspec
 from profiler.core.errors import UserError
 
 MOST_BYTES = 64 << 20  # of a document or a line; the manifest of 100,000 trials takes 55 MiB
-TOML_BYTES = 1 << 20  # a hundred times the longest in configs/
 BUFFER_BYTES = 1 << 18  # for reading lines; a record takes thousands of bytes
-PATIENCE_SECONDS = 3.0  # to wait for a lock holder that is about to end
-PAUSE_SECONDS = 0.05
 FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Malformed(msgspec.DecodeError):
-    """The text is larger than any that gcprof writes."""
-
-
-class TakenError(Exception):
-    """Another process holds the lock."""
 
 
 class _Schema(msgspec.Struct):
     schema: int
 
 
-def opened(path: Path, *, most_bytes: int | None = None) -> BinaryIO:
-    """Open a file for reading. Raises OSError, also if it is a link, a pipe, or larger than `most_bytes`.
+def opened(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError, also if it is a link or a pipe.
 
     A run folder may come from anyone: a link in it would show what lies elsewhere, a pipe would block.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise OSError(errno.EINVAL, "it is not a regular file")
-    if most_bytes is not None and path.stat().st_size > most_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB")
     return path.open("rb", buffering=BUFFER_BYTES)
 
 
-def read_json(path: Path) -> bytes:
-    """Return a whole document as bytes. Raises OSError, also for a file that is not regular or too large."""
-    with opened(path, most_bytes=MOST_BYTES) as file:
-        return file.read()
+def read(path: Path) -> bytes:
+    """Return a whole file. Raises OSError, also for a file that is not regular or too large."""
+    with opened(path) as file:
+        text = file.read(MOST_BYTES + 1)
+    return _limited(text)
 
 
-def json_lines(path: Path) -> Iterator[bytes]:
-    """Yield each line with its line end, which the last one may lack. Raises OSError, and Malformed for a long line."""
+def lines(path: Path) -> Iterator[bytes]:
+    """Yield each line with its line end, which the last one may lack. Raises OSError, also for a line too long."""
     with opened(path) as file:
         while line := file.readline(MOST_BYTES + 1):
-            if len(line) > MOST_BYTES:
-                raise Malformed(f"the line is longer than {MOST_BYTES >> 20} MiB")
-            yield line
+            yield _limited(line)
+
+
+def _limited(text: bytes) -> bytes:
+    if len(text) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES >> 20} MiB")
+    return text
 
 
 def written_schema(text: bytes) -> int:
@@ -75,14 +65,10 @@ def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
     """Return the file's text and its parsed content. Raises UserError, with `hint` if the file cannot be read."""
     try:
         with path.open("rb") as file:
-            text = file.read(TOML_BYTES + 1)
+            words = _limited(file.read(MOST_BYTES + 1)).decode("utf-8-sig")
+        return words, tomllib.loads(words)
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror}", hint=hint) from None
-    if len(text) > TOML_BYTES:
-        raise UserError(f"'{path}' is larger than {TOML_BYTES >> 10} KiB", hint=hint)
-    try:
-        words = text.decode("utf-8-sig")
-        return words, tomllib.loads(words)
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: this is not UTF-8 text", hint="save it as UTF-8") from None
@@ -144,26 +130,3 @@ def is_regular(path: Path) -> bool:
 def is_replaceable(path: Path) -> bool:
     """Whether a path is free, a regular file, or a link to one: never a device, a pipe or a folder."""
     return os.path.isfile(path) or not os.path.lexists(path)  # both return False for a name that is too long
-
-
-def anew(path: Path) -> BinaryIO:
-    """Create a file, unbuffered, in place of any existing one; a link's target is not written to. Raises OSError."""
-    path.unlink(missing_ok=True)
-    return path.open("xb", buffering=0)
-
-
-def lock(file: int) -> bool:
-    """Lock an open file for this process; return False if locks do not work, as on some network file systems.
-
-    Raises TakenError if another process still holds it after PATIENCE_SECONDS.
-    """
-    for _ in range(round(PATIENCE_SECONDS / PAUSE_SECONDS)):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            time.sleep(PAUSE_SECONDS)
-        except OSError:
-            return False
-        else:
-            return True
-    raise TakenError

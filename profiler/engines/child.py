@@ -13,14 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
-from profiler.core import safe_files, server_process
+from profiler.core import server_process
 from profiler.core.errors import UserError
 from profiler.core.secret_filter import hide_bytes
-from profiler.core.units import count_text
 from profiler.rehearsal.device import prepare_if_asked
 from profiler.rehearsal.smoke import proven_libraries
 
@@ -30,8 +28,6 @@ TAIL_BYTES = 4096
 LINE_BYTES = 1 << 16  # that are held back until a line ends
 NUMBERS = count(1)  # of the requests of this process
 GRACE_SECONDS = 2.0  # between asking a child to end and killing it
-MEMBERSHIP = Path("/proc/self/cgroup")
-MOUNT = Path("/sys/fs/cgroup")
 
 
 class Stage(msgspec.Struct):
@@ -92,7 +88,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     timed_out: bool = False
     limit: float = 0.0
-    memory_kills: int | None = None  # out-of-memory kills that the control group counted meanwhile; None if unknown
     refused: str | None = None  # why the system could not start it
 
     def describe(self) -> str:
@@ -106,15 +101,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         if self.status >= 0:
             return f"ended in {self.stage} with exit code {self.status}"
         number = -self.status
-        is_known = number in {known_signal.value for known_signal in signal.Signals}
-        name = signal.Signals(number).name if is_known else f"signal {number}"
-        return f"killed in {self.stage} by {name}{self._likely() if name == 'SIGKILL' else ''}"
-
-    def _likely(self) -> str:
-        if self.memory_kills:
-            return f": out of host memory: its control group counts {count_text(self.memory_kills, 'kill')} for that"
-        counted = ", though its control group counts no kill for that" if self.memory_kills == 0 else ""
-        return f": possibly out of host memory{counted}"
+        name = {known.value: known.name for known in signal.Signals}.get(number, f"signal {number}")
+        return f"killed in {self.stage} by {name}" + (
+            ": possibly out of host memory" if number == signal.SIGKILL else ""
+        )
 
 
 class Child:
@@ -142,7 +132,6 @@ class Child:
         self._refused: str | None = None
         self._ended = False
         self._said = b""
-        self._memory_kills = memory_kills()
 
     def __enter__(self) -> Child:
         try:
@@ -194,9 +183,7 @@ class Child:
         for descriptor in list(self._open):  # what it wrote before its end
             while self._read_pipe(descriptor) and time.monotonic() < until:
                 continue
-        before, now = self._memory_kills, memory_kills()
-        meanwhile = None if before is None or now is None else now - before
-        return Ended(status=self._status, stage=self._stage, memory_kills=meanwhile, refused=self._refused)
+        return Ended(status=self._status, stage=self._stage, refused=self._refused)
 
     def go_on(self, log: Path | None) -> None:
         """Ask for the next result, after one has come; the child's output goes to another log from now on."""
@@ -280,57 +267,43 @@ class Child:
 
 
 class Log:
-    """A log file: the first LOG_BYTES, how many bytes were left out, and the last TAIL_BYTES.
-
-    Secrets are hidden within what arrives together and the line before it.
-    """
+    """A log file: the first LOG_BYTES, how many bytes were left out, and the last TAIL_BYTES; without secrets."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._file: BinaryIO | None = None
         self._held = b""  # the unfinished line
-        self._tail = b""  # the end of what was passed on
-        self._num_bytes = 0  # that were passed on
+        self._tail = b""  # the end of what was printed
+        self._num_bytes = 0
         if path:
             with suppress(OSError):
                 path.unlink(missing_ok=True)  # the output of an earlier child: this one may print nothing
 
-    def write(self, data: bytes) -> None:
-        self._held = hide_bytes(self._held + data)
-        end = len(self._held) if len(self._held) > LINE_BYTES else self._held.rfind(b"\n") + 1
-        self._pass_on(self._held[:end])
-        self._held = self._held[end:]
+    def write(self, data: bytes, *, is_last: bool = False) -> None:
+        data = hide_bytes(self._held + data)
+        end = len(data) if is_last or len(data) > LINE_BYTES else data.rfind(b"\n") + 1
+        data, self._held = data[:end], data[end:]
+        self._store(data[: max(0, LOG_BYTES - self._num_bytes)])
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        self._num_bytes += len(data)
 
     def last_line(self) -> str:
         lines = (self._tail + self._held).decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it printed nothing"
 
     def close(self) -> None:
-        """Write how much was left out, and the end of what was printed; then close the file."""
-        self._pass_on(self._held)
-        self._held = b""
-        left_out = max(0, self._num_bytes - LOG_BYTES)
-        tail = self._tail[-left_out:] if left_out else b""
-        if left_out > len(tail):
-            self._store(f"\n[gcprof: {left_out - len(tail)} more bytes left out]\n".encode())
-        self._store(tail)
-        if self._file:
-            self._file.close()
-
-    def _pass_on(self, data: bytes) -> None:
-        self._store(data[: max(0, LOG_BYTES - self._num_bytes)])
-        self._tail = (self._tail + data)[-TAIL_BYTES:]
-        self._num_bytes += len(data)
+        """Write how much was left out, and the end of what was printed."""
+        self.write(b"", is_last=True)
+        if left_out := max(0, self._num_bytes - LOG_BYTES - len(self._tail)):
+            self._store(f"\n[gcprof: {left_out} more bytes left out]\n".encode())
+        if self._num_bytes > LOG_BYTES:
+            self._store(self._tail[LOG_BYTES - self._num_bytes :])
 
     def _store(self, data: bytes) -> None:
-        if not (data and self._path):
-            return
-        try:
-            self._path.parent.mkdir(exist_ok=True)
-            self._file = self._file or safe_files.anew(self._path)
-            self._file.write(data)
-        except OSError:  # such as a full disk: a lost log must not lose a result
-            self._path = None
+        with suppress(OSError):  # such as a full disk: a lost log must not lose a result
+            if data and self._path:
+                self._path.parent.mkdir(exist_ok=True)
+                with self._path.open("ab") as file:
+                    file.write(data)
 
 
 def not_started(error: OSError) -> UserError:
@@ -346,30 +319,3 @@ def _folder() -> str | None:
         return os.getcwd()
     except FileNotFoundError:
         return None
-
-
-def memory_kills() -> int | None:
-    """Return the number of out-of-memory kills in this control group; None if the kernel does not report it."""
-    try:
-        lines = MEMBERSHIP.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    counts = [_count(path) for line in lines for path in _counters(*line.split(":", 2)[1:])]
-    return next((count for count in counts if count is not None), None)
-
-
-def _counters(controllers: str, group: str) -> list[Path]:
-    """Return the files that may hold the count; in a container the group's own folder is often the mount itself."""
-    if controllers == "":
-        return [MOUNT / group.lstrip("/") / "memory.events", MOUNT / "memory.events"]
-    if "memory" in controllers.split(","):
-        return [MOUNT / "memory" / group.lstrip("/") / "memory.oom_control", MOUNT / "memory" / "memory.oom_control"]
-    return []
-
-
-def _count(path: Path) -> int | None:
-    try:
-        words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return None
-    return next((int(word[1]) for word in words if word[0] == "oom_kill"), None)

@@ -176,8 +176,10 @@ class RayCluster:
             return lost(trial, "crashed", f"its node or its worker there was lost, {attempt} times: {_why(error)}")
         except exceptions.RayError as error:
             return lost(trial, "crashed", f"its node or its worker there was lost: {_why(error)}")
-        if self.logs:
-            _keep_log(self.logs / f"{store.log_name(trial.case, trial.round)}.log", log)
+        if self.logs and log:
+            with suppress(OSError, UserError):  # a full disk does not lose the record
+                self.logs.mkdir(exist_ok=True)
+                safe_files.write(self.logs / f"{store.log_name(trial.case, trial.round)}.log", hide_bytes(log))
         record: Record = decode(encoded, Record)
         record.keep_line(encoded)
         return record
@@ -352,16 +354,6 @@ def _placed(trial: Trial) -> Trial:
     """Make the data folder absolute: data is not sent, and must be at the same place on every node."""
     data = trial.data_directory
     return msgspec.structs.replace(trial, data_directory=str(Path(data).absolute())) if data else trial
-
-
-def _keep_log(path: Path, log: bytes) -> None:
-    """Write the log if anything was printed; a full disk does not lose the record."""
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
-        if log:
-            path.parent.mkdir(exist_ok=True)
-            with safe_files.anew(path) as file:
-                file.write(hide_bytes(log))
 
 
 def _refuse_silent(address: str) -> None:

@@ -8,9 +8,7 @@ is there.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import secrets
 import shutil
 import tempfile
@@ -40,7 +38,6 @@ GENERAL = ("name", "mem_gb", "cpus_per_task")  # options of submitit for any clu
 OURS = ("slurm_nodes", "slurm_ntasks_per_node", "slurm_tasks_per_node")  # a job is one process on one node
 POLL_SECONDS = {"slurm": 2.0, "local": 0.1}
 GRACE_SECONDS = {"slurm": 0.0, "local": 5.0}  # for jobs to end when they are told to
-JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
 RULE = "-" * 22  # encloses the traceback in the message of submitit's error
 Key = tuple[Case, int]
 
@@ -137,49 +134,44 @@ class Slurm:
         self._refuse_few_gpus(trials)
         shards = Shards(self.logs.parent, trials, settled)
         executor = self._made(shards.jobs_folder)
-        jobs: dict[Path, Any] = {
-            shard: job
-            for shard, job_id in shards.job_ids().items()
-            if (job := self._active(shards.jobs_folder, job_id))
-        }
-        own: dict[Path, Any] = {}
+        jobs: dict[Path, Any] = {}
         try:
             for shard in shards.plans:
                 yield from shards.news(shard)
-            owing = [shard for shard in shards.deal(self.num_jobs) if shard not in jobs]
-            own = self._submitted(executor, owing, shards, trials[0].data_directory) if owing else {}
-            jobs |= own
-            while jobs:
-                over = {shard: job for shard, job in jobs.items() if job.done()}  # then all that it wrote is read
-                for shard in tuple(jobs):
-                    why = _why_over(over[shard], is_own=shard in own) if shard in over else None
-                    yield from shards.news(shard, why_over=why)
-                    if why is not None:
-                        del jobs[shard]
-                if jobs:
+            following = shards.deal(self.num_jobs)
+            owing = [
+                shard for shard in following if not store.is_written(shard)
+            ]  # an earlier call's job writes the others
+            if owing:
+                jobs = self._submitted(executor, owing, trials[0].data_directory)
+            while following:
+                over = [  # then all that it wrote is read
+                    shard
+                    for shard in following
+                    if (shard not in jobs or jobs[shard].done()) and not store.is_written(shard)
+                ]
+                for shard in tuple(following):
+                    yield from shards.news(shard, why_over=_why_over(jobs.get(shard)) if shard in over else None)
+                    if shard in over:
+                        following.remove(shard)
+                        jobs.pop(shard, None)
+                if following:
                     time.sleep(POLL_SECONDS[self.executor])
         finally:
-            self._cancel([job for shard, job in jobs.items() if shard in own])
+            self._cancel(tuple(jobs.values()))
 
-    def _submitted(self, executor: Any, owing: Sequence[Path], shards: Shards, data: str | None) -> dict[Path, Any]:
+    def _submitted(self, executor: Any, owing: Sequence[Path], data: str | None) -> dict[Path, Any]:
         """Submit one array with a job for each of these shards. Raises UserError (exit code 3) where it is rejected."""
         data = None if data is None else str(Path(data).absolute())
-        for shard in owing:
-            Writer(shard).close()  # raises if a job that is not known still writes
         work = [Work(shard.absolute(), stage_seconds=self.stage_seconds, data_directory=data) for shard in owing]
         try:
-            jobs = dict(zip(owing, executor.submit_array(work), strict=True))
+            return dict(zip(owing, executor.submit_array(work), strict=True))
         except (RuntimeError, OSError) as error:
-            for shard in owing:
-                if shard not in shards.job_ids():
-                    safe_files.remove(shard)
             last = (hide(str(error)).strip().splitlines() or ["it does not say why"])[-1]
             raise UserError(f"nothing was submitted: {last}", hint="--resume submits again", exit_code=3) from error
-        shards.note_job_ids({shard: job.job_id for shard, job in jobs.items()})
-        return jobs
 
     def _cancel(self, jobs: Sequence[Any]) -> None:
-        """Cancel jobs of this call, and wait a little for them; those of earlier calls are known by a file alone."""
+        """Cancel jobs of this call, and wait a little for them."""
         until = time.monotonic() + GRACE_SECONDS[self.executor]
         for job in jobs:
             job.cancel(check=False)
@@ -206,14 +198,6 @@ class Slurm:
         except (NameError, ValueError, TypeError, AssertionError) as error:
             raise UserError(f"submitit: {str(error).splitlines()[0]}", hint="its names, as slurm_NAME=value") from error
         return made
-
-    def _active(self, folder: Path, job_id: str) -> Any:
-        """Return a job of an earlier call that is queued or running; None if it has ended or is unknown."""
-        if self.executor != "slurm":
-            return None
-        job = self.submitit.SlurmJob(folder=folder, job_id=job_id)
-        is_over = job.done(force_check=True) or job.state.upper() == "UNKNOWN"
-        return None if is_over else job
 
 
 class Shards:
@@ -301,18 +285,6 @@ class Shards:
                 (self._run / "logs").mkdir(exist_ok=True)
                 shutil.copyfile(log, self._run / "logs" / log.name)
 
-    def job_ids(self) -> dict[Path, str]:
-        """Return the id of the job that was last submitted for each shard, as far as ids.json has it."""
-        try:
-            ids = msgspec.json.decode((self.jobs_folder / "ids.json").read_bytes(), type=dict[str, str])
-        except (OSError, msgspec.DecodeError):
-            return {}
-        return {folder: ids[folder.name] for folder in self.plans if JOB_ID.fullmatch(ids.get(folder.name, ""))}
-
-    def note_job_ids(self, ids: Mapping[Path, str]) -> None:
-        names = {folder.name: job_id for folder, job_id in (self.job_ids() | dict(ids)).items()}
-        safe_files.write(self.jobs_folder / "ids.json", json.dumps(names, indent=1).encode())
-
 
 class Work:
     """What a job runs: all that its shard owes. A job that is queued again when its time is up goes on with it."""
@@ -369,8 +341,10 @@ def _agreed(folder: Path, device: str, mine: Environment) -> Environment:
     return first
 
 
-def _why_over(job: Any, *, is_own: bool) -> str:
-    """Return what became of a job, with the last line of its traceback; only results of own jobs are unpickled."""
-    raised = job.exception() if is_own and job.paths.result_pickle.exists() else None
+def _why_over(job: Any) -> str:
+    """Return what became of a job, with the last line of its traceback; None is a job of an earlier call."""
+    if job is None:
+        return "not done when its job ended"
+    raised = job.exception() if job.paths.result_pickle.exists() else None
     lines = str(raised).split(RULE)[:2][-1].strip().splitlines() if raised else []
     return hide(", ".join([f"not done when its job ended: job {job.job_id} {job.state}", *lines[-1:]]))

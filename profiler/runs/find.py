@@ -17,7 +17,6 @@ from profiler.runs import RESULTS
 TAGS = "tags.json"  # in a run folder, but not part of what was measured
 TAG = re.compile(r"\w[\w.+-]{0,39}")
 PART = re.compile(r"\d{8}T[\w.-]*|[0-9a-f]{4,6}")  # of a run's name, which no model is called
-TAGS_BYTES = 64 << 10  # of the file, at most
 LISTED = "`gcprof runs list` shows the runs"
 REFERENCE = "ref:"
 
@@ -100,8 +99,7 @@ def reference(word: str) -> Path:
 def read_tags(folder: Path) -> tuple[str, ...]:
     """Return the tags of a run, in the order they were given; none if the file holds something else."""
     try:
-        with safe_files.opened(folder / TAGS, most_bytes=TAGS_BYTES) as file:
-            words = msgspec.json.decode(file.read(), type=list[str])
+        words = msgspec.json.decode(safe_files.read(folder / TAGS), type=list[str])
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
         return ()
     return tuple(dict.fromkeys(word for word in words if TAG.fullmatch(word)))

@@ -5,16 +5,17 @@ Only runs below the results are removed, never one that is being written to, and
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,7 +24,7 @@ from msgspec.structs import astuple, force_setattr
 from profiler.analysis import progress
 from profiler.analysis.sanity import impossible_reading, unsound
 from profiler.core import catalogue, safe_files
-from profiler.core.case import Case, Choice, Trial, decode, encode
+from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SCHEMA, SOFTWARE, Environment, Equality, Record
 from profiler.core.schedule import Shard
@@ -31,6 +32,7 @@ from profiler.runs import RESULTS
 from profiler.runs.find import reference_folder
 
 DIGITS = 16  # of a SHA-256: enough to notice a changed file
+T = TypeVar("T")
 IGNORED = ".gitignore"  # in RESULTS, where gcprof made it: a run is no part of the repository that it is in
 
 
@@ -91,7 +93,7 @@ def load(folder: Path, *, without: Collection[str] = (), lines: list[bytes] | No
         if is_torn(line):
             is_torn_at_end = True
             continue
-        record = read_record(line, where)
+        record = decoded(line, Record, where)
         for name in without:
             force_setattr(record.readings, name, None)
         _share(record, ("case", "built", "equality", "environment"), known)
@@ -137,17 +139,10 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a run folder. Raises UserError (exit code 4) if it cannot be read."""
     path = folder / "manifest.json"
     try:
-        text = safe_files.read_json(path)
+        text = safe_files.read(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    manifest: Manifest = _decoded(text, Manifest, str(path))
-    return manifest
-
-
-def read_record(line: bytes, where: str) -> Record:
-    """Decode one line of trials.jsonl. Raises UserError (exit code 4) that begins with `where`."""
-    record: Record = _decoded(line, Record, where)
-    return record
+    return decoded(text, Manifest, str(path))
 
 
 def numbered_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -155,16 +150,14 @@ def numbered_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
 
     Raises UserError (exit code 4) if it cannot be read.
     """
-    path, number = folder / "trials.jsonl", 0
+    path = folder / "trials.jsonl"
     if not os.path.lexists(path):
         return
     try:
-        for number, line in enumerate(safe_files.json_lines(path), start=1):
+        for number, line in enumerate(safe_files.lines(path), start=1):
             yield f"{path}:{number}", line
     except OSError as error:
         raise _unreadable(path, error) from error
-    except safe_files.Malformed as error:
-        raise _damaged(f"{path}:{number + 1}", error) from error
 
 
 def is_torn(line: bytes) -> bool:
@@ -172,24 +165,24 @@ def is_torn(line: bytes) -> bool:
     return not line.endswith(b"\n") and (line.startswith(b"{") or not line.strip(b"\0"))
 
 
-def _decoded(text: bytes, kind: type[Any], where: str) -> Any:
-    """Decode a line or a document. A new schema converts the older ones here; so far there is one."""
+def decoded(text: bytes, kind: type[T], where: str) -> T:
+    """Decode a line or a document. Raises UserError (exit code 4) that begins with `where`.
+
+    A new schema converts the older ones here; so far there is one.
+    """
     try:
         schema = safe_files.written_schema(text)
         if schema > SCHEMA:
             message = f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})"
             raise UserError(message, hint="upgrade gcprof", exit_code=4)
-        return decode(text, kind)
+        value: T = decode(text, kind)
+        return value
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _damaged(where, error) from error
+        raise UserError(f"{where}: {error}", hint="the file is damaged; the other runs are not", exit_code=4) from error
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot read '{path}': {error.strerror}", hint="the other runs are fine", exit_code=4)
-
-
-def _damaged(where: str, error: Exception) -> UserError:
-    return UserError(f"{where}: {error}", hint="the file is damaged; the other runs are not", exit_code=4)
 
 
 def new_folder(root: Path, models: Sequence[str]) -> Path:
@@ -244,29 +237,27 @@ def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] =
         for log in logs:
             if safe_files.is_regular(log):
                 shutil.copyfile(log, folder / "logs" / log.name)
-        _write_durably(folder / "trials.jsonl", trials)
-        new = safe_files.beside(folder / "manifest.json")
-        _write_durably(new, msgspec.json.format(manifest, indent=1))
-        new.replace(folder / "manifest.json")
-        _sync_folder(folder)
-        _sync_folder(folder.parent)
+        (folder / "trials.jsonl").write_bytes(trials)
+        safe_files.write(folder / "manifest.json", msgspec.json.format(manifest, indent=1))
     except OSError as error:
         safe_files.remove(folder)
         raise unwritable(folder, error) from error
+    except UserError:
+        safe_files.remove(folder)
+        raise
 
 
 def refuse_existing(folder: Path) -> None:
     """Raise UserError if a new run folder cannot have this name: it exists (2), or cannot be created there (74)."""
     if os.path.lexists(folder):
         raise _taken(folder)
+    above = next(path for path in folder.absolute().parents if os.path.exists(path))
+    if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
+        raise unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
     try:
         os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):
-        above = next(path for path in folder.absolute().parents if path.exists())
-        if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
-            raise unwritable(
-                folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to")
-            ) from None
+        return
     except OSError as error:  # a name that is too long
         raise unwritable(folder, error) from error
 
@@ -286,21 +277,6 @@ def unwritable(folder: Path, error: OSError) -> UserError:
     """Return the error for a run folder that cannot be written to."""
     message = f"cannot write to '{folder}': {error.strerror}"
     return UserError(message, hint="name a folder you may write to with -o", exit_code=74)
-
-
-def _write_durably(path: Path, text: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Writer:
@@ -332,35 +308,24 @@ class Writer:
             while rest:  # a disk takes what still fits, and only then says that it is full
                 rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
-            is_there = os.fstat(self._file).st_nlink
         except OSError as error:
             message = f"cannot write the result: {error.strerror} (it takes {len(line):,} bytes)"
             raise UserError(message, hint="free some space; what was printed is safe", exit_code=74) from error
-        if not is_there:
-            message = f"'{self._path}' was removed while this run went on: its records are lost"
-            raise UserError(message, hint="nothing more is measured; run it again", exit_code=74)
 
     def close(self) -> None:
         os.close(self._file)
 
 
-def tidy(folder: Path) -> None:
-    """Clean up what a killed writer left in a run folder; does nothing while another process writes there."""
-    with suppress(UserError):
-        Writer(folder).close()
-
-
 def refuse_removal(folder: Path) -> None:
     """Raise UserError for what is no run of the user's below the results, or is reached through a link."""
-    root, whole = Path(os.path.abspath(RESULTS)), Path(os.path.abspath(folder))
-    if root not in whole.parents:
+    whole = folder.resolve()
+    if RESULTS.resolve() not in whole.parents:
         message = f"'{folder}' is not below '{RESULTS}': only runs there are removed"
         raise UserError(message, hint="rm -r removes others")
-    if reference_folder().resolve() in whole.resolve().parents:
+    if reference_folder().resolve() in whole.parents:
         raise UserError(f"'{folder}' is a reference run of gcprof", hint="`gcprof runs list` shows your own")
-    links = [path for path in (root, whole, *whole.parents) if root in (path, *path.parents) and path.is_symlink()]
-    if links:
-        raise UserError(f"'{links[0]}' is a link, and what it leads to is not removed", hint="remove the link itself")
+    if folder.is_symlink() or RESULTS.is_symlink():
+        raise UserError(f"'{folder}' is a link, and what it leads to is not removed", hint="remove the link itself")
 
 
 def remove(folder: Path) -> None:
@@ -387,6 +352,15 @@ def size_bytes(folder: Path) -> int:
     return sum(os.lstat(file).st_size for file in files)
 
 
+def is_written(folder: Path) -> bool:
+    """Whether another process writes to a run folder now, if the file system has locks."""
+    try:
+        os.close(_locked(folder)[0])
+    except UserError:
+        return True
+    return False
+
+
 def _locked(folder: Path) -> tuple[int, bool]:
     """Return the open trials.jsonl, and whether it is locked. Raises UserError if another process has it."""
     try:
@@ -394,11 +368,14 @@ def _locked(folder: Path) -> tuple[int, bool]:
     except OSError as error:
         raise unwritable(folder, error) from error
     try:
-        return file, safe_files.lock(file)
-    except safe_files.TakenError:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         os.close(file)
         hint = "wait for it, or name another folder with -o"
         raise UserError(f"another gcprof is writing to {folder}", hint=hint) from None
+    except OSError:  # some network file systems have no locks
+        return file, False
+    return file, True
 
 
 def _cut_torn_line(path: Path, file: int) -> int:
@@ -406,9 +383,7 @@ def _cut_torn_line(path: Path, file: int) -> int:
     size = os.fstat(file).st_size
     end = os.pread(file, safe_files.MOST_BYTES, max(0, size - safe_files.MOST_BYTES))
     line = end[end.rfind(b"\n") + 1 :]
-    if not line:
-        return size
-    if not is_torn(line):
+    if line and not is_torn(line):
         message = f"the last line of '{path}' is damaged: it does not end, and is not the beginning of a record"
         raise UserError(message, hint=f"gcprof runs validate {path.parent}", exit_code=4)
     os.ftruncate(file, size - len(line))
@@ -416,23 +391,22 @@ def _cut_torn_line(path: Path, file: int) -> int:
 
 
 def changes(before: Manifest, *, environment: Environment, sources: Mapping[str, str]) -> tuple[str, ...]:
-    """Return every difference of files, versions and device, as `name before -> now`."""
-    return (*_of_files(before.sources, sources), *_of_environments(before.environment, environment))
+    """Return every difference of files, versions and device, as `name before -> now`.
 
-
-def _of_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """Yield which files differ, without digests: their names are those of a folder that may come from anyone."""
-    for name, digest in before.items():
-        if digest != now.get(name):
-            yield f"{name} was another file" if name in now else f"{name} is not there"
-    yield from (f"{name} was not recorded" for name in now if name not in before)
-
-
-def _of_environments(before: Environment, now: Environment) -> Iterator[str]:
-    for name in (*SOFTWARE, *HARDWARE):
-        old, new = getattr(before, name), getattr(now, name)
-        if old is not None and old != new:
-            yield f"{name} {old} -> {new}"
+    Of files without digests: their names are those of a folder that may come from anyone.
+    """
+    then, now = before.sources, sources
+    known = {name: getattr(before.environment, name) for name in (*SOFTWARE, *HARDWARE)}
+    return (
+        *(f"{name} was another file" for name in then if name in now and then[name] != now[name]),
+        *(f"{name} is not there" for name in then if name not in now),
+        *(f"{name} was not recorded" for name in now if name not in then),
+        *(
+            f"{name} {old} -> {new}"
+            for name, old in known.items()
+            if old is not None and old != (new := getattr(environment, name))
+        ),
+    )
 
 
 def code_digests(cases: Iterable[Case]) -> dict[str, str]:
@@ -456,15 +430,15 @@ def digest(text: bytes) -> str:
 
 def code_files(cases: Iterable[Case]) -> dict[str, Path | None]:
     """Return the path of each file of code or plans that the cases name, by that name; None if it is not found."""
-    return dict(place for case in cases for place in _code_places(case.model, case.strategy))
-
-
-def _code_places(model: Choice, strategy: Choice) -> Iterator[tuple[str, Path | None]]:
-    name, file = model.name, strategy.options.get("file")
-    if catalogue.CODE.fullmatch(name):
-        try:
-            yield name.rpartition(":")[0], catalogue.place(name)
-        except UserError:
-            yield name.rpartition(":")[0], None
-    if strategy.name == "plan" and file:
-        yield file, Path(file)
+    files: dict[str, Path | None] = {}
+    for case in cases:
+        name, file = case.model.name, case.strategy.options.get("file")
+        if catalogue.CODE.fullmatch(name):
+            place = name.rpartition(":")[0]
+            try:
+                files[place] = catalogue.place(name)
+            except UserError:
+                files[place] = None
+        if case.strategy.name == "plan" and file:
+            files[file] = Path(file)
+    return files

@@ -69,7 +69,7 @@ def validate(folder: Path) -> Report:
             find(where, "the last line is torn")
             continue
         try:
-            record = store.read_record(line, where)
+            record = store.decoded(line, Record, where)
         except UserError as error:
             find(where, error.message)
             continue

@@ -204,6 +204,5 @@ def _again(before: Run) -> tuple[str, ...]:
 
 
 def _nothing_left(before: Run, screen: Screen) -> Ran:
-    store.tidy(before.folder)
     screen.say("there is nothing left to do: the run is complete")
     return Ran(run=before, exit_code=progress.exit_code(before.records))
