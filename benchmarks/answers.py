@@ -38,7 +38,7 @@ class Question(NamedTuple):
 
 
 QUESTIONS = {
-    "predict": Question(("predict",), 1.6),
+    "predict": Question(("predict",), 1.6, is_written=False),
     "rehearse": Question(("rehearse", "mlp", "--strategies", "none"), 1.4),
     "rehearse-7": Question(("rehearse", "mlp", "--strategies", SEVEN), 1.6),
     "explain": Question(("explain", "mnist-cnn"), 1.5, is_written=False),

@@ -40,15 +40,16 @@ def predict(
     from profiler.workflows.absent_gpus import for_gpus
     from profiler.workflows.run import RunRequest, run
 
-    terminal = Terminal(is_quiet=quiet, names_logs=keep or output is not None)
+    is_kept = keep or output is not None
+    terminal = Terminal(is_quiet=quiet, names_logs=is_kept)
     if rehearse and (words.calibrate or device in ("cuda", "cpu")):
         raise UserError("--rehearse is for one GPU, and calibrates nothing", hint="name it: --device h100")
     is_estimated = bool(words.calibrate) or words.routing is not None
     device = to_rehearse(device) if rehearse else for_gpus(device, say=terminal.say, is_estimated=is_estimated)
     words = msgspec.structs.replace(words, device=device, predict=rehearse or None)
     with interruptible(json=json), TemporaryDirectory(prefix="gcprof-") as folder:
-        is_kept = keep or output is not None
-        request = RunRequest(words=words, output=output if is_kept else Path(folder) / "run", typed=COMMAND.get())
+        place = output if is_kept else Path(folder) / "run"
+        request = RunRequest(words=words, output=place, typed=COMMAND.get(), is_kept=is_kept)
         raise typer.Exit(print_run(run(request, terminal), json=json, is_kept=is_kept))
 
 

@@ -8,6 +8,7 @@ fork does not have.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -116,6 +117,7 @@ def run_rows(request: str, channel: int) -> None:
     torch.cuda._is_in_bad_fork = lambda: False
     with suppress(Exception):  # each fork fails in the same way, and says so
         assemble.prepare(trials[0])
+    gc.freeze()  # so that collections in the forks need not scan it
     rows: list[Row] = []
     for place in range(len(trials)):
         since = asked(channel) if place else since

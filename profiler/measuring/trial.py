@@ -35,7 +35,7 @@ from profiler.measuring.passes import (
 )
 from profiler.measuring.ranks import ALONE, Group, Ranks
 from profiler.training import precision
-from profiler.training.assemble import Assembled, Build, assemble_beside
+from profiler.training.assemble import Assembled, Build, assemble_beside, is_prepared
 from profiler.training.compiled_code import compiled_modules
 from profiler.training.workload import Mark, Step
 
@@ -64,10 +64,11 @@ def _measured(trial: Trial, bench: Bench) -> Record:
     before = switches()
     bench.begin("build")
     calls: list[int] = []
+    is_as_built = not bench.device.is_hollow or is_prepared(bench.trial.case)  # else strategies may have run it
     assembled = bench.build(calls=calls)
     built, notes = assembled.describe(), assembled.applied.notes
     bench.is_compiled = assembled.applied.changes_kernels or bool(compiled_modules(assembled.workload.module))
-    if passes[:1] == ("flops",) and not bench.device.is_hollow:  # there, bytes are read of a model that ran nothing yet
+    if passes[:1] == ("flops",) and is_as_built:
         bench.unused = assembled, calls
     del assembled
     compares = "equality" in passes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 from functools import partial, reduce
@@ -182,12 +183,21 @@ _prepared: dict[Case, tuple[Workload, list[Note]]] = {}
 def prepare(trial: Trial) -> None:
     """Build the model of a trial's case now, for the next `assemble` of a case with that baseline, as forks need it.
 
-    What its blocks do in a forward is observed, too, and remembered for the rest of the process.
+    What its blocks do in a forward is observed, too, and remembered for the rest of the process. The memory that this
+    took is freed without a backward, whose threads a fork does not have: the next step finds the model as it was built.
     """
     case = trial.case.baseline
-    _prepared[case] = _build(case, _from_catalogue(case, trial.data_directory), 0)
-    workload, _ = _prepared[case]
+    workload, remarks = _build(case, _from_catalogue(case, trial.data_directory), 0)
     observe_for_all(msgspec.structs.replace(workload, loss=WatchedLoss(workload.loss, OwnCalls())))
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    _prepared[case] = workload, remarks
+
+
+def is_prepared(case: Case) -> bool:
+    """Whether the next `assemble` of the case takes the model that `prepare` built."""
+    return case.baseline in _prepared and not allocator.is_chosen(case)
 
 
 def assemble_beside(built: Assembled, case: Case) -> Assembled:

@@ -49,6 +49,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     allow_parallel: bool = False
     shard: str | None = None  # of the sweep
     typed: tuple[str, ...] = ()  # the words of the command line
+    is_kept: bool = True  # else the folder goes with the command, and no picture is drawn
 
     def check(self) -> None:
         """Raise UserError for words that cannot go together."""
@@ -101,7 +102,7 @@ def begin(request: RunRequest, words: Request, screen: Screen, *, remarks: Seque
     with ExitStack() as stack:
         with screen.doing(STARTING):
             engine = stack.enter_context(connect(request, asked.trials))
-            if not all(trial.case.is_predicted for trial in asked.trials):
+            if request.is_kept and not all(trial.case.is_predicted for trial in asked.trials):
                 files.prepare_pictures()  # while the engine imports torch
             devices = survey(engine, request)
         checked = checked_on(devices, words, request.parsed_shard())
