@@ -31,7 +31,7 @@ from profiler.core.case import Case, Choice, Trial
 from profiler.core.devices import FAKE, REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
-from profiler.training import models, optimizers, strategies
+from profiler.training import OPTIMIZERS, models, strategies
 
 READINGS = ("peak_bytes", "saved_bytes", "reserved_bytes")
 MOST_ROWS, MOST_MINUTES = 700, 60.0
@@ -209,7 +209,7 @@ def case_of(row: Row, device: str) -> Case:
     return Case(
         model=catalogue.resolve(Choice(row.model), models.TABLE),
         strategy=catalogue.resolve(Choice(row.strategy), strategies.TABLE),
-        optimizer=catalogue.resolve(Choice(row.optimizer), optimizers.TABLE),
+        optimizer=catalogue.resolve(Choice(row.optimizer), OPTIMIZERS),
         batch_size=row.batch_size,
         precision=row.precision,
         device=device,

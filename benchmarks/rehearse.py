@@ -23,7 +23,7 @@ from profiler.core.devices import Device
 from profiler.core.record import Record
 from profiler.core.units import GIB, MIB, bytes_text
 from profiler.engines.local import Local
-from profiler.training import models, optimizers
+from profiler.training import OPTIMIZERS, models
 
 SECONDS, HOST_BYTES = 40.0, 12 * GIB
 LONGEST = 300  # seconds: what takes longer is ended
@@ -54,7 +54,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return Case(
             model=catalogue.resolve(Choice(self.model), models.TABLE),
             strategy=Choice(self.strategy),
-            optimizer=catalogue.resolve(Choice(self.optimizer), optimizers.TABLE),
+            optimizer=catalogue.resolve(Choice(self.optimizer), OPTIMIZERS),
             batch_size=self.batch_size,
             precision=self.precision,
             device=f"rehearse:{self.device}",

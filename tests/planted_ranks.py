@@ -8,20 +8,19 @@ import msgspec
 from torch.distributed.device_mesh import DeviceMesh
 
 from profiler.engines import worker
-from profiler.training import distributed
-from profiler.training.distributed import torch_ranks
+from profiler.training import DISTRIBUTED, distributed
 from profiler.training.workload import Workload
 
 
 def run_trials(request: str, channel: int) -> None:
     """Runs in the child: trials whose case may name `planted`."""
-    distributed.TABLE["planted"] = "tests.planted_ranks:distribute"
+    DISTRIBUTED["planted"] = "tests.planted_ranks:distribute"
     worker.run_trials(request, channel)
 
 
 def distribute(workload: Workload, mesh: DeviceMesh, *, fault: Literal["no-reduce", "sum"]) -> Workload:
     """DDP whose gradients are never averaged, or are added up."""
-    made = torch_ranks.ddp(workload, mesh)
+    made = distributed.ddp(workload, mesh)
     if fault == "no-reduce":
         return msgspec.structs.replace(made, syncing=lambda is_last: made.syncing(False))
 

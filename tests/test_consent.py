@@ -14,15 +14,15 @@ from profiler.core.case import Case, Choice
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
 from profiler.request.spec import Request
-from profiler.training import distributed, models, optimizers, strategies
+from profiler.training import DISTRIBUTED, OPTIMIZERS, models, strategies
 from profiler.workflows import consent
 from tests import make
 
 TABLES = {
     "model": models.TABLE,
     "strategy": strategies.TABLE,
-    "optimizer": optimizers.TABLE,
-    "parallel": distributed.TABLE,
+    "optimizer": OPTIMIZERS,
+    "parallel": DISTRIBUTED,
 }
 MEMBERS = {"torchvision": "resnet18", "timm": "resnet18.a1_in1k", "hf": "bert", "torch": "RAdam"}
 PLAIN = {"Count": "3", "int": "-1", "float": "0.5", "bool": "true", "str": "matmul+attention"}

@@ -19,7 +19,7 @@ from profiler.core import catalogue, gradient_verdict
 from profiler.core.errors import Unsupported
 from profiler.measuring.meters import equality, step_results
 from profiler.training import models
-from profiler.training.strategies import TABLE, compile_budget
+from profiler.training.strategies import TABLE, whole_model
 from profiler.training.workload import Workload
 from tests import make
 from tests.catalogue_choices import EVERY
@@ -274,7 +274,7 @@ def test_every_budget_is_compiled_anew_in_one_process(partition):
 
     for budget in (0.1, 1.0, 0.0):
         module = nn.Sequential(nn.Linear(3, 3))
-        compile_budget.apply(workload(module, ("0",)), budget=budget)
+        whole_model.compile_budget(workload(module, ("0",)), budget=budget)
         module(torch.ones(2, 3)).sum().backward()
 
     assert budgets == [0.1, 1.0, 0.0]

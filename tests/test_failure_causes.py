@@ -15,7 +15,7 @@ from profiler.engines.worker import attempt, error_detail
 from profiler.measuring import failure_causes
 from profiler.measuring.trial import measure
 from profiler.request.spec import Request
-from profiler.training import marked_functions
+from profiler.training.checkpointing import called_blocks
 from profiler.workflows.planner import PlanRequest, plan
 from tests import make
 from tests.user_models import causes, changing, switched
@@ -40,7 +40,7 @@ def trial(strategy: str, factory: str) -> Trial:
 @pytest.fixture(autouse=True)
 def no_marks(monkeypatch):
     """Where functions are marked, a forward that looks for their calls runs when a model is built, with its effects."""
-    monkeypatch.setattr(marked_functions, "_marked", WeakSet())
+    monkeypatch.setattr(called_blocks, "_marked", WeakSet())
 
 
 def failed(strategy: str, factory: str) -> str:

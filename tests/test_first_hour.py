@@ -12,7 +12,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.runs import find, store
 from profiler.training import levers
-from profiler.training.models.known_names import meant
+from profiler.training.models import meant
 from profiler.workflows.run_words import words_of
 from tests import examples, make
 

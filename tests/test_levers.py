@@ -17,12 +17,11 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.measuring.trial import measure
 from profiler.request import spec
 from profiler.request.spec import Request
-from profiler.training import levers
+from profiler.training import levers, optimizers
 from profiler.training.assemble import assemble
-from profiler.training.levers import chunked_loss, micro_batches
-from profiler.training.levers.optimizer import OneByOne
+from profiler.training.levers import chunked_loss
+from profiler.training.levers.step import OneByOne
 from profiler.training.models import hugging_face
-from profiler.training.optimizers import torch_optim
 from profiler.training.workload import Workload, compared
 from tests.small_heads import BATCH, STEPS, TIME, VOCABULARY, WIDTH, reading, step
 
@@ -302,7 +301,7 @@ def test_state_in_bf16_is_half_the_bytes():
     optimizer, run = _built(step, "bf16-state").trainer()
     run(lambda phase: None)
 
-    states = [value for _, state in torch_optim.states(optimizer) for value in state.values() if value.ndim]
+    states = [value for _, state in optimizers.states(optimizer) for value in state.values() if value.ndim]
     assert states
     assert {value.dtype for value in states} == {torch.bfloat16}
 
@@ -345,7 +344,7 @@ def test_micro_batches_are_within_rounding_of_float64(name, label):
 
 
 def test_a_wrong_weight_of_tokens_is_found(monkeypatch):
-    monkeypatch.setattr(micro_batches, "_shares", lambda counts: [1 / len(counts)] * len(counts))
+    monkeypatch.setattr("profiler.training.levers.step._shares", lambda counts: [1 / len(counts)] * len(counts))
 
     record = _measured(step, "micro-batches:n=2")
 
@@ -361,7 +360,7 @@ def test_micro_batches_of_a_model_with_dropout_are_compared_without_it(monkeypat
 
     assert (record.outcome, record.detail) == ("ok", None)
     assert "GCP073" in {note.code for note in record.notes}
-    monkeypatch.setattr(micro_batches, "_shares", lambda counts: [1.0] * len(counts))
+    monkeypatch.setattr("profiler.training.levers.step._shares", lambda counts: [1.0] * len(counts))
     assert _measured(build, "micro-batches:n=2").outcome == "invalid"
 
 

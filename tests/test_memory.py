@@ -14,7 +14,7 @@ from profiler.core.case import Choice
 from profiler.measuring.devices import Span
 from profiler.measuring.devices.cpu import sum_events
 from profiler.measuring.meters import memory
-from profiler.training import optimizers
+from profiler.training import OPTIMIZERS
 from tests.conftest import measured
 from tests.unpatched import plain
 
@@ -55,7 +55,7 @@ def peak_of_a_plain_loop(build, optimizer, *, accumulate: int = 1, keep: bool = 
 @pytest.mark.parametrize("model", ["mlp", "mnist-cnn:channels=8", "transformer"])
 @pytest.mark.usefixtures("with_test_models")
 def test_the_peak_is_the_sum_of_the_allocator_events_of_a_plain_loop(model, optimizer):
-    build_optimizer, _ = catalogue.load(Choice(optimizer), optimizers.TABLE)
+    build_optimizer, _ = catalogue.load(Choice(optimizer), OPTIMIZERS)
     expected = peak_of_a_plain_loop(plain(model, 8), build_optimizer)
 
     readings = measured(model, "none", optimizer=Choice(optimizer)).readings
@@ -70,7 +70,7 @@ def test_the_peak_under_segments_is_that_of_checkpoint_sequential(k):
         trunk = list(module.trunk)
         module.trunk.forward = lambda x: checkpoint_sequential(trunk, k, x, use_reentrant=False)
 
-    build_optimizer, _ = catalogue.load(Choice("sgd"), optimizers.TABLE)
+    build_optimizer, _ = catalogue.load(Choice("sgd"), OPTIMIZERS)
     expected = peak_of_a_plain_loop(plain("mnist-cnn:channels=8", 8, with_checkpoints), build_optimizer)
 
     readings = measured("mnist-cnn:channels=8", f"segments:k={k}").readings
@@ -80,7 +80,7 @@ def test_the_peak_under_segments_is_that_of_checkpoint_sequential(k):
 
 @pytest.mark.parametrize("settings", [{"accumulate": 3}, {"keep_gradients": True}])
 def test_micro_batches_and_kept_gradients_have_the_peak_of_a_plain_loop(settings):
-    build_optimizer, _ = catalogue.load(Choice("sgd"), optimizers.TABLE)
+    build_optimizer, _ = catalogue.load(Choice("sgd"), OPTIMIZERS)
     loop = {"accumulate": settings.get("accumulate", 1), "keep": settings.get("keep_gradients", False)}
     expected = peak_of_a_plain_loop(plain("mlp", 8), build_optimizer, **loop)
 

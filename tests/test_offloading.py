@@ -15,9 +15,9 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.core.plan_file import PlanFile, Segment
 from profiler.core.record import Record
 from profiler.planning.plan_code import emit
-from profiler.training.checkpointing import host_memory
 from profiler.training.checkpointing.block_segments import checkpoint_segments
-from profiler.training.levers.offload import offload_inputs
+from profiler.training.levers import memory
+from profiler.training.levers.memory import offload_inputs
 from profiler.training.strategies.plan import carry_out, fingerprint
 from profiler.training.workload import Workload
 from tests.conftest import measured
@@ -80,7 +80,7 @@ def test_gradients_with_the_lever_are_those_without_to_the_bit(strategy):
 
 
 def test_a_stale_fetch_is_found(monkeypatch):
-    monkeypatch.setattr(host_memory.Sent, "back", lambda self: torch.full_like(self._host, 0.5))
+    monkeypatch.setattr(memory.Sent, "back", lambda self: torch.full_like(self._host, 0.5))
 
     assert under("all").outcome == "invalid"
 
@@ -180,8 +180,8 @@ STEP = """
 import sys, torch
 from torch import nn
 import torch.utils.checkpoint
-from profiler.training.checkpointing import host_memory
-from profiler.training.levers.offload import offload_inputs
+from profiler.training.levers import memory
+from profiler.training.levers.memory import offload_inputs
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
 
@@ -245,12 +245,12 @@ def back(self):
     self.fetch()
     (made, _), self._fetched = self._fetched, None
     return made
-host_memory.Sent.back = back
+memory.Sent.back = back
 """,
     FREED: """
 def land(self):
     self._tensor = None
-host_memory.Sent.land = land
+memory.Sent.land = land
 """,
 }
 

@@ -18,7 +18,7 @@ from profiler.measuring.meters import time
 from profiler.measuring.ranks import Group
 from profiler.request import device_choice
 from profiler.training.assemble import assemble
-from profiler.training.distributed.torch_ranks import fsdp2
+from profiler.training.distributed import fsdp2
 from profiler.training.models.built_in import transformer
 from tests import killed, make
 from tests.plans import written

@@ -28,7 +28,7 @@ from profiler.core.units import GIB, MIB
 from profiler.engines.local import Local
 from profiler.rehearsal.device import PLANNED_OFF, UNPLANNED_OFF
 from profiler.rehearsal.loader import PLANS
-from profiler.training import models, optimizers
+from profiler.training import OPTIMIZERS, models
 
 BOUND = 0.01
 KEPT_WORKSPACES = "TORCH_CUBLAS_WORKSPACE_CACHE"  # 1: torch 2.15 keeps cuBLAS's workspaces, as those before it did
@@ -159,7 +159,7 @@ def case(figure: Figure) -> Case:
     return Case(
         model=catalogue.resolve(Choice(f"benchmarks/published_memory/{figure.model}"), models.TABLE),
         strategy=Choice("none"),
-        optimizer=catalogue.resolve(Choice(figure.optimizer), optimizers.TABLE),
+        optimizer=catalogue.resolve(Choice(figure.optimizer), OPTIMIZERS),
         batch_size=figure.batch_size,
         precision=figure.precision,
         device=f"rehearse:{figure.device}",

@@ -36,9 +36,8 @@ def models(
     """
     from profiler.core import catalogue
     from profiler.core.case import Choice
-    from profiler.training.models import TABLE
-    from profiler.training.models.known_names import meant
-    from profiler.training.optimizers import TABLE as OPTIMIZERS
+    from profiler.training import OPTIMIZERS
+    from profiler.training.models import TABLE, meant
     from profiler.views.tables.listing import details, listing
 
     if name is not None:
@@ -128,8 +127,7 @@ def blocks(
 def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
     from profiler.core import catalogue
     from profiler.core.case import Case, Choice
-    from profiler.training.models import TABLE
-    from profiler.training.models.known_names import meant
+    from profiler.training.models import TABLE, meant
 
     chosen = catalogue.resolve(meant(Choice(model)), TABLE, what="model")
     takes_size = "batch_size" in catalogue.read(chosen.name, TABLE).parameters

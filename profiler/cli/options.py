@@ -70,9 +70,9 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 def propose_optimizers(incomplete: str) -> list[tuple[str, str]]:
     """Complete an optimizer, with its description."""
-    from profiler.training.optimizers import TABLE
+    from profiler.training import OPTIMIZERS
 
-    return list(_listed(TABLE, incomplete))
+    return list(_listed(OPTIMIZERS, incomplete))
 
 
 def propose_devices(incomplete: str) -> list[str]:

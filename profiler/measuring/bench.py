@@ -25,8 +25,7 @@ from profiler.measuring.meters.step_results import StepDigests
 from profiler.measuring.ranks import ALONE, Group, Ranks
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
-from profiler.training.checkpointing.own_checkpoints import OwnCalls, remark
-from profiler.training.compiled_code import forget
+from profiler.training.checkpointing.own_checkpoints import OwnCalls, forget, remark
 from profiler.training.workload import Mark, drop_gradients
 
 NEED_ARITHMETIC = ("equality", "time")  # passes that a device without arithmetic cannot run

@@ -19,12 +19,11 @@ from profiler.measuring.failure_causes import CAUSE, explanation, what_moves
 from profiler.measuring.meters import equality, step_results, wrong_gradients
 from profiler.measuring.meters.step_results import Gradients, GradientStep, Ran, Results, weights_kept
 from profiler.measuring.ranks import Group
-from profiler.training import kept_state
+from profiler.training import kept_state, optimizers
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
-from profiler.training.compiled_code import forget, num_compiled
-from profiler.training.optimizers import torch_optim
-from profiler.training.without_dropout import without_dropout
+from profiler.training.checkpointing.own_checkpoints import forget, num_compiled
+from profiler.training.levers.step import without_dropout
 from profiler.training.workload import INPUT, OF_LOSS, batch_statistics, compared, local, tensors
 
 COUNT = "num_batches_tracked"
@@ -306,7 +305,7 @@ class _Comparison:
         before = kept_state.image(module)
         looks = self._case == self._case.baseline == built.case and self._group.mesh is None
         watching = self._doubts.watching() if looks else nullcontext()
-        with torch_optim.put_back(compared(built.workload)) as dropped, watching, self._dropping():
+        with optimizers.put_back(compared(built.workload)) as dropped, watching, self._dropping():
             loss = self._bench.gradients(built)
         moved = kept_state.moved(before, kept_state.image(module))
         if built.case == self._case == self._case.baseline:
@@ -325,7 +324,7 @@ class _Comparison:
                 for parameter in dropped:  # by a hook that has already stepped with it
                     parameter.grad = None
                 optimizer.step()
-                with torch_optim.put_back(compared(built.workload)), self._dropping():
+                with optimizers.put_back(compared(built.workload)), self._dropping():
                     return self._bench.gradients(built, number=2)
 
         return Ran(workload=built.workload, loss=loss, moved=moved, again=again)

@@ -24,7 +24,7 @@ from profiler.measuring.meters.saved_graph import (
     recompute_remark,
 )
 from profiler.training.assemble import Assembled
-from profiler.training.compiled_code import compiled_modules
+from profiler.training.checkpointing.own_checkpoints import compiled_modules
 from profiler.training.rehearsed_build import NOT_REAL, WHOLE, ZEROS, ValueReads, unknown_masks
 from profiler.training.workload import Workload
 

@@ -34,9 +34,8 @@ from profiler.measuring.passes import (
     time_steps,
 )
 from profiler.measuring.ranks import ALONE, Group, Ranks
-from profiler.training import precision
 from profiler.training.assemble import Assembled, Build, assemble_beside, is_prepared
-from profiler.training.compiled_code import compiled_modules
+from profiler.training.checkpointing.own_checkpoints import compiled_modules
 from profiler.training.workload import Mark, Step
 
 
@@ -183,7 +182,7 @@ def _watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
     is_asked = "equality" in trial.passes and case.verify != "off"
     is_known = case == case.baseline or trial.digests is not None
     is_alone = bench.group.size == 1 and bench.group.mesh is None and not bench.device.is_hollow
-    is_plain = precision.scaler(case.precision, case.torch_device) is None and built.workload.settling == 1
+    is_plain = case.precision != "amp-fp16" and built.workload.settling == 1
     digests = None
     if is_asked and is_known and is_alone and is_plain:
         with suppress(Exception):  # state of a user's class; the equality pass, which reads it too, tells why

@@ -20,15 +20,15 @@ from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
 from profiler.core.units import bytes_text, parse_percent
 from profiler.request import device_choice
-from profiler.training import distributed, levers, models, optimizers, strategies
-from profiler.training.models import known_names
+from profiler.training import DISTRIBUTED, OPTIMIZERS, levers, models, refuse_unknown_optimizer, strategies
+from profiler.training.models import meant
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # defaults besides `none`: for chains, and for other models
 TABLES = {  # for the fields of a case that are Choices
     "model": models.TABLE,
     "strategy": strategies.TABLE,
-    "optimizer": optimizers.TABLE,
-    "parallel": distributed.TABLE,
+    "optimizer": OPTIMIZERS,
+    "parallel": DISTRIBUTED,
 }
 UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
 LEAST_STEPS = 4  # timed in every round: two pairs, so that three rounds have six, the fewest with a confidence interval
@@ -174,7 +174,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     is called last, since it may have to look for devices. Raises UserError.
     """
     _refuse_secrets(request)
-    model_words = list(map(known_names.meant, split_choices("mnist-cnn" if request.model is None else request.model)))
+    model_words = list(map(meant, split_choices("mnist-cnn" if request.model is None else request.model)))
     chosen_models = _resolved(model_words, "model")
     chosen = strategies_of(request)
     for choice in chosen:
@@ -184,7 +184,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     named = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(list(map(_known_optimizer, named)), "optimizer")
     for choice in optimized:
-        optimizers.refuse_unknown(choice)
+        refuse_unknown_optimizer(choice)
     sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES)] or [None]
     micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES) or [1]
     words = ["fp32"] if request.precision is None else [word.strip() for word in request.precision.split(",")]
@@ -246,7 +246,7 @@ def strategies_of(request: Request) -> list[Choice]:
 def _known_optimizer(choice: Choice) -> Choice:
     """Return an optimizer as the table has it, where it is written as in torch: AdamW."""
     name = choice.name.lower()
-    return Choice.of(name, choice.options) if name in optimizers.TABLE else choice
+    return Choice.of(name, choice.options) if name in OPTIMIZERS else choice
 
 
 def _resolved(words: list[Choice], field: str) -> list[Choice]:

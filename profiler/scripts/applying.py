@@ -21,12 +21,12 @@ from profiler.core.record import Applied
 from profiler.predicting.trace.fake_tensors import fake_tensors, unseen
 from profiler.scripts import levers
 from profiler.training import blocks as finding
-from profiler.training import marked_functions, strategies
+from profiler.training import strategies
 from profiler.training.assemble import apply_strategy
 from profiler.training.checkpointing import called_blocks
+from profiler.training.checkpointing.own_checkpoints import compiled_modules, is_left_alone
 from profiler.training.checkpointing.routed_block import unroute
-from profiler.training.compiled_code import compiled_modules, is_left_alone
-from profiler.training.levers.offload import IS_LOOK
+from profiler.training.levers.memory import IS_LOOK
 from profiler.training.workload import Workload
 
 NONE = Choice("none")
@@ -113,7 +113,7 @@ def refuse_module(module: nn.Module, *, is_compiled: bool) -> None:
 
 def refuse_blocks(module: nn.Module, names: tuple[str, ...], *, needs_some: bool = True) -> None:
     """Raise Unsupported where there are no blocks, or blocks that cannot be changed."""
-    if needs_some and not (names or marked_functions.are_there()):
+    if needs_some and not (names or called_blocks.are_marked()):
         raise Unsupported("no modules are found in it that could be recomputed by themselves")
     compiled = compiled_modules(module)
     if any(is_left_alone(name, compiled) for name in names):
@@ -133,7 +133,7 @@ def _applied(
 ) -> tuple[Workload, Applied]:
     workload = Workload(module=module, blocks=names, batch=batch, loss=_call)
     is_frozen = any(not any(one.requires_grad for one in workload.block(name).parameters()) for name in names)
-    if not (choice.name in OBSERVING or is_frozen or marked_functions.are_there()):
+    if not (choice.name in OBSERVING or is_frozen or called_blocks.are_marked()):
         return workload, function(workload)
     if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
         sharded = Workload(module=module, blocks=names, batch=None, loss=_refuse)
@@ -153,7 +153,7 @@ def observing(module: nn.Module, names: tuple[str, ...], batch: Any) -> Iterator
     with looking(module, batch) as fake:
         workload = Workload(module=module, blocks=names, batch=fake, loss=_call)
         workload, _ = called_blocks.running(workload)
-        yield called_blocks.marked(workload) if marked_functions.are_there() else workload
+        yield called_blocks.marked(workload) if called_blocks.are_marked() else workload
 
 
 @contextmanager

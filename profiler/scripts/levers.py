@@ -25,9 +25,9 @@ from profiler.core.errors import Unsupported
 from profiler.core.user_code import users_line
 from profiler.training import levers
 from profiler.training.checkpointing.block_segments import checkpointed
-from profiler.training.compiled_code import compiled_modules
-from profiler.training.levers.allocator import set_growing
+from profiler.training.checkpointing.own_checkpoints import compiled_modules
 from profiler.training.levers.chunked_loss import Heads, Logits, whole
+from profiler.training.levers.memory import set_growing
 from profiler.training.workload import Workload
 
 Optimizer = torch.optim.Optimizer

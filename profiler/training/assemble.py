@@ -19,25 +19,38 @@ from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import (
+    DISTRIBUTED,
+    OPTIMIZERS,
     blocks,
-    distributed,
     levers,
-    marked_functions,
     models,
-    optimizers,
-    precision,
     random_sources,
     strategies,
 )
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired, with_note
 from profiler.training.checkpointing.observed_forward import observe_for_all
-from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
-from profiler.training.compiled_code import compiled_modules, forget, uncompiled_note
+from profiler.training.checkpointing.own_checkpoints import (
+    OwnCalls,
+    WatchedLoss,
+    compiled_modules,
+    forget,
+    uncompiled_note,
+)
 from profiler.training.known_values import in_batch, in_factory, is_real
-from profiler.training.levers import allocator
+from profiler.training.levers.memory import grows, let_grow
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
-from profiler.training.workload import Mark, Workload, compared, drop_gradients, num_parameters, train_step
+from profiler.training.workload import (
+    Mark,
+    Workload,
+    compared,
+    drop_gradients,
+    in_precision,
+    num_parameters,
+    scaler_of,
+    train_step,
+    unscaled,
+)
 
 MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # layers that act differently in eval mode
 FEW_BLOCKS = 2  # with so few blocks, sqrt and segments:k=1 checkpoint nothing
@@ -70,10 +83,8 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
 
         The random state is seeded as for the step of this number.
         """
-        scaler = precision.scaler(self.case.precision, self.case.device)
-        return precision.unscaled(
-            compared(self.workload).values(), scaler, lambda scaler: self._from_the_seed(scaler, number)
-        )
+        scaler = scaler_of(self.case.precision, self.case.device)
+        return unscaled(compared(self.workload).values(), scaler, lambda scaler: self._from_the_seed(scaler, number))
 
     def seed(self, number: int) -> None:
         """Seed the random state for the step of this number, counted from 1."""
@@ -91,7 +102,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         The function takes `mark` and `look`, which are those of `train_step`.
         """
         optimizer = _optimizer(self.case, self.workload)
-        scaler = precision.scaler(self.case.precision, self.case.torch_device)
+        scaler = scaler_of(self.case.precision, self.case.torch_device)
         return optimizer, partial(self._step, optimizer, scaler)
 
     def _step(
@@ -135,9 +146,9 @@ def assemble(
     """
     own = rank if rank is not None else mesh.get_local_rank() if mesh else 0
     prepared = None if build or mesh else _prepared.pop(case.baseline, None)
-    if allocator.is_chosen(case):
+    if grows(case):
         prepared = None  # made of segments that do not grow
-        allocator.begin(case)
+        let_grow(case)
     workload, remarks = prepared or _build(case, build or _from_catalogue(case, data_directory), own)
     if in_calls:
         workload = called_blocks.repeated(workload)
@@ -158,7 +169,7 @@ def assemble(
         remarks.append(Note(code="GCP043", text=text))
     applied = msgspec.structs.replace(applied, notes=(*applied.notes, *remarks), switch=None)  # the switch holds it
     if mesh:
-        distribute, options = catalogue.load(case.parallel or Choice("ddp"), distributed.TABLE)
+        distribute, options = catalogue.load(case.parallel or Choice("ddp"), DISTRIBUTED)
         workload = distribute(workload, mesh, **options)
         if _is_unmade(workload):
             workload.module.to_empty(device=case.torch_device)
@@ -197,7 +208,7 @@ def prepare(trial: Trial) -> None:
 
 def is_prepared(case: Case) -> bool:
     """Whether the next `assemble` of the case takes the model that `prepare` built."""
-    return case.baseline in _prepared and not allocator.is_chosen(case)
+    return case.baseline in _prepared and not grows(case)
 
 
 def assemble_beside(built: Assembled, case: Case) -> Assembled:
@@ -308,13 +319,13 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     batch = pytree.tree_map_only(torch.Tensor, _moving(case, workload), workload.batch)
     module = workload.module if _is_unmade(workload) else workload.module.to(case.torch_device)
     workload = msgspec.structs.replace(workload, module=module, batch=batch)
-    workload = precision.in_precision(workload, case.precision)
+    workload = in_precision(workload, case.precision)
     if case.blocks or not workload.blocks:
         workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
         if not case.blocks and not case.parallel:
             workload, remark = called_blocks.running(workload)
             remarks.extend([remark] if remark else [])
-    if marked_functions.are_there() and not case.blocks and not case.parallel:
+    if called_blocks.are_marked() and not case.blocks and not case.parallel:
         workload = called_blocks.marked(workload)
     return workload, remarks
 
@@ -360,7 +371,7 @@ def _from_catalogue(case: Case, data_directory: str | None) -> Build:
 
 
 def _optimizer(case: Case, workload: Workload) -> torch.optim.Optimizer:
-    build, options = catalogue.load(case.optimizer, optimizers.TABLE)
+    build, options = catalogue.load(case.optimizer, OPTIMIZERS)
     given = partial(build, **options) if workload.optimizer is None else workload.optimizer
     made = given if isinstance(given, torch.optim.Optimizer) else given(workload.module.parameters())
     return reduce(lambda optimizer, change: change(optimizer), workload.optimizer_changes, made)

@@ -58,34 +58,15 @@ def moved(before: Image, after: Image) -> Image:
 
 @contextmanager
 def kept(module: nn.Module) -> Iterator[None]:
-    """Restore, on exit, what a forward changes: buffers, plain attributes with what they hold, and random state.
-
-    Attributes are restored with what lists, dicts and sets hold, and unregistered tensors with their values, where
-    their version tells that they were written in place. Buffers that were replaced or added are put back.
-    """
-    before = [(submodule, name, value, content(value)) for submodule, name, value in _places(module)]
-    names = {(submodule, name) for submodule, name, _, _ in before}
-    written = [(tensor, tensor._version, tensor.clone()) for _, _, value, _ in before for tensor in writable(value)]
-    registered = [(part._buffers, dict(part._buffers.items())) for part in module.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
-    try:
-        with torch.random.fork_rng(devices=devices):
+    """Restore, on exit, what a forward changes: what `put_back` does from the module, and all values of buffers."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]  # BatchNorm's raise no version
+    with put_back(module):
+        try:
             yield
-    finally:
-        for submodule, name, _ in list(_places(module)):
-            if (submodule, name) not in names:
-                del vars(submodule)[name]
-        for submodule, name, value, held in before:
-            refill(value, held)
-            vars(submodule)[name] = value
-        for own, held_before in registered:
-            _refill_dict(own, held_before)
-        with torch.no_grad():
-            for tensor, values in [(one, values) for one, version, values in written if one._version != version]:
-                tensor.copy_(values)
-            for buffer, values in buffers:
-                buffer.copy_(values)
+        finally:
+            with torch.no_grad():
+                for buffer, values in buffers:
+                    buffer.copy_(values)
 
 
 def writable(value: Any, depth: int = DEEPEST) -> list[torch.Tensor]:
@@ -138,14 +119,6 @@ def _same(content: list[Any], held: list[Any]) -> bool:
         one is other or (type(one) is tuple and [*map(id, one)] == [*map(id, other)])
         for one, other in zip(content, held, strict=True)
     )
-
-
-def _places(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Yield every attribute that the module keeps in plain Python: its submodule, name and value."""
-    for submodule in module.modules():
-        for name, value in list(vars(submodule).items()):
-            if name not in OF_TORCH and (value is None or isinstance(value, KINDS)):
-                yield submodule, name, value
 
 
 def text(value: Any, depth: int = DEEPEST) -> str | None:

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.errors import Exited, Invalid, Unsupported, UserError
 from profiler.core.user_code import frames, is_theirs, users_line
-from profiler.training.checkpointing import host_memory
 from profiler.training.known_values import Constants, Following, in_factory, value_of
+from profiler.training.levers import memory
 from profiler.training.workload import Workload
 
 ZEROS = "the step reads values, which are zeros or leftovers here"
@@ -34,7 +34,7 @@ UNTAGGED = {  # operators whose result sizes depend on values, although no tag s
 HARMLESS = {  # no size depends on the values that these files read
     torch.nn.init.__file__,  # draws until all numbers are within bounds
     torch.autograd.graph.__file__,  # moves saved tensors to the host and back
-    host_memory.__file__,  # inputs of checkpoints
+    memory.__file__,  # inputs of checkpoints
 }
 MASK_DIMENSIONS = 2  # (batch, time); positions are tested with one number per sequence, NaN checks with all dimensions
 MOST_NAMED = 3

@@ -14,7 +14,7 @@ from profiler.core.record import PHASES, PhaseBytes, Timeline
 from profiler.core.stats import highest
 from profiler.measuring.devices import Device, Span
 from profiler.measuring.meters.memory_growth import lasting_bytes, with_state
-from profiler.training.optimizers.torch_optim import hooks_of, let_go, own_tensors, states
+from profiler.training.optimizers import hooks_of, let_go, own_tensors, states
 from profiler.training.workload import Step, Workload, allocated_bytes, bytes_by_storage, dense_parts, tensors
 
 NUM_POINTS = 96  # a page draws several timelines side by side, and a record is one line

@@ -20,7 +20,7 @@ from profiler.core.units import bytes_text
 from profiler.core.user_code import is_theirs, users_line
 from profiler.measuring.devices import Device
 from profiler.measuring.meters.operators import operator_name
-from profiler.training.optimizers.torch_optim import states
+from profiler.training.optimizers import states
 from profiler.training.workload import Step, Workload, allocated_bytes, dense_parts, storage_bytes, tensors, uncollected
 
 NUM_STEPS = 8  # after the one that was measured: memory that grows in all of them is no cache that is filled once

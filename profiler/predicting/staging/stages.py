@@ -31,7 +31,7 @@ from profiler.predicting.traced_case import known_rates, observe_case, trace_cas
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.observed_forward import observe
-from profiler.training.compiled_code import compiled_modules, is_left_alone
+from profiler.training.checkpointing.own_checkpoints import compiled_modules, is_left_alone
 from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
 from profiler.training.workload import Workload

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from profiler.core.own_thread import replaced
 from profiler.predicting.trace.autocast import cast, cuda_autocast
 from profiler.predicting.trace.in_place import linear
-from profiler.training.optimizers.torch_optim import wrapped
+from profiler.training.optimizers import wrapped
 
 aten = torch.ops.aten
 AMPERE = (8, 0)  # compute capability

@@ -13,7 +13,7 @@ from profiler.core.own_thread import replaced
 from profiler.core.trace_data import WORKSPACES, Allocation, Operator, Trace
 from profiler.predicting.step_tracer import Categories, between_steps
 from profiler.predicting.trace.tracer import Hidden, Tracer
-from profiler.training.optimizers.torch_optim import state_by_parameter, wrapped
+from profiler.training.optimizers import state_by_parameter, wrapped
 from profiler.training.workload import Step, Workload, tensors
 
 TRIES = 3

@@ -14,7 +14,7 @@ import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from profiler.core.own_thread import replaced
-from profiler.training.compiled_code import forget
+from profiler.training.checkpointing.own_checkpoints import forget
 
 BACKENDS = "torch._dynamo.backends.debugging"
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import update_wrapper
+from types import MethodType
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import msgspec
 from torch import nn
@@ -13,22 +16,99 @@ from torch import nn
 from profiler.core.errors import Unsupported
 from profiler.core.record import Note
 from profiler.core.units import few
-from profiler.training import marked_functions
 from profiler.training.checkpointing.observed_forward import NotKept, Refused, run_forward
 from profiler.training.checkpointing.routed_block import Route, route, unroute
-from profiler.training.marked_functions import listened
 from profiler.training.workload import Workload
 
 SIGN = "#"  # between a block's name and the number of its call
 COUNTING = ("segments", "sqrt", "recursive", "from-start", "first", "every", "plan")  # strategies that count blocks
 MOST_NAMED = 3
 CHANGED = "unlike when it was observed: a forward that depends on data cannot be cut by calls; --strategies all works"
+# Receivers of the calls of marked functions while a forward is followed: their `call_function` returns what is returned
+_listeners: list[Any] = []  # the innermost last; None within a block, whose own calls are plain
+_marked: WeakSet[MarkedFunction] = WeakSet()
+
+
+class MarkedFunction:
+    """A function, or a method, each call of which is a block."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._name = getattr(function, "__name__", type(function).__name__).strip("<>")
+        update_wrapper(self, function)
+        _marked.add(self)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        listener = _listeners[-1] if _listeners else None
+        if listener is None:
+            return self._function(*arguments, **keywords)
+        return listener.call_function(self._name, self._function, *arguments, **keywords)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return the method bound to an instance, which is not among the arguments of the block."""
+        return self if instance is None else _BoundFunction(MethodType(self._function, instance), self._name)
+
+    def __enter__(self) -> MarkedFunction:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Does nothing: only calls through this object are marked."""
+
+
+class _BoundFunction(MarkedFunction):
+    """A marked method of one instance, created at each lookup."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._function, self._name = function, name
+
+
+def block(function: Callable[..., Any]) -> MarkedFunction:
+    """Mark a function that a forward calls in a loop, so that gcprof takes each call as a block.
+
+    For models whose layers are no modules, or one module that runs several times. As a decorator, also of methods, or
+    as a context: `with gcprof.block(layer) as run: ...`. Blocks are then `layer#1`, `layer#2`, ... in the order of
+    the forward. A function should take what changes from call to call as its first argument, and besides only
+    parameters, buffers, submodules of the model and plain values, or what the call before was given too: then several
+    calls can be checkpointed together. Outside of gcprof a marked function is the function. It is used by
+    `gcprof.apply(module, "sqrt", example=batch)`, and by all commands that are given the model.
+
+    Example::
+
+        def layer(x, weight):
+            return torch.tanh(x @ weight)
+
+
+        layer = gcprof.block(layer)  # or @gcprof.block above it
+
+
+        class Net(nn.Module):
+            def forward(self, x):
+                for weight in self.weights:
+                    x = layer(x, weight)
+                return x
+    """
+    return MarkedFunction(function)
+
+
+def are_marked() -> bool:
+    """Whether any function is marked in this process."""
+    return bool(_marked)
+
+
+@contextmanager
+def listened(listener: Any) -> Iterator[None]:
+    """Route the calls of marked functions to a listener inside the context."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.pop()
 
 
 def marked(workload: Workload) -> Workload:
     """Return the workload with the calls of marked functions as blocks, or as it is if its forward makes none."""
-    look = _look(workload, ())
-    return _by_calls(workload, look.seen) if look.seen else workload
+    seen = _look(workload)
+    return _by_calls(workload, seen) if seen else workload
 
 
 def running(workload: Workload) -> tuple[Workload, Note | None]:
@@ -40,7 +120,7 @@ def running(workload: Workload) -> tuple[Workload, Note | None]:
     frozen = [name for name in workload.blocks if not trains(workload.block(name))]
     if not frozen or len(frozen) == len(workload.blocks):
         return workload, None
-    paths = {call.path for call in _look(workload, tuple(frozen)).seen}
+    paths = {call.path for call in _look(workload, tuple(frozen))}
     idle = [name for name in frozen if name not in paths]
     if not idle:
         return workload, None
@@ -62,66 +142,56 @@ def repeated(workload: Workload) -> Workload:
     """
     if workload.calls:
         return workload
-    look = _look(workload, workload.blocks)
-    paths = {call.path for call in look.seen}
-    is_same = len(look.seen) == len(paths) or not paths.issuperset(workload.blocks)
-    return workload if is_same else _by_calls(workload, look.seen)
+    seen = _look(workload, workload.blocks)
+    paths = {call.path for call in seen}
+    is_same = len(seen) == len(paths) or not paths.issuperset(workload.blocks)
+    return workload if is_same else _by_calls(workload, seen)
 
 
-class _Call(msgspec.Struct, frozen=True):
+class _Call(NamedTuple):
     """One call in an observed forward."""
 
     path: str  # the module's name, or the function's
     called: Any
-    past_hooks: bool = False
+    past_hooks: bool = False  # the module's `forward` was called directly
 
 
-def _look(workload: Workload, blocks: tuple[str, ...]) -> _Look:
-    """Run one forward, which leaves everything as it was; return the calls in it."""
+def _look(workload: Workload, blocks: tuple[str, ...] = ()) -> list[_Call]:
+    """Return the calls of these blocks in one forward, or else those of marked functions; all is left as it was."""
     try:
-        return _looked(workload, blocks, keeps=False)
+        return _seen(workload, blocks, keeps=False)
     except (NotKept, Refused):
-        return _looked(workload, blocks, keeps=True)
+        return _seen(workload, blocks, keeps=True)
 
 
-def _looked(workload: Workload, blocks: tuple[str, ...], *, keeps: bool) -> _Look:
-    look = _Look(listens=not blocks)
+def _seen(workload: Workload, blocks: tuple[str, ...], *, keeps: bool) -> list[_Call]:
+    seen: list[_Call] = []
     modules = [(name, workload.module.get_submodule(name)) for name in blocks]
     for name, module in modules:
-        route(module, _LookedAt(look, name))
+        route(module, _Looking(seen, name))
     try:
-        with listened(look):
+        with listened(None if blocks else _Looking(seen)):
             run_forward(workload, keeps=keeps)
     finally:
         for _, module in modules:
             unroute(module)
-    return look
+    return seen
 
 
-class _Look:
-    """Records the calls of a forward, in order; of the marked functions that a call runs, none."""
+class _Looking(Route):
+    """Notes the calls of a block, or of marked functions, but for those that a noted call runs."""
 
-    def __init__(self, *, listens: bool) -> None:
-        self.seen: list[_Call] = []
-        self._listens = listens
-
-    def call_function(self, name: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        if not self._listens:
-            return function(*arguments, **keywords)
-        self.seen.append(_Call(name, function))
-        with listened(None):
-            return function(*arguments, **keywords)
-
-
-class _LookedAt(Route):
-    """The route of a block whose calls are counted."""
-
-    def __init__(self, look: _Look, path: str) -> None:
-        self._look, self._path = look, path
+    def __init__(self, seen: list[_Call], path: str = "") -> None:
+        self._seen, self._path = seen, path
 
     def called(self, block: nn.Module, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        self._look.seen.append(_Call(self._path, block, past_hooks=own is not block))
+        self._seen.append(_Call(self._path, block, past_hooks=own is not block))
         return self.run(own, arguments, keywords)
+
+    def call_function(self, name: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        self._seen.append(_Call(name, function))
+        with listened(None):
+            return function(*arguments, **keywords)
 
 
 def _by_calls(workload: Workload, seen: list[_Call]) -> Workload:
@@ -187,15 +257,6 @@ class CalledBlock(nn.Module):
         modules: Iterator[tuple[str, nn.Module]] = named(*arguments, **keywords)
         return modules
 
-    def bind(self, function: Callable[..., Any]) -> None:
-        """Use the function of the present call. Raises Unsupported if another one was already computed ahead."""
-        if self.runs_ahead and function != self.called:
-            reason = (
-                "is another function than before, made anew in each forward: define it once, outside of the forward"
-            )
-            raise Unsupported(f"'{self.name}' {reason}")
-        self.__dict__["called"] = function
-
 
 def running_name(module: nn.Module, names: Mapping[int, str], running: Sequence[CalledBlock]) -> str | None:
     """Return a module's full name, below the innermost of the running blocks if any; None outside of the model.
@@ -224,33 +285,42 @@ class Calls:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Follow one forward. Raises Unsupported if it ends before its last call, whose work may be done already."""
+        """Follow one forward; raises as `end` does."""
+        output = None
         self.begin()
         try:
             yield
-        except BaseException:  # whatever ends the forward; it is raised again
-            self._close()
-            raise
-        self.end()
+            output = self
+        finally:
+            self.end(output)
 
     def begin(self, *_: Any) -> None:
         """Begin a forward."""
         self._done, self.is_open = 0, True
-        marked_functions.push(self)
+        _listeners.append(self)
 
     def end(self, *given: Any) -> None:
-        """End a forward; raises as `forward` does. As a hook it gets the output last, None if the forward raised."""
-        self._close()
-        has_raised = bool(given) and given[-1] is None
-        if not has_raised and 0 < self._done < len(self._blocks):
+        """End a forward; `given` has last what it returned, None if it raised.
+
+        Raises Unsupported if it returned before its last call, whose work may be done already.
+        """
+        self.is_open = False
+        _listeners.pop()
+        if given[-1] is not None and 0 < self._done < len(self._blocks):
             raise Unsupported(f"the forward ended before its call '{self._blocks[self._done].name}', {CHANGED}")
 
     def call_function(self, name: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Run a call of a marked function as its block; as a plain call if it never ran in the observed forward."""
+        """Run a call of a marked function as its block; as a plain call if it never ran in the observed forward.
+
+        Raises Unsupported if the function is another one than was computed ahead, with blocks before it.
+        """
         if all(block.path != name for block in self._blocks):
             return function(*arguments, **keywords)
         block = self.next(name)
-        block.bind(function)
+        if block.runs_ahead and function != block.called:
+            made_anew = "is another function than before, made anew in each forward: define it once, outside of it"
+            raise Unsupported(f"'{block.name}' {made_anew}")
+        block.__dict__["called"] = function
         return block(*arguments, **keywords)
 
     def next(self, path: str) -> CalledBlock:
@@ -261,10 +331,6 @@ class Calls:
             raise Unsupported(f"the forward called '{path}' where {expected} was expected, {CHANGED}")
         self._done += 1
         return block
-
-    def _close(self) -> None:
-        self.is_open = False
-        marked_functions.pop()
 
 
 class ToCalls(Route):

@@ -26,14 +26,14 @@ if TYPE_CHECKING:  # has torch
 
 TABLE = {
     "chunk-loss": "profiler.training.levers.chunked_loss:apply",
-    "micro-batches": "profiler.training.levers.micro_batches:apply",
-    "fused": "profiler.training.levers.optimizer:fused",
-    "no-foreach": "profiler.training.levers.optimizer:no_foreach",
-    "8bit": "profiler.training.levers.optimizer:eight_bit",
-    "bf16-state": "profiler.training.levers.optimizer:bf16_state",
-    "in-backward": "profiler.training.levers.optimizer:in_backward",
-    "offload-inputs": "profiler.training.levers.offload:inputs",
-    "expandable-segments": "profiler.training.levers.allocator:expandable_segments",
+    "micro-batches": "profiler.training.levers.step:apply",
+    "fused": "profiler.training.levers.step:fused",
+    "no-foreach": "profiler.training.levers.step:no_foreach",
+    "8bit": "profiler.training.levers.step:eight_bit",
+    "bf16-state": "profiler.training.levers.step:bf16_state",
+    "in-backward": "profiler.training.levers.step:in_backward",
+    "offload-inputs": "profiler.training.levers.memory:inputs",
+    "expandable-segments": "profiler.training.levers.memory:expandable_segments",
 }
 OF_OPTIMIZER = {  # by lever: the options that it sets
     "fused": ("fused", "foreach"),

@@ -35,6 +35,16 @@ def _classified(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> 
     return F.cross_entropy(module(x), y)
 
 
+def simple_mlp(batch_size: int = 64) -> Workload:
+    """The three-layer perceptron 10-20-20-5, whose second block is the one to checkpoint."""
+    module = nn.Sequential()
+    for name, inputs in (("block1", 10), ("block2", 20)):
+        module.add_module(name, nn.Sequential(nn.Linear(inputs, 20), nn.ReLU()))
+    module.add_module("output", nn.Linear(20, 5))
+    batch = (torch.randn(batch_size, 10), torch.randint(5, (batch_size,)))  # (batch, 10), (batch,)
+    return Workload(module=module, blocks=("block1", "block2", "output"), batch=batch, loss=_classified)
+
+
 class Dense(nn.Module):
     """A linear layer and tanh, whose backward needs only its output."""
 

@@ -1,4 +1,4 @@
-"""Every classification model of torchvision, with random weights; and what image classifiers share."""
+"""Every classification model of torchvision, and every model of timm, with random weights."""
 
 from __future__ import annotations
 
@@ -49,6 +49,33 @@ def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count 
 
     module = make() if pixels == own else fitting(make, name, batch_size, pixels)
     return classified(module, batch_size, pixels, classes, auxiliary=AUXILIARY.get(name, 0.0))
+
+
+def timm(name: str, batch_size: int = 16, *, size: str = "own", classes: Count = 1000) -> Workload:
+    """Any model of timm by its name, random weights, nothing downloaded; `size` is the images' side in pixels.
+
+    Models of a fixed size are built for the size that is asked for. Raises Unsupported for a name that timm does not
+    have, and for a size that the model does not take.
+    """
+    try:
+        import timm as library  # noqa: PLC0415  it takes a second, and may not be installed
+        from timm.models import PretrainedCfg  # noqa: PLC0415
+    except ImportError:
+        raise Unsupported("timm is not installed: pip install timm") from None
+    if not library.is_model(name):
+        near = similar(name, library.list_models())
+        raise Unsupported(f"timm has no model '{name}'" + (f"; the nearest is '{near[0]}'" if near else ""))
+    settings = library.get_pretrained_cfg(name, allow_unregistered=True) or PretrainedCfg()
+    channels, own, _ = settings.input_size
+    pixels = side(size, own)
+    extra: dict[str, Any] = {"img_size": pixels} if settings.fixed_input_size and pixels != own else {}
+
+    def make() -> nn.Module:
+        module: nn.Module = library.create_model(name, pretrained=False, num_classes=classes, **extra)
+        return module
+
+    module = make() if pixels == own else fitting(make, name, batch_size, pixels, channels=channels)
+    return classified(module, batch_size, pixels, classes, channels=channels)
 
 
 def side(word: str, own: int) -> int:

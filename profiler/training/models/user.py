@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from profiler.core import catalogue
 from profiler.core.errors import Invalid
 from profiler.core.user_code import exited
-from profiler.training.optimizers.torch_optim import held_by
+from profiler.training.optimizers import held_by
 from profiler.training.workload import Workload
 
 KEYS = ("module", "batch", "loss", "optimizer")

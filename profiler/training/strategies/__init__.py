@@ -18,6 +18,6 @@ TABLE = {
     "own": "profiler.training.strategies.chain:own",
     "hf": "profiler.training.strategies.whole_model:hugging_face",
     "plan": "profiler.training.strategies.plan:apply",
-    "compile-budget": "profiler.training.strategies.compile_budget:apply",
+    "compile-budget": "profiler.training.strategies.whole_model:compile_budget",
     "_planted": "profiler.training.strategies.chain:planted",
 }

@@ -17,7 +17,7 @@ from profiler.training.checkpointing.block_segments import (
     OwnCheckpoint,
     recompute,
 )
-from profiler.training.levers.offload import offload_inputs
+from profiler.training.levers.memory import offload_inputs
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Workload
 

@@ -31,7 +31,7 @@ from profiler.request.spec import Request
 from profiler.training.assemble import Build
 from profiler.training.known_values import MOST_FRACTIONS, MOST_WHOLE
 from profiler.training.models import live
-from profiler.training.optimizers.torch_optim import hooks_of
+from profiler.training.optimizers import hooks_of
 from profiler.workflows.absent_gpus import for_gpus
 from profiler.workflows.in_process.arguments import (
     Model,

@@ -13,7 +13,7 @@ from profiler.core.errors import Unsupported, refuse_idle
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Applied
 from profiler.training import blocks as finding
-from profiler.training import marked_functions, strategies
+from profiler.training import strategies
 from profiler.training.assemble import apply_strategy
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired, with_note
@@ -71,7 +71,7 @@ def apply(
         wanted = "a word such as 'all' or 'segments:k=4', a plan of gcprof.plan, or the Path of a plan's file"
         raise TypeError(f"a strategy is {wanted}, not {what}")
     workload = Workload(module=module, blocks=found, batch=example, loss=_look)
-    if marked_functions.are_there() and example is not None:  # blocks are calls then, as where they run several times
+    if called_blocks.are_marked() and example is not None:  # blocks are calls then, as where they run several times
         workload = called_blocks.marked(workload)
     chain, applied = apply_strategy(workload, name, lambda chain: function(chain, **options))
     called_blocks.follow_forwards(chain)

@@ -23,7 +23,7 @@ from profiler.measuring.trial import measure as measure_trial
 from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.training import levers
-from profiler.training.levers import allocator
+from profiler.training.levers.memory import grows, set_growing
 from profiler.training.models.user import as_workload
 from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.workflows.explain import assumed, explanation_of, followed, heading
@@ -261,8 +261,8 @@ def under(case: Case, strategy: str | PlanFile | Path) -> Iterator[tuple[Case, C
     chosen = case.under(levers.resolved(word))
     levers.refuse_conflicts(chosen)
     yield chosen, chosen
-    if allocator.is_chosen(chosen) and chosen.torch_device.startswith("cuda") and not chosen.is_rehearsed:
-        allocator.set_growing(False)
+    if grows(chosen) and chosen.torch_device.startswith("cuda") and not chosen.is_rehearsed:
+        set_growing(False)
 
 
 BY: dict[str, Callable[..., Record]] = {"predicted": predict, "measured": measure}

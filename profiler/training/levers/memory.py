@@ -1,19 +1,26 @@
-"""Inputs of checkpointed segments that wait in pinned host memory: sent and fetched on a stream of their own.
-
-Where a copy must have landed and where its fetch begins are fixed by stage, never by time, so that the bytes of the
-device do not depend on times. Buffers of the device are allocated on the stream that computes; events order the copies.
-All here is plain PyTorch, since code that is emitted for a plan contains it.
-"""
+"""Levers that change where a step's bytes are: inputs of checkpoints in pinned host memory, segments that grow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import detect_fake_mode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
+
+from profiler.core.case import Case
+from profiler.core.catalogue import Count
+from profiler.core.errors import Unsupported
+from profiler.core.record import Applied, Note
+from profiler.core.units import bytes_text
+from profiler.training.checkpointing.block_segments import checkpointed
+from profiler.training.workload import Workload
 
 
 class HostMemory:
@@ -158,3 +165,74 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+IS_LOOK = ContextVar("is_look", default=False)  # parameters are fake for a look alone, and no step runs on them
+
+
+def inputs(workload: Workload, case: Case, *, least: Count = 1048576) -> tuple[Workload, Applied]:
+    """Moves the inputs of checkpoints to pinned host memory until the backward is a block away.
+
+    Those of fewer than `least` bytes stay. Raises Unsupported where no strategy has checkpointed a block.
+    """
+    segments = checkpointed(workload)
+    if not segments:
+        raise Unsupported(f"{case.strategy} checkpoints no block, so there is no input to move to host memory")
+    ends = [(name, after) for name, after in pairwise(workload.blocks) if segments.get(name) is not segments.get(after)]
+    waiting = {name: after for name, after in ends if name in segments}
+    return workload, Applied(remark=offload_inputs(workload, waiting, least=least), switch=lambda on: None)
+
+
+def offload_inputs(workload: Workload, fetched_at: Mapping[str, str], *, least: int = 0) -> Callable[[], Note]:
+    """Send the inputs of checkpointed segments to host memory; return what says, after a step, how much that takes.
+
+    `fetched_at` has, for a block of each segment, the block after it at whose backward its input is fetched. Inputs of
+    fewer than `least` bytes stay on the device. Raises Unsupported in an estimate, where all tensors are on one device.
+    """
+    if detect_fake_mode([*workload.module.parameters()]) and not IS_LOOK.get():
+        raise Unsupported("an estimate does not follow inputs of checkpoints to host memory: rehearse or measure it")
+    memory = HostMemory()
+    segments = checkpointed(workload)
+    for name, after in fetched_at.items():
+        segments[name].around = OffloadedInput(memory, workload.block(after), least=least)
+
+    def remark() -> Note:
+        text = f"inputs of checkpoints wait in {bytes_text(memory.nbytes)} of pinned host memory"
+        nothing = "offloads nothing: no checkpoint before the last block has a large input that is computed"
+        return Note(code="GCP069", text=text if memory.nbytes else nothing)
+
+    return remark
+
+
+def expandable_segments(workload: Workload, case: Case) -> tuple[Workload, Applied]:
+    """Segments of CUDA's allocator that grow (PYTORCH_ALLOC_CONF), so that other bytes are reserved, mostly fewer.
+
+    Raises Unsupported where there are none: on a CPU, and in an estimate.
+    """
+    return workload, Applied(split="segments grow")  # `let_grow` was called before the model was made
+
+
+def grows(case: Case) -> bool:
+    """Whether the case has the lever `expandable-segments`."""
+    return any(lever.name == "expandable-segments" for lever in case.levers or ())
+
+
+def let_grow(case: Case) -> None:
+    """Let all segments that are reserved from now on grow, for a model that is not made yet.
+
+    Raises Unsupported where segments cannot grow.
+    """
+    if case.is_predicted:
+        raise Unsupported("an estimate has no reserved bytes, which are what grows: rehearse or measure it")
+    if not case.torch_device.startswith("cuda"):
+        raise Unsupported("a CPU reserves no segments: expandable-segments is for CUDA")
+    gc.collect()
+    torch.cuda.empty_cache()
+    set_growing(True)
+
+
+def set_growing(on: bool) -> None:
+    """Set whether segments that are reserved from now on grow."""
+    own: Any = torch._C
+    name = "_accelerator_setAllocatorSettings"  # since torch 2.9
+    (getattr(own, name, None) or torch.cuda.memory._set_allocator_settings)(f"expandable_segments:{on}")
