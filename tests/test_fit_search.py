@@ -18,7 +18,8 @@ from profiler.planning.plan import Plan
 from profiler.views.plots import fit as picture
 from profiler.views.plots import theme
 from profiler.workflows import fit_search
-from profiler.workflows.fit_search import Search, moves_enough
+from profiler.workflows.fit_search import Search
+from profiler.workflows.plan_fitting import moves_enough
 from tests import make
 
 MIB = 1 << 20

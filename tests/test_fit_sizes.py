@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from profiler.runs import store
 from profiler.training import models
 from profiler.workflows import fit_sizes, stages
 from profiler.workflows.planner import GATE
+from profiler.workflows.stages import Step
 from tests import make
 from tests.conftest import run_folder
 
@@ -161,10 +161,10 @@ class Sized:
     [(10, "ok", 10), (11, "ok", 9), (25, "ok", 4), (101, "ok", 0), (1, "out_of_memory", 0)],
 )
 def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, batch_size):
-    model = SimpleNamespace(engine=Sized(measured=measured, foreseen=10, outcome=outcome))
     place = Place(case=make.case(batch_size=1), limit=100, context_bytes=0)
+    step = Step(case=place.case, engine=Sized(measured=measured, foreseen=10, outcome=outcome))
 
-    none, *_ = fit_sizes._Batches(model, place, None).rungs(place, ())
+    none, *_ = fit_sizes.of_batches(step, place).rungs(place, ())
 
     assert none.reach == batch_size
 
@@ -186,8 +186,9 @@ def test_the_smallest_gpu_has_room_for_the_step_and_cuda_and_the_next_smaller_ha
         for name in names
     ]
 
-    search = fit_sizes._Gpus(SimpleNamespace(engine=engine), places, None)
-    rungs = search.rungs(places[0], ())
+    step = Step(case=places[0].case, engine=engine)
+
+    rungs = fit_sizes.of_gpus(step, places).rungs(places[0], ())
 
     found = [(rung.label, parse(rung.place.case.device).name if rung.reach else None) for rung in rungs]
     assert found == gpus

@@ -15,8 +15,7 @@ from profiler.planning.chain import Chain, StageModule
 from profiler.planning.plan import Item, Plan, host_bytes, plan_file_of, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
-from profiler.workflows.plan_fitting import offered
-from tests import make
+from profiler.workflows import plan_fitting
 from tests.planning_chains import add_options, equal_stages, every_plan, lower_envelope, random_chain
 
 RATES = (1e3, 4e3, 16e3, 64e3)  # bytes per second, where a stage's output is of about 6 bytes, and its forward of 5 ms
@@ -188,9 +187,9 @@ def test_so_it_is_where_only_inputs_of_the_first_stages_may_wait(waiting):
 def test_offered_plans_take_at_most_so_much_host_memory(most, number):
     """Five inputs of 9 MiB could wait, each in 16 MiB of pinned memory, and two must for the plan to fit."""
     chain = named(equal_stages(8, output=9 << 20, saved=110 << 20, own=100 << 20))
-    case, budget = make.case(device="rehearse:h100"), largest_stage(chain)[1] + (40 << 20)
+    budget = largest_stage(chain)[1] + (40 << 20)
 
-    *_, points = offered(chain, case, budget, None if most is None else most << 20)
+    points = plan_fitting.offloading(plan_fitting.copied(chain, "h100"), budget, None if most is None else most << 20)
     point = best(points, budget)
 
     assert (point and len(point.plan.offloaded)) == number

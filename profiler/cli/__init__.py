@@ -84,7 +84,7 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
 SCRIPTS = {  # the same words with a command of the user's behind `--`
     "rehearse": "profiler.cli.script:rehearse",
     "run": "profiler.cli.script:run",
-    "plan": "profiler.cli.plan_command:plan",
+    "plan": "profiler.cli.fit_command:plan",
     "fit": "profiler.cli.fit_command:fit",
 }
 

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 DEEPEST = 8
 CODE = ("python", "hf", "fsdp")
+Levels = Annotated[
+    int | None,
+    typer.Option(min=1, max=DEEPEST, help="Depth of checkpoints within checkpoints. [default: 1, more if needed]"),
+]
 
 
 def plan(
@@ -42,10 +46,7 @@ def plan(
         str | None, typer.Option(help="8GiB; 60% of the peak without checkpointing; max: that peak.")
     ] = None,
     stages: Annotated[Path | None, typer.Option(help="Plan from the costs that `gcprof stages` wrote.")] = None,
-    levels: Annotated[
-        int | None,
-        typer.Option(min=1, max=DEEPEST, help="Depth of checkpoints within checkpoints. [default: 1, more if needed]"),
-    ] = None,
+    levels: Levels = None,
     frontier: Annotated[bool, typer.Option("--frontier", help="Show the fastest plan for every peak.")] = False,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure the plan and its rivals, or rehearse them.")

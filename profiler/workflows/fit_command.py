@@ -1,46 +1,43 @@
-"""Finds what makes a user's command fit a memory, by levers and plans: each row is the whole command, rehearsed.
+"""Finds what makes a user's command fit a memory, by levers and plans, or a budget, by a plan of checkpoints alone.
 
-What is decided by is what the process that reserves most has reserved, in any phase, and CUDA's context.
+Each row is the whole command, rehearsed. What has to fit is what the process that reserves most has reserved, in any
+phase, and CUDA's context; of a budget, the most that a process has allocated.
 """
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from profiler.core import gpu_specs, plan_file, roofline
+from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
-from profiler.core.units import bytes_text
+from profiler.core.script import Phase
+from profiler.core.units import bytes_text, parse_budget
 from profiler.planning import candidates
-from profiler.planning import chain as chains
 from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Point
+from profiler.scripts import launch
 from profiler.scripts.launch import Asked, Ended
 from profiler.scripts.report import NOT_MET, Variant, phase_text
 from profiler.training.levers import label as label_of
 from profiler.workflows.fit_search import ALL, EXPANDABLE, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers
-from profiler.workflows.plan_command import (
-    ANY,
-    GATE,
-    Say,
-    peak_in,
-    rehearsed,
-    rehearsed_whole,
-    traced_chain,
-)
-from profiler.workflows.plan_fitting import TriedPlan, fit_plan, frontiers, offloading
+from profiler.workflows.plan_fitting import TriedPlan, fastest, fit_plan, frontiers
+from profiler.workflows.planner import ANY, GATE
 
 KERNELS = (FUSED, NO_FOREACH)  # the latter where the optimizer has no fused kernels
 LEAST = 0.01  # of a peak: what takes less off it is tried where nothing else fits
 RAN = ("ok", "out_of_memory")
+PLANNED = ("forward", "backward")  # phases whose memory a plan changes
+NO_GPU = 3  # the exit code
+Say = Callable[[str], None]
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,20 +45,18 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str  # a plan by its name alone
     variant: Variant
+    needed_bytes: int | None  # of what has to fit; None where it ran out of memory
     plan: PlanFile | None = None
-
-    @property
-    def needed_bytes(self) -> int | None:
-        """What its largest process takes of a GPU, with CUDA's context; None where it ran out of memory."""
-        if self.variant.outcome != "ok":
-            return None
-        return (self.variant.largest.reserved_bytes or 0) + self.variant.context_bytes
 
     @property
     def step_seconds(self) -> float:
         """The estimated seconds of a step of its slowest process, endless where they are not known."""
         known = [process.estimated_seconds for process in self.variant.processes]
         return max((float("inf") if one is None else one for one in known), default=float("inf"))
+
+    @property
+    def need(self) -> str:
+        return "runs out of memory" if self.needed_bytes is None else f"needs {bytes_text(self.needed_bytes)}"
 
     def fits(self, limit_bytes: int) -> bool:
         return self.needed_bytes is not None and self.needed_bytes <= limit_bytes
@@ -75,6 +70,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, str]  # by lever, why
     chosen: Way | None
     num_rehearsed: int  # whole commands
+    module: str = ""  # the class of the model that was planned for last
 
     @property
     def least(self) -> Way:
@@ -96,57 +92,77 @@ def fit(asked: Asked, limit: int | float, say: Say = lambda text: None) -> Fitte
     limit_bytes = limit if isinstance(limit, int) else int(limit * memory_bytes)
     if limit_bytes > memory_bytes:
         say(f"note: {bytes_text(limit_bytes)} are more than {asked.gpus.name} has: {bytes_text(memory_bytes)}")
-    say(f"{NONE}: rehearsing the command as it is")
-    end, whole, asked = rehearsed_whole(asked, say)
-    search = _Search(asked, limit_bytes, say)
-    search.keep(NONE, end, whole)
-    chosen = search.run()
-    return Fitted(
-        limit_bytes=limit_bytes,
-        ways=tuple(search.ways.values()),
-        left_out=search.left_out,
-        chosen=chosen,
-        num_rehearsed=search.num_rehearsed,
-    )
+    whole = _whole(asked, say)
+    search = _Search(whole[2], whole, limit_bytes, say, has_levers=True)
+    return search.fitted(search.with_levers())
 
 
-class _Refused(Exception):
-    """The command did not run to its end under a plan."""
+def plan(asked: Asked, budget: str, *, levels: int | None = None, say: Say = lambda text: None) -> Fitted:
+    """Find the fastest plan under which the whole command takes at most the budget of allocated memory.
+
+    A percentage is of the command's own peak. Raises UserError where the command fails, or has no model to plan for.
+    """
+    whole = _whole(asked, say)
+    budget_bytes = parse_budget(budget, whole_bytes=allocated_bytes(whole[1]))
+    search = _Search(asked, whole, budget_bytes, say, has_levers=False, levels=levels)
+    as_it_is = search.ways[NONE]
+    fits = whole[2] is asked and as_it_is.fits(budget_bytes)  # on these GPUs
+    return search.fitted(as_it_is if fits else search.planned())
+
+
+def allocated_bytes(variant: Variant) -> int:
+    """Return the most bytes that a process has allocated, in any phase."""
+    return max(process.peak_bytes or 0 for process in variant.processes)
 
 
 class _Unmet(Exception):
     """The command trains no model that can be changed."""
 
 
+class _Refused(UserError):
+    """The command did not run to its end."""
+
+
 class _Search:
     """Rehearses a command with combinations of levers, each as it is and, where none fits so, under its plans."""
 
-    def __init__(self, asked: Asked, limit_bytes: int, say: Say) -> None:
+    def __init__(
+        self, asked: Asked, whole: tuple[Ended, Variant, Asked], limit_bytes: int, say: Say, *, has_levers: bool,
+        levels: int | None = None,
+    ) -> None:  # fmt: skip
+        """`whole`: the command as it was rehearsed, and how, with memory for it. Without levers plans have `levels`."""
+        assert asked.gpus
+        end, variant, self._roomy = whole
         self._asked, self._limit, self._say = asked, limit_bytes, say
-        self._ends: dict[str, Ended] = {}
+        self._has_levers, self._levels, self._gpu = has_levers, levels, asked.gpus.name
+        self._context = variant.context_bytes if has_levers else 0
+        self._ends: dict[str, Ended] = {NONE: end}
         self._tried: dict[tuple[Levers, Point], TriedPlan] = {}
-        self.ways: dict[str, Way] = {}  # by label; of plans the one that fits, or needs least
+        self._module = ""
+        self.ways: dict[str, Way] = {NONE: self._way(NONE, variant)}  # by label; of plans what fits, or needs least
         self.left_out: dict[str, str] = {}
-        self.num_rehearsed = 1
 
-    def run(self) -> Way | None:
+    def fitted(self, chosen: Way | None) -> Fitted:
+        """Return all that was rehearsed, with what is chosen of it."""
+        return Fitted(
+            limit_bytes=self._limit, ways=tuple(self.ways.values()), left_out=self.left_out, chosen=chosen,
+            num_rehearsed=len(self._ends) + len(self._tried), module=self._module,
+        )  # fmt: skip
+
+    def with_levers(self) -> Way | None:
         """Return the way to take: as it is, else of the first tier of which any fits the one estimated fastest."""
         whole = self.ways[NONE]
-        if whole.variant.context_bytes >= self._limit:
-            self.left_out["all levers"] = f"CUDA itself takes {bytes_text(whole.variant.context_bytes)}: see --context"
+        if self._context >= self._limit:
+            self.left_out["all levers"] = f"CUDA itself takes {bytes_text(self._context)}: see --context"
             return None
         if whole.fits(self._limit):
             return whole
         try:
-            return self._changed()
+            for tier in self._tiers(self._kernels()):
+                if way := self._of_tier(tier) or self._of_tier(self._torn(tier)):
+                    return way
         except _Unmet as error:
             self.left_out["plans and levers"] = str(error)
-            return None
-
-    def _changed(self) -> Way | None:
-        for tier in self._tiers(self._kernels()):
-            if way := self._of_tier(tier) or self._of_tier(self._torn(tier)):
-                return way
         return None
 
     def _of_tier(self, tier: list[Levers]) -> Way | None:
@@ -154,19 +170,16 @@ class _Search:
         plain = (self._as_it_is(chosen) for chosen in tier)
         if fitting := next((way for way in plain if way and way.fits(self._limit)), None):
             return fitting
-        planned = [way for chosen in tier for way in [self._planned(chosen)] if way]
+        planned = [way for chosen in tier for way in [self._planned_or_every(chosen)] if way]
         return min(planned, key=lambda way: (way.step_seconds, len(way.label)), default=None)
 
     def _torn(self, tier: list[Levers]) -> list[Levers]:
         """Return those of which only what is reserved is too large, with segments that grow."""
 
-        def is_torn(label: str) -> bool:
-            if label not in self.ways:
-                return False
-            variant = self.ways[label].variant
-            return (variant.largest.peak_bytes or ANY) + variant.context_bytes <= self._limit
-
-        return [(*chosen, EXPANDABLE) for chosen in tier if any(is_torn(label_of(one, chosen)) for one in (NONE, PLAN))]
+        labels = {chosen: [label_of(one, chosen) for one in (NONE, PLAN)] for chosen in tier}
+        peaks = {label: way.variant.largest.peak_bytes or ANY for label, way in self.ways.items()}
+        room = self._limit - self._context
+        return [(*chosen, EXPANDABLE) for chosen in tier if any(peaks.get(one, ANY) <= room for one in labels[chosen])]
 
     def _tiers(self, kernels: Levers) -> Iterator[list[Levers]]:
         """Yield combinations of levers, those that cost least first."""
@@ -180,13 +193,13 @@ class _Search:
 
     def _kernels(self) -> Levers:
         """Return the lever of the optimizer's kernels, if its step alone takes too much."""
-        variant = self.ways[NONE].variant
-        if (before := _optimizer_bytes(variant)) + variant.context_bytes <= self._limit:
+        before = _peak(self.ways[NONE].variant, ("optimizer",))
+        if before + self._context <= self._limit:
             self.left_out[KERNELS[0]] = "the optimizer's step fits without it"
             return ()
         for lever in KERNELS:
             way = self._as_it_is((lever,))
-            if way and _optimizer_bytes(way.variant) < before:
+            if way and _peak(way.variant, ("optimizer",)) < before:
                 return (lever,)
             if way:
                 self.left_out[lever] = "the optimizer's step takes as much with it"
@@ -197,113 +210,189 @@ class _Search:
         way, plain = self._as_it_is(chosen), self._as_it_is(without)
         if way is None or plain is None:
             return False
-        pairs = [(_peak(plain.variant, part), _peak(way.variant, part)) for part in (True, False)]
-        if any(before - after > LEAST * before for before, after in pairs):
-            return True
+        for rest in (False, True):
+            before, after = (_peak(one.variant, PLANNED, others=rest) for one in (plain, way))
+            if before - after > LEAST * before:
+                return True
         self.left_out[LOSS] = f"it takes less than {LEAST * 100:.0f} % off any peak"
         return False
 
     def _as_it_is(self, chosen: Levers, strategy: str = NONE) -> Way | None:
         """Return the command with these levers, rehearsed once; None where one cannot be applied."""
         label = label_of(strategy, chosen)
-        if label not in self.ways and label not in self._ends:
-            end, variant = self._rehearsed(label)
-            self._ends[label] = end
+        if label not in self._ends:
+            self._ends[label], variant = _rehearsed(self._asked, label)
             if variant.outcome in RAN:
-                self.keep(label, end, variant)
-                self._tell(label)
+                self.ways[label] = self._way(label, variant)
+                self._say(f"{label}: {self.ways[label].need}")
             else:
                 self._leave_out(label, chosen, variant)
         return self.ways.get(label)
 
     def _leave_out(self, label: str, chosen: Levers, variant: Variant) -> None:
         """Note why a label was left out: by its lever that refused, if the reason names it."""
-        why = variant.detail or next((one.detail for one in variant.processes if one.detail), None) or variant.outcome
+        why = _detail(variant) or variant.outcome
         if why == NOT_MET:
             raise _Unmet(why)
         named = next((lever for lever in chosen if f"{lever.name}: " in why), None)
         self.left_out[named or label] = why.partition(f"{named.name}: ")[2] if named else why
         self._say(f"{label}: left out: {why}")
 
-    def _planned(self, chosen: Levers) -> Way | None:
-        """Return the command under the fastest plan with these levers that fits; None if none does."""
-        plain, name = self._as_it_is(chosen), " with ".join(["plans", *chosen])
-        if plain is None:
+    def _planned_or_every(self, chosen: Levers) -> Way | None:
+        """Return the command under its fastest plan that fits; else under `all`, which is sometimes less torn."""
+        plain = self._as_it_is(chosen)
+        if plain is None or not self._can_be_planned(plain, chosen):
             return None
-        other = peak_in(plain.variant, of_plan=False)
-        if other and (other[1].peak_bytes or 0) + plain.variant.context_bytes > self._limit:
-            at = f" ({other[1].line})" if other[1].line else ""
-            takes = f"{phase_text(other[1])} takes {bytes_text(other[1].peak_bytes or 0)}{at}"
-            self.left_out[name] = f"{takes}, which no plan changes"
-            return None
-        self._say(f"{plain.label}: tracing a step of its model")
         try:
-            given = msgspec.structs.replace(self._asked, strategy=plain.label)
-            _, chain = traced_chain(given, self._ends[plain.label], stdout=subprocess.DEVNULL)
-            if way := self._fastest(chosen, chain):
+            if way := self.planned(chosen):
                 return way
-        except (UserError, _Refused) as error:
-            if isinstance(error, UserError) and error.exit_code > 2:
+        except UserError as error:
+            if error.exit_code > 2 and not isinstance(error, _Refused):
                 raise  # it was interrupted
-            self.left_out[name] = str(error)
-        every = self._as_it_is(chosen, ALL)  # is sometimes less torn than the plans that the costs prefer
+            self.left_out[_plans(chosen)] = error.message
+        every = self._as_it_is(chosen, ALL)
         return every if every and every.fits(self._limit) else None
 
-    def _fastest(self, chosen: Levers, chain: Chain) -> Way | None:
-        """Return the command under its fastest plan that fits, with offload where no other does."""
-        assert self._asked.gpus
-        plain, costs = self.ways[label_of(NONE, chosen)], candidates.none(chain).cost
-        beyond = max(plain.variant.context_bytes, (plain.needed_bytes or 0) - costs.peak_bytes)
-        sure = chains.with_sure_options(chain)
-        rate = roofline.host_rate(gpu_specs.find(self._asked.gpus.name))
+    def _can_be_planned(self, plain: Way, chosen: Levers) -> bool:
+        """Whether what no plan changes fits; else `left_out` says which phase does not."""
+        phase = max(_phases(plain.variant, PLANNED, others=True), key=lambda one: one.peak_bytes or 0, default=None)
+        if phase is None or (phase.peak_bytes or 0) + self._context <= self._limit:
+            return True
+        at = f" ({phase.line})" if phase.line else ""
+        takes = f"{phase_text(phase)} takes {bytes_text(phase.peak_bytes or 0)}{at}"
+        self.left_out[_plans(chosen)] = f"{takes}, which no plan changes"
+        return False
+
+    def planned(self, chosen: Levers = ()) -> Way | None:
+        """Return the command under its fastest plan that fits; None, and why in `left_out`, if none does.
+
+        Raises UserError where there is no model to plan for, and where the command fails under a plan.
+        """
+        plain, label = self.ways[label_of(NONE, chosen)], label_of(PLAN, chosen)
+        if not _phases(plain.variant, PLANNED):
+            raise UserError(NOT_MET, hint="gcprof rehearse -- COMMAND shows its phases")
+        if not self._can_be_planned(plain, chosen):
+            return None
+        self._say(f"{plain.label}: tracing a step of its model")
+        traced = msgspec.structs.replace(self._roomy, strategy=plain.label)
+        self._module, chain = _traced_chain(traced, self._ends[plain.label])
+        beyond = max(self._context, (plain.needed_bytes or 0) - candidates.none(chain).cost.peak_bytes)
         run = partial(self._try, chosen, chain)
-        for points in frontiers(sure):
-            if fit_plan(run, points, self._limit, beyond=beyond):
-                return self.ways[label_of(PLAN, chosen)]
-        away = offloading(msgspec.structs.replace(sure, host_rate=rate), self._limit - beyond)
-        return self.ways[label_of(PLAN, chosen)] if away and fit_plan(run, away, self._limit, beyond=beyond) else None
+        if self._has_levers:
+            found = fastest(run, chain, self._limit, gpu=self._gpu, beyond=beyond)
+        else:
+            fitted = (fit_plan(run, one, self._limit, beyond=beyond) for one in frontiers(chain, self._levels))
+            found = next(filter(None, fitted), None)
+        if found:
+            return self.ways[label]
+        stage, _ = candidates.largest_stage(chain)
+        smallest = self.ways.get(label, plain)
+        why = f"the smallest plan that was rehearsed {smallest.need}; '{stage}' sets the smallest peak of all plans"
+        self.left_out[_plans(chosen)] = why
+        return None
 
     def _try(self, chosen: Levers, chain: Chain, point: Point) -> TriedPlan:
-        """Rehearse the command under a plan, once."""
+        """Rehearse the command under a plan, once. Raises _Refused."""
         if (chosen, point) in self._tried:
             return self._tried[chosen, point]
         plan = plan_file_of(chain, point.plan)
-        if not plan.segments:
+        if not plan.segments and self._has_levers:
             return TriedPlan(point=point, needed_bytes=self.ways[label_of(NONE, chosen)].needed_bytes)
         with tempfile.TemporaryDirectory(prefix="gcprof-fit-") as folder:
             path = Path(folder) / plan_file.USUAL
             plan_file.write(plan, path)
-            _, variant = self._rehearsed(label_of(str(Choice.of(PLAN, {"file": path})), chosen))
+            end, variant = _rehearsed(self._asked, label_of(str(Choice.of(PLAN, {"file": path})), chosen))
         if variant.outcome not in RAN:
-            raise _Refused(variant.detail or variant.outcome)
+            raise _failure(end, variant)
         label = label_of(PLAN, chosen)
-        way, before = Way(label=label, variant=variant, plan=plan), self.ways.get(label)
+        way, before = self._way(label, variant, plan), self.ways.get(label)
         if before is None or way.fits(self._limit) or (way.needed_bytes or ANY) < (before.needed_bytes or ANY):
             self.ways[label] = way
-        self._tell(label, way)
+        self._say(f"{label}: {way.need}")
         tried = TriedPlan(point=point, needed_bytes=way.needed_bytes, has_room=variant.outcome == "ok")
         self._tried[chosen, point] = tried
         return tried
 
-    def keep(self, label: str, end: Ended, variant: Variant) -> None:
-        """Keep the command as it was rehearsed under a label."""
-        self._ends[label], self.ways[label] = end, Way(label=label, variant=variant)
-
-    def _rehearsed(self, label: str) -> tuple[Ended, Variant]:
-        self.num_rehearsed += 1
-        return rehearsed(self._asked, label, stdout=subprocess.DEVNULL)
-
-    def _tell(self, label: str, way: Way | None = None) -> None:
-        needed = (way or self.ways[label]).needed_bytes
-        self._say(f"{label}: {'runs out of memory' if needed is None else f'needs {bytes_text(needed)}'}")
+    def _way(self, label: str, variant: Variant, plan: PlanFile | None = None) -> Way:
+        reserved = (variant.largest.reserved_bytes or 0) + self._context if variant.processes else None
+        needed = reserved if self._has_levers else allocated_bytes(variant)
+        return Way(label=label, variant=variant, needed_bytes=needed if variant.outcome == "ok" else None, plan=plan)
 
 
-def _peak(variant: Variant, of_plan: bool) -> int:
-    phase = peak_in(variant, of_plan=of_plan)
-    return phase[1].peak_bytes or 0 if phase else 0
+def _plans(chosen: Levers) -> str:
+    return " with ".join(["plans", *chosen])
 
 
-def _optimizer_bytes(variant: Variant) -> int:
-    """Return the most bytes that a step of an optimizer takes, with all that is there."""
-    phases = (phase for process in variant.processes for phase in process.phases if phase.name == "optimizer")
-    return max((phase.peak_bytes or 0 for phase in phases), default=0)
+def _phases(variant: Variant, names: Collection[str], *, others: bool = False) -> list[Phase]:
+    """Return the phases of these names, or all others."""
+    return [phase for one in variant.processes for phase in one.phases if (phase.name in names) is not others]
+
+
+def _peak(variant: Variant, names: Collection[str], *, others: bool = False) -> int:
+    return max((phase.peak_bytes or 0 for phase in _phases(variant, names, others=others)), default=0)
+
+
+def _whole(asked: Asked, say: Say) -> tuple[Ended, Variant, Asked]:
+    """Rehearse the command as it is; without a limit of memory, which is returned, if these GPUs have too little."""
+    say(f"{NONE}: rehearsing the command as it is")
+    end, variant = _rehearsed(asked, NONE, stdout=2)
+    if variant.outcome == "out_of_memory":
+        say("out of memory: once more without a limit of memory, to see what it needs")
+        asked = launch.unlimited(asked)
+        end, variant = _rehearsed(asked, NONE, stdout=2)
+    if not variant.processes and variant.outcome == "ok":
+        why = f": {end.no_device[0]}" if end.no_device else ""
+        message = f"no process of the command used a GPU{why}"
+        raise UserError(message, hint="gcprof rehearse -- COMMAND", exit_code=NO_GPU)
+    if variant.outcome != "ok":
+        raise _failure(end, variant)
+    return end, variant, asked
+
+
+def _rehearsed(asked: Asked, label: str, *, stdout: int = subprocess.DEVNULL) -> tuple[Ended, Variant]:
+    """Rehearse the whole command. Raises UserError if it was interrupted, or its Python lacks what a strategy needs."""
+    asked = msgspec.structs.replace(asked, strategy=label)
+    end = _ended(asked, stdout)
+    variant = Variant.of(end, asked, {})
+    strategy, *levers = Choice(label).parts
+    named = "+".join([strategy.name, *levers])
+    return end, msgspec.structs.replace(variant, words={**variant.words, "strategy": named})
+
+
+def _ended(asked: Asked, stdout: int = subprocess.DEVNULL) -> Ended:
+    end = launch.run(asked, stdout=stdout)
+    if end.interrupted:
+        raise UserError("interrupted: there is no plan", exit_code=end.exit_code)
+    return end
+
+
+def _detail(variant: Variant) -> str | None:
+    return variant.detail or next((process.detail for process in variant.processes if process.detail), None)
+
+
+def _failure(end: Ended, variant: Variant) -> _Refused:
+    word, detail = variant.outcome.replace("_", " "), _detail(variant)
+    return _Refused(
+        f"the command {word}{f': {detail}' if detail else ''}", hint="gcprof rehearse -- COMMAND shows where",
+        exit_code=end.exit_code or 1,
+    )  # fmt: skip
+
+
+def _traced_chain(asked: Asked, end: Ended) -> tuple[str, Chain]:
+    """Rehearse the command up to its largest step after the first, with the levers of its label alone.
+
+    Returns the model's class and its chain. Raises UserError where there is none.
+    """
+    rows = [row for row in end.rows if row["kind"] == "phase" and row["phase"] in PLANNED]
+    later = [row for row in rows if row["step"]] or rows  # the first only if it is alone
+    largest = max(later, key=lambda row: max((device[0] for device in row["devices"].values()), default=0))
+    traced = _ended(msgspec.structs.replace(asked, chain_step=int(largest["step"])))
+    made = [row for row in traced.rows if row["kind"] == "chain"]
+    chains = [(row["module"], msgspec.convert(row["chain"], Chain)) for row in made if row["chain"]]
+    if chains:
+        return max(chains, key=lambda pair: pair[1].traced_peak_bytes)
+    applied = [row for row in traced.rows if row["kind"] == "applied" and "module" in row]
+    refused = [f"{row['module']}: {row['why']}" for row in (*made, *applied) if row["why"]]
+    detail = next((process.detail for process in traced.processes if process.detail), None)
+    why = "; ".join(dict.fromkeys(refused)) or detail or NOT_MET
+    raise UserError(f"there is no model to plan for: {why}", hint="gcprof rehearse --strategies all -- COMMAND")

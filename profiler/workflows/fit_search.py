@@ -8,25 +8,39 @@ step's peak nor that floor. What is said to fit was run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 from msgspec import UNSET
 
-from profiler.core import schedule
+from profiler.core import gpu_specs, plan_file, schedule
 from profiler.core.case import Case, Choice, Trial
+from profiler.core.devices import parse
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, bytes_needed
 from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.chain import Chain
-from profiler.planning.plan import Plan, host_bytes, plan_file_of
+from profiler.planning.plan import Plan, plan_file_of
 from profiler.planning.simulator import simulate
-from profiler.planning.solver import Frontier, Point, best
+from profiler.planning.solver import Point
 from profiler.training.levers import TABLE
 from profiler.training.levers import label as label_of
-from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, copied, fit_plan, frontiers, offloading, under
+from profiler.workflows.plan_fitting import (
+    FASTER,
+    HELPS,
+    MEMORY,
+    Steps,
+    TriedPlan,
+    copied,
+    fastest,
+    frontiers,
+    offloading,
+    under,
+)
 from profiler.workflows.stages import OnDevice, stages
 
 NONE, ALL, PLAN = Choice("none"), Choice("all"), Choice("plan")
@@ -38,8 +52,6 @@ IN_BACKWARD, OFFLOAD = Choice("in-backward"), Choice("offload-inputs")
 # 62 ms; with steps of each parameter in the backward 110, with two micro-batches 96, and with eight 365.
 COSTLY = ((), (IN_BACKWARD,), *((Choice(f"micro-batches:n={n}"),) for n in (2, 4, 8)))
 CONSENTS = ("8bit", "bf16-state")  # change what is trained
-HELPS = 0.99  # of the bytes without a lever: one that saves less is not proposed
-FASTER = 0.99  # of the seconds without: so is a plan that moves inputs to the host
 SURE = 0.95  # of a floor by the costs of stages, which may be a few percent too high
 
 Levers = tuple[Choice, ...]
@@ -61,11 +73,18 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 class Search:
     """Runs a step with combinations of levers, each as it is and, where that does not fit, under its fastest plan."""
 
-    def __init__(self, model: OnDevice, limit: int, context_bytes: int, most_host_bytes: int | None = None) -> None:
-        self._most_host_bytes = most_host_bytes
+    def __init__(
+        self, model: OnDevice, limit: int, context_bytes: int, most_host_bytes: int | None = None, *,
+        passes: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """`passes` are those of steps; without any the usual ones, which give estimated times where they can."""
+        self._passes = passes or (schedule.REHEARSED_PASSES if model.case.is_rehearsed else MEMORY)
+        self._most_host_bytes, self._gpu = most_host_bytes, parse(model.case.device).name
         self._model, self._limit, self._context_bytes = model, limit, context_bytes
+        self._has_times = not model.case.is_predicted or self._gpu in gpu_specs.names()
         self._run: dict[Choice, Record] = {}  # by label
         self._traced: dict[Levers, Chain | None] = {}  # by the levers that change what blocks hold
+        self._tried: dict[tuple[Levers, Plan], TriedPlan] = {}
         self._is_short = False  # of reserved memory alone, in what was tried last
         self._short: list[Levers] = []  # levers under which only reserved memory was too large, in this tier
         self._refused: set[Choice] = set()  # levers that cannot be applied
@@ -114,7 +133,7 @@ class Search:
         if chain is None or base is None:
             return []
         sure = chains.with_sure_options(chain)
-        away = offloading(copied(sure, self._model.case), 0, self._most_host_bytes) if is_away else None
+        away = offloading(copied(sure, self._gpu), 0, self._most_host_bytes) if is_away else None
         points = away or next(frontiers(sure))
         none, whole = (candidates.none(one).cost.step_seconds for one in (chain, base))
         mine, plain = (self.run(label_of(NONE, one)).readings.step_seconds for one in (chosen, ()))
@@ -185,7 +204,7 @@ class Search:
             return []
         every = self.run(label_of(ALL, chosen))
         self._is_short = self._lacks_only_reserved(every.readings)
-        way = self._plan(chosen)
+        way = self.plan(chosen)
         if way is None and not self._fits(every) and self._is_short and EXPANDABLE not in chosen:
             self._short.append(chosen)
         is_every = self._fits(every) and (way is None or not self._is_slower(chosen, way))
@@ -216,7 +235,7 @@ class Search:
             chain = self._chain(chosen)
             if chain is None:
                 return 0
-            _, nbytes = candidates.largest_stage(copied(chain, self._model.case))
+            _, nbytes = candidates.largest_stage(copied(chain, self._gpu))
             self.floors[chosen] = nbytes + self._context_bytes
         return self.floors[chosen]
 
@@ -227,7 +246,8 @@ class Search:
         the optimizer's peak are those of the step that was run.
         """
         inside = tuple(lever for lever in chosen if lever.name in {LOSS.name, "micro-batches"})
-        if inside not in self._traced or (timed and not _has_seconds(self._traced[inside])):
+        is_timed = timed and self._has_times
+        if inside not in self._traced or (is_timed and not _has_seconds(self._traced[inside])):
             self._traced[inside] = self._trace(inside, timed=timed)
         chain = self._traced[inside]
         if chain is None:
@@ -250,10 +270,9 @@ class Search:
         if num_parts > 1 and case.batch_size and case.batch_size % num_parts == 0:
             others = tuple(lever for lever in inside if lever.name != "micro-batches")
             case = msgspec.structs.replace(case, batch_size=case.batch_size // num_parts, levers=others or UNSET)
-        is_timed = timed or case.has_estimated_times
-        try:  # below the floor nothing is timed
-            budget = None if is_timed else f"{max(1, self._limit - self._context_bytes)}B"
-            chain = stages(model.engine, case, model.calibration(), budget=budget)
+        passes = (*MEMORY, "time") if self._has_times and (timed or case.has_estimated_times) else MEMORY
+        try:
+            chain = stages(model.engine, case, model.calibration(), passes=passes)
         except UserError as error:  # the blocks are no chain
             self.left_out[" ".join(("plans", *(("with", *inside) if inside else ())))] = error.message
             return None
@@ -263,48 +282,43 @@ class Search:
         parts = (msgspec.structs.replace(stage, gradient_bytes=0) for stage in chain.stages)
         return msgspec.structs.replace(chain, static_bytes=chain.static_bytes + summed, stages=tuple(parts))
 
-    def _plan(self, chosen: Levers) -> Way | None:
+    def plan(self, chosen: Levers) -> Way | None:
         """Return the fastest plan with these levers whose step fits; None if none does."""
-        model, chain = self._model, self._chain(chosen, timed=True)
+        chain = self._chain(chosen, timed=True)
         if chain is None:
             return None
-        case, sure = model.case.under(label_of(NONE, chosen)), chains.with_sure_options(chain)
-        steps = Steps(
-            model.engine, case, chain, passes=MEMORY, need=self._needed, most_host_bytes=self._most_host_bytes
-        )
-        tries = dict[Plan, TriedPlan]()
-
-        def run(point: Point) -> TriedPlan:
-            if point.plan in tries:
-                return tries[point.plan]
-            tried = tries[point.plan] = steps.run(point)
-            self._is_short |= any(self._lacks_only_reserved(record.readings) for record in tried.records)
-            return tried
-
         every = self.run(label_of(ALL, chosen)).readings
         beyond = max(self._context_bytes, (self._needed(every) or 0) - (every.peak_bytes or 0))  # a first guess
-
-        def fit(points: Frontier) -> TriedPlan | None:
-            return fit_plan(run, points, self._limit, beyond=beyond, is_rehearsed=case.is_rehearsed)
-
-        deeper = frontiers(sure)
-        shallow = next(deeper)
-        fitted = fit(shallow)
-        left = self._limit - (fitted.reserve_bytes if fitted else beyond)
-        points = offloading(copied(sure, case), left, self._most_host_bytes) or shallow
-        point = best(points, left) or points.point(0)
-        is_large = moves_enough(chain, point.plan)
-        seconds = FASTER * fitted.point.step_seconds if fitted else 0.0
-        is_lower = points.peak_bytes[0] < HELPS * shallow.peak_bytes[0]
-        if is_large and (point.step_seconds < seconds if fitted else is_lower):
-            offloaded = fit(points)
-            fitted = offloaded if offloaded and not (fitted and offloaded.point.step_seconds > seconds) else fitted
-        fitted = fitted or next(filter(None, map(fit, deeper)), None)
+        fitted = fastest(
+            partial(self._try, chosen, chain), chain, self._limit, gpu=self._gpu, beyond=beyond,
+            is_rehearsed=self._model.case.is_rehearsed, most_host_bytes=self._most_host_bytes,
+        )  # fmt: skip
         if fitted is None:
             return None
         plan, none = fitted.point.plan, candidates.none(chain)
         added = (fitted.point.step_seconds - none.cost.step_seconds) * _num_parts(chosen)
         return Way(label=label_of(PLAN, chosen), plan=plan_file_of(chain, plan), added_seconds=added)
+
+    def smallest(self, chosen: Levers) -> int | None:
+        """Return what the smallest plan with these levers needs; None if it has no room. Raises UserError."""
+        chain = self._chain(chosen)
+        if chain is None:
+            raise UserError(next(reversed(self.left_out.values())))
+        sure = chains.with_sure_options(chain)
+        points = [*frontiers(sure), offloading(copied(sure, self._gpu), 0, self._most_host_bytes)]
+        smallest = min(filter(None, points), key=lambda front: front.peak_bytes[0]).point(0)
+        return self._try(chosen, chain, smallest).needed_bytes
+
+    def _try(self, chosen: Levers, chain: Chain, point: Point) -> TriedPlan:
+        """Run the step with these levers under a plan, once."""
+        if (chosen, point.plan) not in self._tried:
+            case, most = self._model.case.under(label_of(NONE, chosen)), self._most_host_bytes
+            engine = self._model.engine
+            steps = Steps(engine, case, chain, passes=MEMORY, need=self._needed, most_host_bytes=most)
+            self._tried[chosen, point.plan] = steps.run(point)
+        tried = self._tried[chosen, point.plan]
+        self._is_short |= any(self._lacks_only_reserved(record.readings) for record in tried.records)
+        return tried
 
     def _is_slower(self, chosen: Levers, way: Way) -> bool:
         """Whether `all` is surely slower than a plan, by the costs of stages."""
@@ -320,13 +334,31 @@ class Search:
         chain = self._chain(chosen) if label.parts[0] == ALL else None
         if chain is None:
             return None
-        plan, away = candidates.all_stages(chain), copied(chain, self._model.case)
+        plan, away = candidates.all_stages(chain), copied(chain, self._gpu)
         if OFFLOAD in label.parts and away.host_rate:
             ends = range(1, len(chain.stages) - 1)
             offloaded = tuple(end for end in ends if (end,) in plan.items and chains.fetches(chain, end + 1))
             chain, plan = away, msgspec.structs.replace(plan, offloaded=offloaded)
         added = simulate(chain, plan).step_seconds - candidates.none(chain).cost.step_seconds
         return added * _num_parts(chosen)
+
+    def needed(self, label: Choice) -> int | None:
+        """Return what the step needs under a label; None if it has no room. Raises UserError if it cannot be run."""
+        return self._of(self.run(label))
+
+    def needed_under(self, chosen: Levers, plan: PlanFile) -> int | None:
+        """Return what the step needs with these levers under a plan; None if it has no room. Raises UserError."""
+        with TemporaryDirectory(prefix="gcprof-") as folder:
+            path = Path(folder) / plan_file.USUAL
+            plan_file.write(plan, path)
+            case = under(self._model.case.under(label_of(NONE, chosen)), path)
+            (record,) = self._model.engine.run([Trial(case=case, passes=self._passes)])
+        return self._of(record)
+
+    def _of(self, record: Record) -> int | None:
+        if record.outcome not in ("ok", "out_of_memory"):
+            raise UserError(f"{record.case.label} cannot be run: {record.detail}")
+        return self._needed(record.readings) if record.outcome == "ok" else None
 
     def run(self, label: Choice) -> Record:
         """Run the step under a label, once."""
@@ -336,9 +368,8 @@ class Search:
     def run_all(self, labels: Iterable[Choice]) -> None:
         """Run the step under each of these labels, those together that were not run before."""
         case = self._model.case
-        passes = schedule.REHEARSED_PASSES if case.is_rehearsed else MEMORY
         owed = [label for label in dict.fromkeys(labels) if label not in self._run]
-        trials = [Trial(case=case.under(label), passes=passes) for label in owed]
+        trials = [Trial(case=case.under(label), passes=self._passes) for label in owed]
         for record in self._model.engine.run(trials) if trials else ():
             self._run[record.case.label] = record
 
@@ -352,11 +383,6 @@ class Search:
     def _lacks_only_reserved(self, readings: Readings) -> bool:
         needed, peak = self._needed(readings), readings.peak_bytes
         return needed is not None and peak is not None and peak + self._context_bytes <= self._limit < needed
-
-
-def moves_enough(chain: Chain, plan: Plan) -> bool:
-    """Whether a plan moves at least 1 % of the peak to the host; less is not worth the copies."""
-    return host_bytes(chain, plan) >= (1 - HELPS) * chain.traced_peak_bytes
 
 
 def _ordered(chosen: Levers) -> Levers:

@@ -11,13 +11,12 @@ import msgspec
 from profiler.analysis import progress
 from profiler.core import gpu_specs, plan_file, roofline
 from profiler.core.case import Calibration, Case, Choice, Trial
-from profiler.core.devices import parse
 from profiler.core.record import Readings, Record, evidence
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.planning import candidates
 from profiler.planning.chain import Chain, with_sure_options
-from profiler.planning.plan import host_bytes, plan_file_of
+from profiler.planning.plan import Plan, host_bytes, plan_file_of
 from profiler.planning.solver import Frontier, Point, best, frontier
 from profiler.workflows import SILENT, Screen
 
@@ -28,6 +27,8 @@ NEXT_TRIES = 3  # of them: the next smaller plans, which may not need as much be
 BOLDER = 3  # faster plans that are tried, where the costs are too high
 DEPTHS = (1, 2, 4, 8)  # levels of checkpoints, tried in turn unless the user says how deep
 POINTS, LONG = 1000, 200  # of the frontier of a long chain, and its stages
+HELPS = 0.99  # of the bytes without a lever: one that saves less is not proposed
+FASTER = 0.99  # of the seconds without: so is a plan that moves inputs to the host
 MEMORY = ("memory",)
 
 
@@ -55,17 +56,37 @@ class TriedPlan(msgspec.Struct, frozen=True, kw_only=True):
 Try = Callable[[Point], TriedPlan]
 
 
-def offered(chain: Chain, case: Case, budget_bytes: int, most_host_bytes: int | None = None) -> Iterator[Frontier]:
-    """Yield the frontiers of a case's plans: of each depth, then, on a GPU by its name, with inputs in host memory."""
+def fastest(
+    run: Try, chain: Chain, limit: int, *, gpu: str, beyond: int = 0, is_rehearsed: bool = False,
+    most_host_bytes: int | None = None,
+) -> TriedPlan | None:  # fmt: skip
+    """Return the fastest plan whose step fits, as by `fit_plan`; inputs wait in host memory where that is worth it."""
     sure = with_sure_options(chain)
-    yield from frontiers(sure)
-    if points := offloading(copied(sure, case), budget_bytes, most_host_bytes):
-        yield points
+
+    def fit(points: Frontier) -> TriedPlan | None:
+        return fit_plan(run, points, limit, beyond=beyond, is_rehearsed=is_rehearsed)
+
+    deeper = frontiers(sure)
+    shallow = next(deeper)
+    fitted = fit(shallow)
+    left = limit - (fitted.reserve_bytes if fitted else beyond)
+    if points := offloading(copied(sure, gpu), left, most_host_bytes):
+        point = best(points, left) or points.point(0)
+        seconds = FASTER * fitted.point.step_seconds if fitted else 0.0
+        is_lower = points.peak_bytes[0] < HELPS * shallow.peak_bytes[0]
+        if moves_enough(chain, point.plan) and (point.step_seconds < seconds if fitted else is_lower):
+            offloaded = fit(points)
+            fitted = offloaded if offloaded and not (fitted and offloaded.point.step_seconds > seconds) else fitted
+    return fitted or next(filter(None, map(fit, deeper)), None)
 
 
-def copied(chain: Chain, case: Case) -> Chain:
-    """Return the chain with the rate of copies to host memory of the case's GPU; of 0 where that is not known."""
-    gpu = parse(case.device).name
+def moves_enough(chain: Chain, plan: Plan) -> bool:
+    """Whether a plan moves at least 1 % of the peak to the host; less is not worth the copies."""
+    return host_bytes(chain, plan) >= (1 - HELPS) * chain.traced_peak_bytes
+
+
+def copied(chain: Chain, gpu: str) -> Chain:
+    """Return the chain with the rate of copies to host memory of a GPU; of 0 where that is not known."""
     rate = roofline.host_rate(gpu_specs.find(gpu)) if gpu in gpu_specs.names() else 0.0
     return msgspec.structs.replace(chain, host_rate=rate)
 

@@ -45,10 +45,19 @@ class OwnForm(msgspec.Struct, frozen=True, kw_only=True):
 class OnDevice(Protocol):
     """A step, and the engine that runs it."""
 
+    @property
+    def case(self) -> Case: ...
+    @property
+    def engine(self) -> Engine: ...
+    def calibration(self) -> Calibration | None: ...
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A step, the engine that runs it, and what returns the hidden bytes of operators on its device."""
+
     case: Case
     engine: Engine
-
-    def calibration(self) -> Calibration | None: ...
+    calibration: Callable[[], Calibration | None] = lambda: None
 
 
 class ModelOnDevice:
