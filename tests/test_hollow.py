@@ -283,7 +283,7 @@ def test_a_training_step_of_the_installed_torch_is_as_arithmetic_has_it(kept):
     verdict = msgspec.json.decode(smoke.verdict_file(kept).read_bytes(), type=Verdict)
     assert verdict.wrong() == []
     assert {check.phase.rpartition(": ")[2] for check in verdict.checks} >= {
-        "convolution", "layer norm", "linear", "attention", "loss", "backward", "AdamW", "states deleted",
+        "weights", "forward", "backward", "AdamW", "gradients deleted", "states deleted",
     }  # fmt: skip
 
 

@@ -80,7 +80,9 @@ def test_doctor_tells_whether_a_gpu_can_be_rehearsed(hollow, shared, tmp_path, m
         unbuilt
         == f"not built yet: the first rehearsal compiles its libraries by `gcc -m64` into {tmp_path}/gcprof/hollow"
     )
-    assert without.startswith("rehearsal      no: CC asks for 'gone', which is not here; apt install gcc")
+    assert without.startswith(
+        "rehearsal      no: rehearsing needs a C compiler: 'gone', which is not here; apt install gcc"
+    )
     assert list(tmp_path.iterdir()) == []  # nothing is built for it
 
 

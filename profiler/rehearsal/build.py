@@ -34,6 +34,7 @@ FLAGS = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-builtin-de
 NOT_EXECUTABLE = "failed to map segment"  # of dlopen, where a file system is mounted noexec
 LOAD = "import runpy, sys; runpy.run_path(sys.argv[1])['open_all'](sys.argv[2])"
 BUILDING = ".building-"  # prefix of the folder in which a build works
+TOOLS = "apt install gcc binutils, or dnf install gcc binutils; CC names another compiler"
 ELSEWHERE = "XDG_CACHE_HOME chooses another folder"
 PREBUILT = Path(__file__).parent / "prebuilt"  # in a wheel for Linux: a folder `cu13` for each CUDA major version
 ORIGIN = "origin.json"  # in such a folder: the digest of the sources, and the CUDA version of the headers
@@ -67,13 +68,6 @@ class Library(NamedTuple):
     known: str = ""  # a pattern of functions that only compute values on the device: stubs that return success
 
 
-CUDA_NOT_SUPPORTED = 801  # cudaErrorNotSupported
-CUBLAS_NOT_SUPPORTED = 15
-CUDNN_NOT_SUPPORTED = 3000  # since cuDNN 9, which torch has since 2.4
-NCCL_INTERNAL_ERROR = 3  # NCCL has no code for "not supported"
-CUFFT_NOT_SUPPORTED = 16
-NVRTC_INTERNAL_ERROR = 11
-CUPTI_NOT_SUPPORTED = 27
 RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "graphs.c", "driver.c", "driver_cudnn.c")
 BLAS = (  # the routines whose results are on the device, as torch calls them
     r"cublas(([SDCZ]|Cs|Zd)?([Aa]xpy|copy|[Ss]cal|swap|[Dd]ot[cu]?|[Rr]ot|gemv|ger[cu]?|hemv|her2?|symv|syr2?|tr[ms]v|"
@@ -89,15 +83,15 @@ CUDA = r"cudaMem(PrefetchAsync|Advise)(_ptsz)?"  # advice on managed memory
 NCCL = r"nccl(CommDeregister|CommWindowDeregister)"
 FFT = r"cufft(Destroy|SetAutoAllocation|SetStream|SetWorkArea|XtExec)"
 NVRTC = r"nvrtc(AddNameExpression|CompileProgram)"
-LIBRARIES = (
-    Library("libcudart", CUDA_NOT_SUPPORTED, RUNTIME, known=CUDA),
-    Library("libcublas", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),
-    Library("libcublasLt", CUBLAS_NOT_SUPPORTED, ("blas.c",), ("-DLT",), known=BLAS_LT),
-    Library("libcudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c", "cudnn_graph.c"), known=DNN),
-    Library("libnccl", NCCL_INTERNAL_ERROR, ("nccl.c", "messages.c", "reduce.c"), known=NCCL),
-    Library("libcufft", CUFFT_NOT_SUPPORTED, ("cufft.c",), known=FFT),
-    Library("libnvrtc", NVRTC_INTERNAL_ERROR, ("nvrtc.c",), known=NVRTC),
-    Library("libcupti", CUPTI_NOT_SUPPORTED, ("cupti.c",)),
+LIBRARIES = (  # each with its library's code for "not supported", or where it has none for an internal error
+    Library("libcudart", 801, RUNTIME, known=CUDA),
+    Library("libcublas", 15, ("blas.c",), known=BLAS),
+    Library("libcublasLt", 15, ("blas.c",), ("-DLT",), known=BLAS_LT),
+    Library("libcudnn", 3000, ("cudnn.c", "cudnn_graph.c"), known=DNN),  # since cuDNN 9, which torch has since 2.4
+    Library("libnccl", 3, ("nccl.c", "messages.c", "reduce.c"), known=NCCL),
+    Library("libcufft", 16, ("cufft.c",), known=FFT),
+    Library("libnvrtc", 11, ("nvrtc.c",), known=NVRTC),
+    Library("libcupti", 27, ("cupti.c",)),
 )
 
 
@@ -195,25 +189,12 @@ def sources_digest() -> str:
 def compiler() -> tuple[str, ...]:
     """Return the words of the C compiler's command: those of $CC, or the first of COMPILERS that is installed.
 
-    Raises UserError if the compiler, or a tool that is needed besides, is not installed.
+    Raises UserError if there is none.
     """
-    asked = os.environ.get("CC", "").strip()
-    here = ((name,) for name in COMPILERS if shutil.which(name))
-    words = tuple(asked.split()) if asked else next(here, ())
-    if not words:
-        raise UserError(
-            "rehearsing needs a C compiler: cc, gcc or clang, and none of them is here",
-            hint="apt install gcc, or dnf install gcc; or CC names another",
-            exit_code=3,
-        )
-    for tool in (words[0], "nm"):
-        if shutil.which(tool) is None:
-            named = f"CC asks for '{tool}'" if tool == words[0] else f"rehearsing needs '{tool}'"
-            raise UserError(
-                f"{named}, which is not here",
-                hint="apt install gcc binutils, or dnf install gcc binutils",
-                exit_code=3,
-            )
+    words = tuple(os.environ.get("CC", "").split()) or tuple(filter(shutil.which, COMPILERS))[:1]
+    if not words or shutil.which(words[0]) is None:
+        asked = f"'{words[0]}'" if words else "cc, gcc or clang"
+        raise UserError(f"rehearsing needs a C compiler: {asked}, which is not here", hint=TOOLS, exit_code=3)
     return words
 
 
@@ -355,16 +336,17 @@ class _Build:
         Raises UserError (exit code 3) with the tool's message if it fails.
         """
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(self._work)}
-        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        except FileNotFoundError:
+            raise UserError(f"rehearsing needs '{words[0]}', which is not here", hint=TOOLS, exit_code=3) from None
         if not done.returncode:
             return done.stdout
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no message"]
         message = next((line for line in lines if "error" in line), lines[-1])
-        asked = os.environ.get("CC", "").strip()
-        hint = f"CC chose '{asked}'; without it cc, gcc or clang is taken" if asked and words[0] != "nm" else None
         raise UserError(
             f"the hollow device cannot be built: {Path(words[0]).name}: {message}",
-            hint=ELSEWHERE if NOT_EXECUTABLE in message else hint,
+            hint=ELSEWHERE if NOT_EXECUTABLE in message else None,
             exit_code=3,
         )
 

@@ -35,7 +35,7 @@ PARAMETERS = (  # numbers of elements
 
 
 class Step(nn.Module):
-    """A transformer layer on patches of images, which records the allocated bytes after each of its parts."""
+    """A transformer layer on patches of images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,29 +44,16 @@ class Step(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.projection = nn.Linear(WIDTH, WIDTH)
         self.head = nn.Linear(WIDTH, CLASSES)
-        self.allocated: list[int] = []
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits: (batch, classes)."""
         x = self.patches(images).flatten(2).transpose(1, 2).contiguous()  # (batch, token, width)
-        self._tell()
-        x = self.norm(x)
-        self._tell()
-        x = self.qkv(x).view(BATCH, TOKENS, 3, HEADS, WIDTH // HEADS)
-        self._tell()
+        x = self.qkv(self.norm(x)).view(BATCH, TOKENS, 3, HEADS, WIDTH // HEADS)
         q, k, v = x.permute(2, 0, 3, 1, 4).reshape(3, BATCH * HEADS, TOKENS, WIDTH // HEADS)
         x = torch.bmm(torch.bmm(q, k.mT).softmax(dim=-1), v)  # (batch and head, token, width of a head)
-        self._tell()
         x = x.view(BATCH, HEADS, TOKENS, -1).transpose(1, 2).reshape(BATCH, TOKENS, WIDTH)
-        x = self.projection(x)
-        self._tell()
-        logits: Tensor = self.head(x.mean(dim=1))
-        del x
-        self._tell()
+        logits: Tensor = self.head(self.projection(x).mean(dim=1))
         return logits
-
-    def _tell(self) -> None:
-        self.allocated.append(allocated())
 
 
 def allocated() -> int:
@@ -138,9 +125,8 @@ def _training(*, is_fused: bool) -> Iterator[Check]:
     yield f"{name}: the batch", held, allocated()
 
     loss = functional.cross_entropy(model(images), labels)
-    for (part, live), found in zip(_forward(), model.allocated, strict=True):
-        yield f"{name}: forward: {part}", held + live, found
-    yield f"{name}: forward: loss", held + _saved() + granules(FLOAT), allocated()
+    saved = granules(*(size for sizes in SAVED.values() for size in sizes))
+    yield f"{name}: forward", held + saved + granules(FLOAT), allocated()
 
     loss.backward()
     held += granules(FLOAT)
@@ -157,27 +143,14 @@ def _training(*, is_fused: bool) -> Iterator[Check]:
 
 TOKEN_BYTES = FLOAT * BATCH * TOKENS * WIDTH  # of one tensor (batch, token, width)
 ROW_BYTES = FLOAT * BATCH * TOKENS  # of one tensor (batch, token)
-
-
-def _forward() -> Iterator[tuple[str, int]]:
-    """Yield what is live after each part of the forward: its result, and what the parts before it saved."""
-    live = granules(TOKEN_BYTES)
-    yield "convolution", live
-    live += granules(TOKEN_BYTES, ROW_BYTES, ROW_BYTES)  # it saves its input, its mean and its deviation
-    yield "layer norm", live
-    yield "linear", live + granules(3 * TOKEN_BYTES)
-    live += granules(3 * TOKEN_BYTES, HEADS * TOKENS * ROW_BYTES)  # copies of q, k and v, and the softmax
-    yield "attention", live + granules(TOKEN_BYTES)
-    live += granules(TOKEN_BYTES)
-    yield "projection", live + granules(TOKEN_BYTES)
-    live += granules(FLOAT * BATCH * WIDTH)
-    yield "head", live + granules(FLOAT * BATCH * CLASSES)
-
-
-def _saved() -> int:
-    """Return what the backward needs: the last part's bytes, logits being log-probabilities, and the sum of weights."""
-    *_, (_, live) = _forward()
-    return live + granules(FLOAT)
+SAVED = {  # bytes of what each part saves for the backward
+    "layer norm": (TOKEN_BYTES, ROW_BYTES, ROW_BYTES),  # its input, its mean and its deviation
+    "linear": (TOKEN_BYTES,),
+    "attention": (3 * TOKEN_BYTES, HEADS * TOKENS * ROW_BYTES),  # copies of q, k and v, and the softmax
+    "projection": (TOKEN_BYTES,),
+    "head": (FLOAT * BATCH * WIDTH,),
+    "loss": (FLOAT * BATCH * CLASSES, FLOAT),  # log-probabilities, and the sum of weights
+}
 
 
 def _capacity() -> Iterator[Check]:
