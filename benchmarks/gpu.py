@@ -94,7 +94,7 @@ def steps(work: Path, device: str, *, patience: float = 1.0, small: bool = False
 
     return [
         Step("facts", 45, {
-            "facts": (*PYTHON, "-m", "benchmarks.gpu_facts", device),
+            "facts": (*PYTHON, "-m", "benchmarks.gpu_bare", "--facts", device),
             "imports": (*PYTHON, "-c", IMPORTED),  # read from a cold disk
         }),
         Step("sweep", 110, gcprof(

@@ -13,8 +13,9 @@ import argparse
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import msgspec
 
@@ -72,32 +73,25 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.against:
         return against(asked.file, asked.most)
-    queue: SimpleQueue[Case] = SimpleQueue()
-    for case in cases()[: asked.most]:
-        queue.put(case)
-    outcomes: list[str] = []
-    lock, until = threading.Lock(), time.monotonic() + asked.seconds
+    until, every, local = time.monotonic() + asked.seconds, cases()[: asked.most], threading.local()
 
-    def work() -> None:
-        with Local(stage_seconds=60.0) as engine:
-            while time.monotonic() < until:
-                try:
-                    case = queue.get_nowait()
-                except Empty:
-                    return
-                passes = ("memory", OPERATORS) if case.strategy == "none" else ("memory",)
-                (record,) = engine.run([Trial(case=case, passes=passes)])
-                with lock, asked.file.open("ab") as file:
-                    file.write(encode(record) + b"\n")
-                    outcomes.append(record.outcome)
-                    print(f"{record.readings.peak_bytes or 0:>15,} {_words(record)}", flush=True)
+    def measured(case: Case) -> Record | None:
+        if time.monotonic() > until:
+            return None
+        engine = vars(local).setdefault("engine", engines.enter_context(Local(stage_seconds=60.0)))
+        passes = ("memory", OPERATORS) if case.strategy == "none" else ("memory",)
+        (record,) = engine.run([Trial(case=case, passes=passes)])
+        return record
 
-    threads = [threading.Thread(target=work) for _ in range(asked.workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    print(f"{outcomes.count('ok')} ok of {len(outcomes)}, {queue.qsize()} left")
+    outcomes = []
+    with ThreadPoolExecutor(asked.workers) as pool, ExitStack() as engines, asked.file.open("ab") as file:
+        for one in as_completed([pool.submit(measured, case) for case in every]):
+            if record := one.result():
+                file.write(encode(record) + b"\n")
+                file.flush()
+                outcomes.append(record.outcome)
+                print(f"{record.readings.peak_bytes or 0:>15,} {_words(record)}", flush=True)
+    print(f"{outcomes.count('ok')} ok of {len(outcomes)}, {len(every) - len(outcomes)} left")
     return int("ok" not in outcomes)
 
 

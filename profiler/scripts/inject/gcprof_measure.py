@@ -11,7 +11,6 @@ own with: GCPROF_REFERENCE is the folder of those of an earlier run.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import hashlib
 import multiprocessing
@@ -220,52 +219,42 @@ def _spans(events: Iterable[tuple[int, str, int]]) -> list[tuple[int, int]]:
     return spans
 
 
-class Clock:
+class Clock(Watch):
     """When each step of the main optimizer ends: by CUDA's events on a GPU, else by the clock."""
 
-    depth, held, module = 0, 0, ""  # as a watch has them
-
     def __init__(self) -> None:
-        self.root: Callable[[], Any] = lambda: None
-        self.main: Callable[[], Any] = lambda: None
-        self.marks: list[list[Any]] = []  # of one main optimizer after the other
-        self.num_steps = 0
-        self.process = os.getpid()
+        super().__init__(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
+        self.marks: list[tuple[Any, Any]] = []  # of each step its optimizer, weakly, and its end
 
     def begin(self) -> None:
         optimizers.register_optimizer_step_post_hook(self._after_step)
         if MAIN_BATCHES:
             _end_loaders(int(MAIN_BATCHES))
-        atexit.register(self._end)
+        self._end_with_process()
 
-    def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        if self.main() is None:
-            self.main = weakref.ref(optimizer)
-            self.marks.append([])
-        if self.main() is not optimizer or os.getpid() != self.process:
-            return
-        self.marks[-1].append(_now())
-        self.num_steps += 1
-        if MAIN_STEPS and self.num_steps >= int(MAIN_STEPS):
-            if self.num_steps > int(MAIN_STEPS):  # the script caught the first one
-                self._end()
-                os._exit(0)
-            raise SystemExit(0)
+    def mark(self, phase: str, line: str | None = None) -> None:
+        """Leave phases alone: only the ends of steps are noted."""
 
-    def _end(self) -> None:
-        if os.getpid() != self.process:
+    def _is_watched(self) -> bool:
+        return os.getpid() == self.process
+
+    def _count_step(self) -> None:
+        self.marks.append((self.main, _now()))
+        super()._count_step()
+
+    def end_process(self) -> None:
+        if os.getpid() != self.process or self.is_ended:
             return
+        self.is_ended = True
         if torch.cuda.is_initialized():
             with suppress(Exception):  # CUDA may be gone
                 torch.cuda.synchronize()
-        key, step = key_of_process(), 0
-        for marks in self.marks:
-            for earlier, later in pairwise(marks):
-                step += 1
-                _write({"kind": "seconds", "key": key, "step": step, "seconds": _between(earlier, later)})
-            step += 1
+        for step, ((one, earlier), (other, later)) in enumerate(pairwise(self.marks), start=1):
+            if one is other:
+                seconds = _between(earlier, later)
+                _write({"kind": "seconds", "key": key_of_process(), "step": step, "seconds": seconds})
         _tell_device()
-        _write({"kind": "end", "steps": self.num_steps})
+        _write({"kind": "end", "steps": self.step})
 
 
 def _now() -> Any:

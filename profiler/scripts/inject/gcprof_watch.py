@@ -169,9 +169,12 @@ class Watch:
         self.start(None)
         self._know_graphs()
         self._watch_processes()
+        self._end_with_process()
+        sys.excepthook = partial(self._raised, sys.excepthook)
+
+    def _end_with_process(self) -> None:
         self._exit = os._exit
         os._exit = self._exit_at_once
-        sys.excepthook = partial(self._raised, sys.excepthook)
         atexit.register(self.end_process)
 
     def start(self, keep: Callable[[dict[str, Any]], None] | None) -> None:
