@@ -17,7 +17,7 @@ from profiler.core.errors import UserError
 from profiler.core.script import Applied, Gradients, Growth, Holder, Phase
 from profiler.core.units import GIB, MIB
 from profiler.runs import store
-from profiler.scripts import comparison, gates, records
+from profiler.scripts import comparison, records
 from profiler.scripts.report import Process, Variant
 from tests.scripts.runs import ROOT, gcprof
 
@@ -289,14 +289,14 @@ def test_another_script_torch_or_device_is_told():
     ],
 )
 def test_limits_are_bytes_or_shares_of_the_gpu(text, is_over):
-    assert bool(gates.tripped(ENDINGS["ok"], gates.parse(text))) == is_over
-    assert gates.tripped(ENDINGS["out of memory"], gates.parse(text))
+    assert bool(comparison.exceeded(ENDINGS["ok"], comparison.parse(text))) == is_over
+    assert comparison.exceeded(ENDINGS["out of memory"], comparison.parse(text))
 
 
 @pytest.mark.parametrize("text", ["", "peak", "peak:>", "peak:<1GiB", "time:>2%", "peak:>1GiB,peak:>2GiB", "peak:>0B"])
 def test_a_limit_that_is_none_is_refused(text):
     with pytest.raises(UserError):
-        gates.parse(text)
+        comparison.parse(text)
 
 
 def test_secrets_of_the_command_are_not_stored(run):

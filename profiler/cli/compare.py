@@ -80,11 +80,11 @@ def compare(
 
 def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str, columns: int | None) -> int:
     """Print scripts beside each other; return the exit code."""
-    from profiler.scripts import comparison, gates
+    from profiler.scripts import comparison
     from profiler.views.export.markdown import markdown
     from profiler.views.tables import comparison as view
 
-    limits = gates.parse(fail_on, is_change=True) if fail_on is not None else ()
+    limits = comparison.parse(fail_on, is_change=True) if fail_on is not None else ()
     if len(sides) < 2:
         raise UserError("a script's run is compared with another one", hint="gcprof compare RUN RUN")
     compared = comparison.compare(sides)

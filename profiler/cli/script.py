@@ -17,7 +17,7 @@ from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.core.devices import Device
-    from profiler.scripts.gates import Limit
+    from profiler.scripts.comparison import Limit
     from profiler.scripts.launch import Asked, Ended
     from profiler.scripts.measured import Session
     from profiler.scripts.report import Variant
@@ -116,12 +116,12 @@ def rehearse(
 def _limits(fail_on: str | None, output: Path | None, module: str | None, *, has_strategies: bool) -> tuple[Limit, ...]:
     """Return the limits of --fail-on. Raises UserError for options that have no effect, before the command runs."""
     from profiler.runs import RESULTS, store
-    from profiler.scripts import gates
+    from profiler.scripts import comparison
 
     if module is not None and not has_strategies:
         raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
     store.refuse_existing(output or RESULTS / "new")
-    return gates.parse(fail_on) if fail_on is not None else ()
+    return comparison.parse(fail_on) if fail_on is not None else ()
 
 
 def _asked(*, limit: float | None, **given: Any) -> Asked:

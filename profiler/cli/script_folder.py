@@ -12,8 +12,7 @@ from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.runs.store import Run
-    from profiler.scripts.comparison import Side
-    from profiler.scripts.gates import Limit
+    from profiler.scripts.comparison import Limit, Side
     from profiler.scripts.report import Variant
 
 TRIPPED = 5
@@ -35,10 +34,10 @@ def conclude(
 
     There is no folder if no process of the command used a GPU. Raises UserError.
     """
-    from profiler.scripts import gates
+    from profiler.scripts import comparison
 
     folder = keep(variants, output=output, started=started) if any(one.processes for one in variants) else None
-    texts = gates.tripped(variants, limits)
+    texts = comparison.exceeded(variants, limits)
     for text in texts:
         aside(f"gate: {text}")
     if limits and not texts and all(variant.processes for variant in variants):

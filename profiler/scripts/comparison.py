@@ -1,17 +1,25 @@
-"""Runs of scripts compared: their phases in pairs, by strategy, values of -L, rank and phase; and limits on changes."""
+"""Runs of scripts compared: their phases in pairs, by strategy, values of -L, rank and phase; and limits.
+
+A limit is on what a run may take, `--fail-on 'peak:>10GiB,reserved:>90%,out-of-memory'`, or on a change between runs.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from profiler.core.errors import UserError
-from profiler.core.units import change_text
-from profiler.scripts.gates import Limit
-from profiler.scripts.report import Variant, phase_name
+from profiler.core.units import bytes_text, change_text, parse_memory, parse_percent
+from profiler.scripts.report import Variant, name_of, phase_name, phase_text
 
 WHOLE = "whole"  # of all phases of a process
+RULE = re.compile(r"\s*(peak|reserved)\s*:\s*>\s*(\S.*?)\s*", re.ASCII | re.DOTALL)
+SHORT = ("out-of-memory", "out_of_memory")
+OUT_OF_MEMORY = SHORT[0]
+HINT = "write --fail-on 'peak:>10GiB,reserved:>90%,out-of-memory'; a percentage is of the GPU's memory"
+HINT_OF_CHANGES = "write --fail-on 'peak:>2%,reserved:>2%,out-of-memory'"
 Key = tuple[str, ...]  # device if a run has several, strategy, values, process, phase
 
 
@@ -83,16 +91,6 @@ def compare(sides: Sequence[Side]) -> tuple[Comparison, ...]:
     return tuple(found)
 
 
-def tripped(comparisons: Sequence[Comparison], limits: Sequence[Limit]) -> list[str]:
-    """Return in words what exceeds a limit: also what the baseline has, and is missing or no longer ok.
-
-    Raises UserError (exit code 4) if nothing of the baseline is ok, so that no gate passes by comparing nothing.
-    """
-    if limits and not any(pair.before and pair.before.is_ok for compared in comparisons for pair in compared.pairs):
-        raise UserError(f"--fail-on {limits[0].text}: nothing of the baseline is ok", hint="leave it out", exit_code=4)
-    return [text for limit in limits for compared in comparisons for text in _over(compared, limit)]
-
-
 def _points(side: Side, *, with_device: bool) -> dict[Key, Point]:
     found: dict[Key, Point] = {}
     for variant in side.variants:
@@ -119,6 +117,68 @@ def _remarks(baseline: Side, other: Side) -> Iterator[str]:
     changed = [name for name, text in baseline.sources.items() if other.sources.get(name, text) != text]
     if changed:
         yield f"another file: {', '.join(changed)}"
+
+
+# ---- limits
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantity, and the most that it may be: bytes, or a fraction; None for `out-of-memory`."""
+
+    quantity: str  # peak, reserved, out-of-memory
+    most: int | float | None = None
+    text: str
+
+
+def parse(text: str, *, is_change: bool = False) -> tuple[Limit, ...]:
+    """Return the limits in a text: bytes, or percentages of the GPU's memory; of changes between runs, percentages.
+
+    Raises UserError.
+    """
+    hint = HINT_OF_CHANGES if is_change else HINT
+    found: dict[str, Limit] = {}
+    for word in map(str.strip, text.split(",")):
+        rule, most = RULE.fullmatch(word), None
+        quantity = rule[1] if rule else OUT_OF_MEMORY if word in SHORT else None
+        if rule:
+            most = parse_percent(rule[2]) if is_change else parse_memory(rule[2], flag=f"--fail-on: '{word}'")
+        if quantity is None or (rule and most is None):
+            raise UserError(f"--fail-on cannot be '{word}'", hint=hint)
+        if quantity in found:
+            raise UserError(f"--fail-on gives {quantity} twice", hint=hint)
+        found[quantity] = Limit(quantity=quantity, most=most, text=word)
+    return tuple(found.values())
+
+
+def exceeded(variants: Sequence[Variant], limits: Sequence[Limit]) -> list[str]:
+    """Return in words what exceeds a limit. A process that ran out of memory exceeds every one."""
+    return [text for limit in limits for variant in variants for text in _exceeding(variant, limit)]
+
+
+def _exceeding(variant: Variant, limit: Limit) -> Iterator[str]:
+    whole = variant.gpu_bytes
+    for process in variant.processes:
+        where = ", ".join(filter(None, (name_of(variant), process.label(variant.processes))))
+        phase = process.peak if limit.quantity == "peak" else process.most_reserved
+        taken = phase.peak_bytes if limit.quantity == "peak" else phase.reserved_bytes
+        if process.outcome == "out_of_memory":
+            yield f"{limit.text}: {where}: out of memory {process.detail or ''}".rstrip()
+        elif limit.most is not None and taken is not None:
+            if isinstance(limit.most, float) and whole is None:
+                raise UserError(f"--fail-on {limit.text}: a CPU has no memory of its own", hint="write bytes: 10GiB")
+            if taken > (int(limit.most * (whole or 0)) if isinstance(limit.most, float) else limit.most):
+                at = f", {phase.line}" if phase.line else ""
+                yield f"{limit.text}: {where}: {bytes_text(taken)}, in {phase_text(phase)}{at}"
+
+
+def tripped(comparisons: Sequence[Comparison], limits: Sequence[Limit]) -> list[str]:
+    """Return in words what exceeds a limit: also what the baseline has, and is missing or no longer ok.
+
+    Raises UserError (exit code 4) if nothing of the baseline is ok, so that no gate passes by comparing nothing.
+    """
+    if limits and not any(pair.before and pair.before.is_ok for compared in comparisons for pair in compared.pairs):
+        raise UserError(f"--fail-on {limits[0].text}: nothing of the baseline is ok", hint="leave it out", exit_code=4)
+    return [text for limit in limits for compared in comparisons for text in _over(compared, limit)]
 
 
 def _over(compared: Comparison, limit: Limit) -> Iterator[str]:
