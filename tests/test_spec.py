@@ -95,7 +95,7 @@ def test_any_text_for_strategies_is_read_or_refused(text):
         ({"strategies": "segments:k=two"}, "k=two", "a whole number from 1"),
         ({"verify": "maybe"}, "'maybe'", "auto, off, strict"),
         ({"data": "/"}, "'/' holds no MNIST files", "train-images-idx3-ubyte"),
-        ({"rounds": 1001}, "too large", "1 to 1000"),
+        ({"rounds": 1001}, "too large", "1 to 1,000"),
         ({"model": "mlp:width=1,width=2"}, "gives width twice", "width=a|b"),
         ({"model": "mlp:width=99999999999"}, "width=99999999999", "to 2147483647"),
         ({"optimizer": "sgd:lr=nan"}, "lr=nan", "a number"),

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -37,9 +37,16 @@ LONGEST = 100_000  # seconds of sampling per round
 TOGETHER = (("strategies", "segments"), ("device", "gpus"))  # one axis with two words
 OF_KIND = ("rounds", "samples", *UNTIL, "predict", "calibrate", "routing")  # not for every kind of device
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 LARGEST = 1_000_000  # segments; more than any chain has modules
-NUMBERS = ("accumulate", "batch_size", "ranks", "segments")  # words that may be one number
+LONGEST_RANGE = 1000
+NUMBERS = {  # the axes of whole numbers: what each is of, and the largest
+    "accumulate": ("a number of micro-batches", 10_000),
+    "batch_size": ("a batch size", 10**9),
+    "ranks": ("a number of ranks", 65_536),
+    "segments": ("a number of segments", LARGEST),
+}
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,8 +192,8 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     optimized = _resolved(list(map(_known_optimizer, named)), "optimizer")
     for choice in optimized:
         refuse_unknown_optimizer(choice)
-    sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES)] or [None]
-    micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES) or [1]
+    sizes: list[int | None] = [*numbers("batch_size", request.batch_size)] or [None]
+    micro_batches = numbers("accumulate", request.accumulate) or [1]
     words = ["fp32"] if request.precision is None else [word.strip() for word in request.precision.split(",")]
     precisions = _unique(_one_of("--precision", word, PRECISIONS) for word in words)
     ways = _ways(request)
@@ -239,8 +246,8 @@ def strategies_of(request: Request) -> list[Choice]:
     if segments is None and not named:
         is_chain = request.model is None or all(one.name in models.CHAINS for one in split_choices(request.model))
         named, segments = ([], SEGMENTS) if is_chain else (split_choices(OF_BLOCKS), None)
-    counts = [] if segments is None else segment_counts(segments)
-    return _unique([Choice("none"), *named, *(Choice.of("segments", {"k": count}) for count in counts)])
+    counts = (Choice.of("segments", {"k": count}) for count in numbers("segments", segments))
+    return _unique([Choice("none"), *named, *counts])
 
 
 def _known_optimizer(choice: Choice) -> Choice:
@@ -253,19 +260,14 @@ def _resolved(words: list[Choice], field: str) -> list[Choice]:
     return _unique(catalogue.resolve(choice, TABLES[field], what=field) for choice in words)
 
 
-def _numbers(option: str, text: str | None, kind: Numbers) -> list[int]:
-    """Parse an axis of whole numbers; [] if it is not given."""
-    return _unique([] if text is None else whole(text, option=option, kind=kind))
-
-
 def _ways(request: Request) -> list[tuple[Choice | UnsetType, int | UnsetType]]:
     """Return every combination of how to train in parallel and how many ranks."""
     if request.ranks is None and request.parallel is None:
         return [(UNSET, UNSET)]
     if request.ranks is None:
-        raise UserError("--parallel needs --ranks", hint=f"say how many: {RANKS.example}")
+        raise UserError("--parallel needs --ranks", hint="say how many: 4 or 8,64,512")
     named = _resolved(split_choices(request.parallel or "ddp"), "parallel")
-    return [(way, ranks) for way in named for ranks in _numbers("--ranks", request.ranks, RANKS)]
+    return [(way, ranks) for way in named for ranks in numbers("ranks", request.ranks)]
 
 
 def _unique(items: Iterable[T]) -> list[T]:
@@ -311,64 +313,31 @@ def _one_of(option: str, word: str, allowed: tuple[str, ...]) -> str:
     return word
 
 
-def _within(least: int, most: int, option: str, value: int | None, default: int) -> int:
+def _within(least: float, most: N, option: str, value: N | None, default: N) -> N:
     if value is not None and not least <= value <= most:
         size = "small" if value < least else "large"
-        raise UserError(f"{option}: {value} is too {size}", hint=f"{least} to {most}")
+        raise UserError(f"{option}: {value:g} is too {size}", hint=f"{least:g} to {most:,}")
     return default if value is None else value
 
 
-class Numbers(NamedTuple):
-    """What the numbers of an axis are, for messages about a wrong word, and their largest value."""
+def numbers(option: str, text: str | None) -> list[int]:
+    """Return `1,2,4`, `1..32` or `1..32:x2` as whole numbers from 1, each once; [] if nothing is given.
 
-    noun: str
-    example: str
-    most: int
-
-
-SIZES = Numbers("a batch size", "64 or 8,16,32, up to 1,000,000,000", 10**9)
-RANKS = Numbers("a number of ranks", "4 or 8,64,512, up to 65,536", 65_536)
-MICRO_BATCHES = Numbers("a number of micro-batches", "4 or 1,2,4, up to 10,000", 10_000)
-
-
-def whole(text: str, *, option: str, kind: Numbers) -> list[int]:
-    """`8,16,32` as numbers from 1. Raises UserError that names the option and the bad word."""
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if not _is_within(word, kind.most):
-            raise UserError(f"{option}: '{word}' is not {kind.noun}", hint=f"whole numbers from 1, like {kind.example}")
-    return [int(word) for word in words]
-
-
-def segment_counts(text: str) -> list[int]:
-    """`1,2,4`, `1..32` or `1..32:x2` as numbers. Raises UserError that names the bad item."""
-    return [count for item in text.split(",") for count in _counts(item.strip())]
-
-
-def _counts(item: str) -> list[int]:
-    span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})(?::x(\d{1,9}))?", item, flags=re.ASCII)
-    if not span:
-        return [_segment_count(item, item)]
-    first, last = _segment_count(span[1], item), _segment_count(span[2], item)
-    factor = int(span[3]) if span[3] else None
-    if last < first or factor in (0, 1) or (factor is None and last - first >= 1000):
-        message = f"--segments: '{item}' is not a range"
-        raise UserError(message, hint="write first..last, up to 1000 long, or first..last:x2")
-    counts = list(range(first, last + 1)) if factor is None else [first]
-    while factor and counts[-1] * factor <= last:
-        counts.append(counts[-1] * factor)
-    return counts
-
-
-def _segment_count(word: str, item: str) -> int:
-    if not _is_within(word, LARGEST):
-        message = f"--segments: '{item}' is not a number of segments"
-        raise UserError(message, hint=f"whole numbers from 1 to {LARGEST}, like 1,2,4 or 1..32 or 1..32:x2")
-    return int(word)
-
-
-def _is_within(word: str, most: int) -> bool:
-    return bool(re.fullmatch(r"\d{1,9}", word, flags=re.ASCII)) and 1 <= int(word) <= most
+    Raises UserError that names the option and the bad item.
+    """
+    noun, most = NUMBERS[option]
+    found: list[int] = []
+    for item in [] if text is None else map(str.strip, text.split(",")):
+        span = re.fullmatch(r"(\d{1,10})(?:\.\.(\d{1,10})(?::x(\d{1,9}))?)?", item, flags=re.ASCII)
+        first, last, factor = (int(part) if part else None for part in span.groups()) if span else (0, 0, None)
+        first, last = first or 0, last or first or 0
+        if not 1 <= first <= last <= most or factor in (0, 1) or (factor is None and last - first >= LONGEST_RANGE):
+            hint = f"whole numbers from 1 to {most:,}: 1,2,4, or 1..32 (up to {LONGEST_RANGE:,} of them), or 1..32:x2"
+            raise UserError(f"{flag(option)}: '{item}' is not {noun}", hint=hint)
+        while first <= last:
+            found.append(first)
+            first = first * factor if factor else first + 1
+    return _unique(found)
 
 
 def sampling_of(words: Mapping[str, Any], device: str) -> Sampling | UnsetType:
@@ -396,15 +365,9 @@ def sampling(
         raise UserError(message, hint="a percentage from 0.1% to 50%, like 2%")
     return Sampling(
         precision_target=target,
-        max_samples=int(_bounded(FEWEST, MOST, "--max-samples", max_samples) or usual.max_samples),
-        max_seconds=_bounded(0.001, LONGEST, "--max-seconds", max_seconds) or usual.max_seconds,
+        max_samples=_within(FEWEST, MOST, "--max-samples", max_samples, usual.max_samples),
+        max_seconds=_within(0.001, LONGEST, "--max-seconds", max_seconds, usual.max_seconds),
     )
-
-
-def _bounded(least: float, most: int, option: str, value: float | None) -> float | None:
-    if value is not None and not least <= value <= most:
-        raise UserError(f"{option} cannot be {value:g}", hint=f"from {least:g} to {most:,}")
-    return value
 
 
 def batch_size(model: Choice) -> int | None:
@@ -467,36 +430,24 @@ def read_sweep(path: Path) -> Request:
 def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
     """Convert a table of TOML to a Request; file and text are for error messages."""
     allowed = list(Request.__struct_fields__)
-    for key in table:
+
+    def wrong(key: str, why: str, hint: str = "examples are in configs/") -> UserError:
+        return UserError(f"{path}:{safe_files.line_of(text, key)}: {why}", hint=hint)
+
+    words = {}
+    for key, value in table.items():
         if key not in allowed:
             hint = " ".join(filter(None, [nearest(key, allowed), f"the keys are {', '.join(allowed)}"]))
-            raise UserError(f"{path}:{safe_files.line_of(text, key)}: no key is called '{key}'", hint=hint)
-    for key, value in table.items():
-        if wrong := _fault(value):
-            message = f"{path}:{safe_files.line_of(text, key)}: {key}: {wrong}"
-            raise UserError(message, hint="a list is of whole numbers or of words: [1, 2], ['all', 'sqrt']")
+            raise wrong(key, f"no key is called '{key}'", hint)
+        if isinstance(value, list):  # as the command line has it: `1,2` for [1, 2], and 64 for a word `64`
+            if not value or any(type(item) not in (str, int) for item in value):
+                hint = "whole numbers or words: [1, 2], ['all', 'sqrt']"
+                raise wrong(key, f"{key}: the list is empty, or holds what is neither a whole number nor a word", hint)
+            words[key] = ",".join(map(str, value))
+        else:
+            words[key] = str(value) if type(value) is int and key in NUMBERS else value
     try:
-        return msgspec.convert({key: _as_words(key, value) for key, value in table.items()}, Request)
+        return msgspec.convert(words, Request)
     except msgspec.ValidationError as error:
         key = str(error).rpartition("$.")[2].rstrip("`")
-        message = f"{path}:{safe_files.line_of(text, key)}: {key}: {str(error).partition(' - at')[0]}"
-        raise UserError(message, hint="examples are in configs/") from None
-
-
-def _fault(value: object) -> str | None:
-    """Return why a list is not one of words and whole numbers; None if it is, or if the value is no list."""
-    if not isinstance(value, list):
-        return None
-    wrong = [item for item in value if type(item) not in (str, int)]
-    if wrong:
-        return f"{msgspec.json.encode(wrong[0], enc_hook=str).decode()} is neither a whole number nor a word"
-    return None if value else "the list is empty"
-
-
-def _as_words(key: str, value: object) -> object:
-    """Convert a value to its command-line form: [1, 2] to `1,2`, and 64 to `64` if a word is expected."""
-    if isinstance(value, list):
-        return ",".join(str(item) for item in value)
-    if isinstance(value, int) and not isinstance(value, bool) and key in NUMBERS:
-        return str(value)
-    return value
+        raise wrong(key, f"{key}: {str(error).partition(' - at')[0]}") from None
