@@ -13,7 +13,7 @@ from profiler.core.errors import UserError
 from profiler.runs import find, store
 from profiler.training import levers
 from profiler.training.models import meant
-from profiler.workflows.run_words import words_of
+from profiler.workflows.consent import words_of
 from tests import examples, make
 
 PREDICT = ["predict", "mlp", "--strategies", "all", "--device", "cpu"]

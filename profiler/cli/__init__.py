@@ -259,7 +259,7 @@ def _of_run(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
 
     if not is_run(given["model"]):
         return {}
-    from profiler.workflows.run_words import words_of
+    from profiler.workflows.consent import words_of
 
     known = words_of(given["model"])
     return {name: word for name, word in known.items() if name == "model" or (name in names and given[name] is None)}

@@ -117,12 +117,6 @@ class CheckedRequest(msgspec.Struct, frozen=True, kw_only=True):
     shard: Shard | None = None  # which shard of a sweep the trials are, if they are not all
 
 
-def part_of(checked: CheckedRequest, shard: Shard) -> CheckedRequest:
-    """Return the request with only the trials of a shard."""
-    trials, placed = schedule.cut(checked.trials, shard)
-    return msgspec.structs.replace(checked, trials=trials, shard=placed)
-
-
 def override(base: Request, words: Request) -> Request:
     """Return the sweep file's request, overridden by the words of the command line."""
     over = given(words)

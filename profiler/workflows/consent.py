@@ -18,6 +18,7 @@ from profiler.core.case import Case, Choice, split_choices
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
 from profiler.request.spec import TABLES, Request
+from profiler.runs import store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.training import levers
@@ -29,6 +30,7 @@ LOADS = re.compile(  # options that make other libraries load weights or code, b
 )
 FILES = {"plan": "file"}  # the option that names a strategy's file; it may be one of the run folder's own plans
 FLAGS = {"model": "model", "strategies": "strategy", "optimizer": "optimizer", "parallel": "parallel"}
+SETTINGS = ("model", "optimizer", "batch_size", "precision", "accumulate", "blocks")  # of a run, for another command
 Words = dict[str, list[str]]  # by the field of a case
 
 
@@ -98,8 +100,8 @@ def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:
 
 def resume_words(run: Run, *, engine: str = "local", data: str | None = None) -> list[str]:
     """Return the command that resumes a run, with what the user must type again."""
-    again = _again(run, needs_naming(run))
     where = ["--engine", engine] if engine != "local" else []
+    again = _again(run, needs_naming(run))
     return ["gcprof", "run", "--resume", str(run.folder), *again, *(["--data", data] if data else []), *where]
 
 
@@ -110,16 +112,13 @@ def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequen
     the folder are no consent: who wrote its plan could write them too.
     """
     unnamed = unnamed_words(_cases(run), folder=run.folder, named=named)
-    if unnamed:
-        again = shlex.join(["gcprof", *typed, *_again(run, unnamed)])
-        raise _refusal(unnamed, hint=f"if this is your own code: {again}")
+    _refuse(unnamed, hint=f"if this is your own code: {shlex.join(['gcprof', *typed, *_again(run, unnamed)])}")
 
 
 def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice]) -> None:
     """Raise UserError if words of these cases of the run `target` lead to code or files; strategies can be named."""
     unnamed = unnamed_words([*cases], folder=run_folder(target), named={"strategy": set(named)})
-    if unnamed:
-        raise _refusal(unnamed, hint="name the model and its settings instead of the run")
+    _refuse(unnamed, hint="name the model and its settings instead of the run")
 
 
 def needs_naming(run: Run) -> Words:
@@ -127,23 +126,35 @@ def needs_naming(run: Run) -> Words:
     return unnamed_words(_cases(run), folder=run.folder, named={})
 
 
+def words_of(word: str) -> dict[str, str]:
+    """Return the model and settings of the run of this name as one types them, several of one joined by commas.
+
+    Raises UserError for a script's run, and for a run whose words lead to code.
+    """
+    run = store.load(run_folder(word))
+    if run.is_script:
+        message = f"'{word}' is the run of a script, and this command takes a model"
+        raise UserError(message, hint=f"gcprof show {word} names its command")
+    cases = list(dict.fromkeys(case.baseline for case in _cases(run)))
+    refuse_cases(cases, word, named=())
+    values = {field: dict.fromkeys(getattr(case, field) for case in cases) for field in SETTINGS}
+    return {field: ",".join(map(str, of)) for field, of in values.items() if not {None, UNSET} & {*of}}
+
+
 def _cases(run: Run) -> list[Case]:
     return list(dict.fromkeys(trial.case for trial in run.manifest.plan))
 
 
-def _again(run: Run, unnamed: Mapping[str, Sequence[str]]) -> list[str]:
+def _again(run: Run, unnamed: Words) -> list[str]:
     """Return the flags that name these words; --model takes all models of the run."""
-    words = dict(unnamed)
-    if "model" in words:
-        words["model"] = list(dict.fromkeys(str(case.model) for case in _cases(run)))
-    flags = {field: f"--{key}" for key, field in FLAGS.items()}
-    return [part for field, named in words.items() for part in (flags[field], ",".join(named))]
+    models = {"model": list(dict.fromkeys(str(case.model) for case in _cases(run)))} if "model" in unnamed else {}
+    named = {**unnamed, **models}
+    return [part for key, field in FLAGS.items() if field in named for part in (f"--{key}", ",".join(named[field]))]
 
 
-def _refusal(unnamed: Mapping[str, Sequence[str]], *, hint: str) -> UserError:
-    field, (word, *_) = next(iter(unnamed.items()))
-    message = (
-        f"the {field} of this run is '{word}', which is not gcprof's own: gcprof does not run code just because a "
-        "run folder names it"
-    )
-    return UserError(message, hint=hint)
+def _refuse(unnamed: Words, *, hint: str) -> None:
+    for field, (word, *_) in unnamed.items():
+        message = (
+            f"the {field} of this run is '{word}', which is not gcprof's own: gcprof does not run code just because"
+        )
+        raise UserError(f"{message} a run folder names it", hint=hint)

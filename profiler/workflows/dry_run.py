@@ -20,10 +20,9 @@ from profiler.core.devices import to_predict
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines import WORKER, Engine, EngineChoice
-from profiler.request import device_choice, spec
 from profiler.request.spec import CheckedRequest
 from profiler.workflows import SILENT, Screen
-from profiler.workflows.run import RunRequest, checked_on, connect, empty_text, opening, survey
+from profiler.workflows.run import RunRequest, opening, started
 
 PATIENCE_SECONDS = 15.0  # for all predictions: those that are not done by then are reported as unknown
 NO_MATCH, WITHIN = "no blocks match", "block '"  # beginnings of what is wrong with --blocks
@@ -41,13 +40,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[CheckedRequest], None]) -> Estimate | None:
     """Estimate what a run costs; `show` gets its trials first. None if its shard is empty. Raises UserError."""
-    words = request.checked()
-    with connect(request, spec.check(words, device_choice.any_device).trials) as engine:
-        devices = survey(engine, request)
-        checked = checked_on(devices, words, request.parsed_shard())
-        if not checked.trials:
-            screen.say(empty_text(checked))
+    with started(request, request.checked(), screen) as begun:
+        if begun is None:
             return None
+        engine, devices, checked = begun
         for line in opening(checked.trials, devices, checked.remarks):
             screen.say(line)
         _refuse_unmatched(checked, screen)

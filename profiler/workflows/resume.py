@@ -22,7 +22,17 @@ from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, STARTING, Screen, consent
-from profiler.workflows.run import Ran, RunRequest, begin, checked_on, go_on, in_folder, refuse_exclusive, survey
+from profiler.workflows.run import (
+    Ran,
+    RunRequest,
+    Started,
+    begin,
+    checked_on,
+    go_on,
+    in_folder,
+    refuse_exclusive,
+    survey,
+)
 
 THREADS = "OMP_NUM_THREADS"  # the variable that sets how many threads PyTorch uses
 
@@ -62,6 +72,7 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
             trials=before.manifest.plan, data_directory=data, shard=before.manifest.shard or None,
             remarks=(*before.warnings, *(() if request.anew else _again(before))),
         )  # fmt: skip
+        begun = Started(engine, devices, checked)
         if request.anew or engines.EngineChoice(request.engine).name == "local":
             for device in dict.fromkeys(trial.case.device for trial in checked.trials):
                 device_choice.choose_device(device, list(devices))  # every trial would fail, and the run be complete
@@ -70,13 +81,13 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
                 message = f"this run is of files that are not here: {', '.join(gone)}"
                 raise UserError(message, hint="put them back, or go to the folder where the run was begun")
             manifest = before.manifest
-            return in_folder(engine, checked, devices, request, screen, command=manifest.command, words=manifest.words)
+            return in_folder(begun, request, screen, command=manifest.command, words=manifest.words)
         asked = checked_on(devices, _changed(before, request), before.manifest.shard or None) if words else None
         _refuse_changes(before, request, asked, devices)
         if not _owed(before):
             return _nothing_left(before, screen)
         device_choice.refuse_crowded([trial.case for trial in checked.trials], devices)
-        return go_on(engine, before, checked, devices, request, screen)
+        return go_on(begun, before, request, screen)
 
 
 def _names_only(before: Run, request: RunRequest) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -91,6 +91,14 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "local"
 
 
+class Started(NamedTuple):
+    """An engine at work, its devices, and the trials that are asked of it."""
+
+    engine: Engine
+    devices: Mapping[str, Environment]
+    checked: CheckedRequest
+
+
 def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
     """Run a request in a new run folder. Raises UserError."""
     return begin(request, request.checked(), screen)
@@ -98,34 +106,34 @@ def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
 
 def begin(request: RunRequest, words: Request, screen: Screen, *, remarks: Sequence[str] = ()) -> Ran:
     """Run the trials of these words in a new run folder."""
-    asked = spec.check(words, device_choice.any_device)
-    with ExitStack() as stack:
-        with screen.doing(STARTING):
-            engine = stack.enter_context(connect(request, asked.trials))
-            if request.is_kept and not all(trial.case.is_predicted for trial in asked.trials):
-                files.prepare_pictures()  # while the engine imports torch
-            devices = survey(engine, request)
-        checked = checked_on(devices, words, request.parsed_shard())
-        if not checked.trials:
-            screen.say(empty_text(checked))
+    with started(request, words, screen) as begun:
+        if begun is None:
             return Ran(run=None, exit_code=0)
-        checked = msgspec.structs.replace(checked, remarks=(*remarks, *checked.remarks))
-        command = command_line(request.typed)
+        checked = msgspec.structs.replace(begun.checked, remarks=(*remarks, *begun.checked.remarks))
         own = given(msgspec.structs.replace(words, data=None))  # its folder must be typed again
-        return in_folder(engine, checked, devices, request, screen, command=command, words=own)
+        begun = begun._replace(checked=checked)
+        return in_folder(begun, request, screen, command=command_line(request.typed), words=own)
 
 
-def empty_text(checked: CheckedRequest) -> str:
-    """Return the message for a shard without trials, which is no error."""
-    return f"shard {checked.shard} is empty: the sweep has fewer pairings of a baseline and a round than shards"
+@contextmanager
+def started(request: RunRequest, words: Request, screen: Screen) -> Iterator[Started | None]:
+    """Yield the engine of a request with the trials of these words; None for an empty shard, which is no error.
 
-
-def connect(request: RunRequest, trials: Sequence[Trial]) -> Engine:
-    """Return the engine for these trials; a wrong request is refused first, before torch is imported."""
+    A wrong request is refused first, before torch is imported. Raises UserError.
+    """
+    trials, shard = spec.check(words, device_choice.any_device).trials, request.parsed_shard()
     refuse_exclusive(trials, exclusive=request.exclusive)
     store.refuse_existing(request.output or RESULTS / "new")
-    request.parsed_shard()
-    return engines.connect(request.engine, plan=trials)
+    with ExitStack() as stack:
+        with screen.doing(STARTING):
+            engine = stack.enter_context(engines.connect(request.engine, plan=trials))
+            if request.is_kept and not all(trial.case.is_predicted for trial in trials):
+                files.prepare_pictures()  # while the engine imports torch
+            devices = survey(engine, request)
+        checked = checked_on(devices, words, shard)
+        if not checked.trials:
+            screen.say(f"shard {shard} is empty: the sweep has fewer pairings of a baseline and a round than shards")
+        yield Started(engine, devices, checked) if checked.trials else None
 
 
 def survey(engine: Engine, request: RunRequest, trials: Iterable[Trial] = ()) -> dict[str, Environment]:
@@ -145,12 +153,12 @@ def survey(engine: Engine, request: RunRequest, trials: Iterable[Trial] = ()) ->
 def checked_on(devices: Mapping[str, Environment], words: Request, shard: Shard | None = None) -> CheckedRequest:
     """Return the trials of a request, or of a shard, on the devices here. Raises UserError if one is not here."""
     checked = spec.check(words, lambda word: device_choice.choose_device(word, list(devices)))
-    planned = schedule.with_own_rows(checked.trials, lambda model: catalogue.is_code(model, models.TABLE))
-    once = schedule.in_one_round(planned, device_choice.hollow(devices))
-    checked = msgspec.structs.replace(checked, trials=once)
-    device_choice.refuse_absent([trial.case.device for trial in checked.trials], devices)
-    device_choice.refuse_crowded([trial.case for trial in checked.trials], devices)
-    return spec.part_of(checked, shard) if shard else checked
+    trials = schedule.with_own_rows(checked.trials, lambda model: catalogue.is_code(model, models.TABLE))
+    trials = schedule.in_one_round(trials, device_choice.hollow(devices))
+    device_choice.refuse_absent([trial.case.device for trial in trials], devices)
+    device_choice.refuse_crowded([trial.case for trial in trials], devices)
+    trials, placed = schedule.cut(trials, shard) if shard else (trials, None)
+    return msgspec.structs.replace(checked, trials=trials, shard=placed)
 
 
 def refuse_exclusive(trials: Iterable[Trial], *, exclusive: bool) -> None:
@@ -160,45 +168,30 @@ def refuse_exclusive(trials: Iterable[Trial], *, exclusive: bool) -> None:
 
 
 def in_folder(
-    engine: Engine,
-    checked: CheckedRequest,
-    devices: Mapping[str, Environment],
-    request: RunRequest,
-    screen: Screen,
-    *,
-    command: str,
-    words: dict[str, Any] | UnsetType,
+    begun: Started, request: RunRequest, screen: Screen, *, command: str, words: dict[str, Any] | UnsetType
 ) -> Ran:
-    """Make a run folder of these trials, and run them."""
-    folder = request.output or store.new_folder(RESULTS, [str(trial.case.model) for trial in checked.trials])
-    begun = store.create(
-        folder,
-        plan=checked.trials,
+    """Make a run folder of the trials, and run them."""
+    trials = begun.checked.trials
+    made = store.create(
+        request.output or store.new_folder(RESULTS, [str(trial.case.model) for trial in trials]),
+        plan=trials,
         command=command,
-        environment=device_choice.environment(checked.trials[0].case.device, devices),
-        sources=store.code_digests(trial.case for trial in checked.trials),
+        environment=device_choice.environment(trials[0].case.device, begun.devices),
+        sources=store.code_digests(trial.case for trial in trials),
         words=words,
-        shard=checked.shard or UNSET,
+        shard=begun.checked.shard or UNSET,
     )
-    return go_on(engine, begun, checked, devices, request, screen)
+    return go_on(begun, made, request, screen)
 
 
-def go_on(
-    engine: Engine,
-    before: Run,
-    checked: CheckedRequest,
-    devices: Mapping[str, Environment],
-    request: RunRequest,
-    screen: Screen,
-) -> Ran:
+def go_on(begun: Started, before: Run, request: RunRequest, screen: Screen) -> Ran:
     """Run what a run owes; return what there is then, also after an interrupt."""
-    for line in opening(before.manifest.plan, devices, checked.remarks):
+    for line in opening(before.manifest.plan, begun.devices, begun.checked.remarks):
         screen.say(line)
-    code, run = follow(engine, before, screen, data_directory=checked.data_directory, exclusive=request.exclusive)
-    return Ran(
-        run=run, exit_code=code or progress.exit_code(run.records), data_directory=checked.data_directory,
-        engine=request.engine,
-    )  # fmt: skip
+    data = begun.checked.data_directory
+    code, run = follow(begun.engine, before, screen, data_directory=data, exclusive=request.exclusive)
+    code = code or progress.exit_code(run.records)
+    return Ran(run=run, exit_code=code, data_directory=data, engine=request.engine)
 
 
 def follow(
