@@ -49,10 +49,12 @@ MISTAKES = {  # what is typed -> the words of the hint
     "explain model:GPT": "name the function that makes it with its batch: model:make",
     "explain model.py:mak": "did you mean 'make'?",
     "run mlp --strategies al": "did you mean 'all'?",
-    "run mlp --segments 4,x": "whole numbers from 1 to 1000000, like 1,2,4 or 1..32 or 1..32:x2",
+    "run mlp --segments 4,x": "whole numbers from 1 to 1,000,000: 1,2,4, or 1..32 (up to 1,000 of them), or 1..32:x2",
     "run mlp --precision bf61": "did you mean '--precision bf16'?",
     "run mlp --optimizer adamm": "did you mean 'adam'?",
-    "run mlp --batch-size -3": "whole numbers from 1, like 64 or 8,16,32, up to 1,000,000,000",
+    "run mlp --batch-size -3": (
+        "whole numbers from 1 to 1,000,000,000: 1,2,4, or 1..32 (up to 1,000 of them), or 1..32:x2"
+    ),
     "run mlp --device h100": (
         "--device fake:h100 predicts for it, --device rehearse:h100 rehearses it; cuda measures here"
     ),

@@ -13,15 +13,12 @@ from profiler.core.errors import nearest
 OPTIONS = {
     "--dtype": "--precision",
     "--mixed-precision": "--precision",
-    "--mixed_precision": "--precision",
     "--grad-accum": "--accumulate",
     "--gradient-accumulation": "--accumulate",
     "--gradient-accumulation-steps": "--accumulate",
-    "--gradient_accumulation_steps": "--accumulate",
     "--gpu": "--device",
     "--batch": "--batch-size",
     "--bs": "--batch-size",
-    "--batch_size": "--batch-size",
     "--optim": "--optimizer",
     "--strategy": "--strategies",
 }
@@ -52,19 +49,20 @@ COMMANDS = {
 
 
 def understood(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with options of other tools in ours; all others stay as they are."""
+    """Return the words of a command with options of other tools, and with `_` in an option, as ours; others stay."""
     read: list[str] = []
     before = ""  # the option as it was typed, whose value comes next
     for word in words:
         flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
         ours = OF_COMMAND.get((words[0], flag)) or OPTIONS.get(flag, flag)
         if flag in SWITCHES and not equals:
             read += ["--precision", SWITCHES[flag]]
-        elif equals and ours.startswith("--"):
-            read.append(f"{ours}={_value(flag, value)}")
+        elif flag.startswith("--"):
+            read.append(f"{ours}{equals}{_value(flag, value)}")
         else:
-            read.append(ours if word == flag and word != ours else _value(before, word))
-        before = word
+            read.append(_value(before, word))
+        before = "" if equals else flag
     return read
 
 

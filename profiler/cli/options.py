@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args
@@ -12,76 +13,62 @@ import typer
 VARIABLE = "_GCPROF_COMPLETE"  # set by the shell's script when it asks for completions
 
 
-def propose_runs(incomplete: str) -> list[str]:
-    """Complete a run: `last`, and the names below results/, the newest first; a path is left to the shell."""
+def _proposing(offers: Callable[[], Iterable[tuple[str, str]]]) -> Callable[[str], list[tuple[str, str]]]:
+    """Return a function that completes a word, in a list the last one, to what is offered: names and what they are."""
+
+    def propose(incomplete: str) -> list[tuple[str, str]]:
+        before, comma, word = incomplete.rpartition(",")
+        return [(f"{before}{comma}{name}", about) for name, about in offers() if name.startswith(word)]
+
+    return propose
+
+
+def _named(*names: str) -> list[tuple[str, str]]:
+    return [(name, "") for name in names]
+
+
+def _runs() -> list[tuple[str, str]]:
+    """Return `last`, and the names below results/, the newest first; a path is left to the shell."""
     from profiler.runs import RESULTS, find
 
-    names = [path.name for path in reversed(find.runs(RESULTS))]
-    return [name for name in ["last", *names] if name.startswith(incomplete)]
+    return _named("last", *(path.name for path in reversed(find.runs(RESULTS))))
 
 
-def propose_runs_or_models(incomplete: str) -> list[tuple[str, str]]:
-    """Complete a run or a model, for commands that take either."""
-    return [*((name, "") for name in propose_runs(incomplete)), *propose_models(incomplete)]
+def _entries(field: str) -> Iterator[tuple[str, str]]:
+    """Yield what may be in this field of a case; of a family, the user types the member."""
+    from profiler.core import catalogue
+    from profiler.request.spec import TABLES
+    from profiler.training import levers
+
+    for entry in catalogue.entries({**TABLES[field], **(levers.TABLE if field == "strategy" else {})}):
+        if "/" not in entry.name:
+            yield entry.name.removesuffix("NAME"), entry.about
 
 
-def propose_models(incomplete: str) -> list[tuple[str, str]]:
-    """Complete a model, with its description; in a list, the last one."""
-    from profiler.training.models import TABLE
-
-    return list(_listed(TABLE, incomplete))
-
-
-def propose_strategies(incomplete: str) -> list[tuple[str, str]]:
-    """Complete a strategy, with its description; in a list, the last one."""
-    from profiler.training import levers, strategies
-
-    return list(_listed({**strategies.TABLE, **levers.TABLE}, incomplete))
-
-
-def propose_exports(incomplete: str) -> list[str]:
-    """Complete a format or tracker to export to."""
+def _exports() -> list[tuple[str, str]]:
     from profiler import views
     from profiler.integrations import trackers
 
-    return _matching([*views.EXPORTS, *trackers.TRACKERS], incomplete)
+    return _named(*views.EXPORTS, *trackers.TRACKERS)
 
 
-def propose_plots(incomplete: str) -> list[str]:
-    """Complete a kind of plot."""
+def _plots() -> list[tuple[str, str]]:
     from profiler import views
 
-    return _matching(views.PLOTS, incomplete)
+    return _named(*views.PLOTS)
 
 
-def _listed(table: dict[str, str], incomplete: str) -> Iterator[tuple[str, str]]:
-    from profiler.core import catalogue
-
-    before, comma, word = incomplete.rpartition(",")
-    for entry in catalogue.entries(table):
-        name = entry.name.removesuffix("NAME")  # of a family, the user types the member
-        if name.startswith(word) and "/" not in name:
-            yield f"{before}{comma}{name}", entry.about
-
-
-def _matching(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def propose_optimizers(incomplete: str) -> list[tuple[str, str]]:
-    """Complete an optimizer, with its description."""
-    from profiler.training import OPTIMIZERS
-
-    return list(_listed(OPTIMIZERS, incomplete))
-
-
-def propose_devices(incomplete: str) -> list[str]:
-    """Complete a device: those that may be here, and every GPU by its name."""
+def _devices() -> list[tuple[str, str]]:
+    """Return those that may be here, and every GPU by its name."""
     from profiler.core import gpu_specs
 
-    before, comma, word = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _matching(["auto", "cpu", "cuda", *gpu_specs.names()], word)]
+    return _named("auto", "cpu", "cuda", *gpu_specs.names())
 
+
+propose_runs, propose_plots, propose_exports = _proposing(_runs), _proposing(_plots), _proposing(_exports)
+propose_models = _proposing(lambda: _entries("model"))
+propose_runs_or_models = _proposing(lambda: [*_runs(), *_entries("model")])
+propose_strategies = _proposing(lambda: _entries("strategy"))
 
 CHOICES: dict[str, tuple[str, ...]] = {  # by the name of an option, in any command
     "optimizer": ("sgd", "momentum", "adam", "adamw"),
@@ -93,14 +80,12 @@ CHOICES: dict[str, tuple[str, ...]] = {  # by the name of an option, in any comm
     "color": ("auto", "always", "never"),
     "style": ("default", "slides", "paper"),
 }
-PROPOSALS = {"optimizer": propose_optimizers, "device": propose_devices, "strategies": propose_strategies}
-
-
-def _proposing(choices: Iterable[str]) -> Callable[[str], list[str]]:
-    def propose(incomplete: str) -> list[str]:
-        return _matching(choices, incomplete)
-
-    return propose
+PROPOSALS = {
+    **{name: _proposing(partial(_named, *words)) for name, words in CHOICES.items()},
+    "optimizer": _proposing(lambda: _entries("optimizer")),
+    "device": _proposing(_devices),
+    "strategies": propose_strategies,
+}
 
 
 def offered(parameter: Parameter) -> Parameter:
@@ -109,9 +94,7 @@ def offered(parameter: Parameter) -> Parameter:
         if isinstance(option, type(typer.Option())):
             if choices := CHOICES.get(parameter.name):
                 option.metavar = f"[{'|'.join(choices)}]"
-            if parameter.name in PROPOSALS or choices:
-                propose = PROPOSALS.get(parameter.name) or _proposing(choices or ())
-                option.autocompletion = option.autocompletion or propose
+            option.autocompletion = option.autocompletion or PROPOSALS.get(parameter.name)
     return parameter
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +16,6 @@ from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.core.devices import Device
-    from profiler.scripts.comparison import Limit
     from profiler.scripts.launch import Asked, Ended
     from profiler.scripts.measured import Session
     from profiler.scripts.report import Variant
@@ -84,14 +82,18 @@ def rehearse(
     """
     import msgspec
 
+    from profiler.scripts.launch import Asked
     from profiler.views.tables import script as view
 
     if values not in (None, *ASSUMED):
         raise UserError(f"--values '{values}' is none of {', '.join(ASSUMED)}", hint="--values balanced")
     gpus, names = gpus_of(device, memory=memory, context=context), strategies_of(strategies)
-    limits = _limits(fail_on, output, module, has_strategies=bool(strategies))
-    asked = _asked(steps=steps, batches=batches, limit=limit, module=module, values=values, allow_writes=allow_writes)
-    started = datetime.now(UTC)
+    _refuse_module(module, has_strategies=bool(strategies))
+    conclusion = script_folder.Conclusion(output, fail_on, json=json)
+    asked = Asked(
+        words=SCRIPT.get(), steps=steps, batches=batches, limit_seconds=limit, module=module, values=values,
+        allow_writes=allow_writes,
+    )  # fmt: skip
     variants: list[Variant] = []
     ends: list[Ended] = []
     for gpu, (filling, words), strategy in product(gpus, filled(axes or [], asked.words), names):
@@ -105,29 +107,12 @@ def rehearse(
             break
     if len(variants) > 1 and not json:
         say(view.summary(variants))
-    code, is_ended = _exit_code(ends, variants), ends[-1].is_stopped
-    raise typer.Exit(
-        script_folder.conclude(
-            variants, code, output=output, started=started, limits=limits, is_ended=is_ended, json=json
-        )
-    )
+    conclusion.end(variants, _exit_code(ends, variants), is_ended=ends[-1].is_stopped)
 
 
-def _limits(fail_on: str | None, output: Path | None, module: str | None, *, has_strategies: bool) -> tuple[Limit, ...]:
-    """Return the limits of --fail-on. Raises UserError for options that have no effect, before the command runs."""
-    from profiler.runs import RESULTS, store
-    from profiler.scripts import comparison
-
+def _refuse_module(module: str | None, *, has_strategies: bool) -> None:
     if module is not None and not has_strategies:
         raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
-    store.refuse_existing(output or RESULTS / "new")
-    return comparison.parse(fail_on) if fail_on is not None else ()
-
-
-def _asked(*, limit: float | None, **given: Any) -> Asked:
-    from profiler.scripts.launch import Asked
-
-    return Asked(words=SCRIPT.get(), limit_seconds=limit, **given)
 
 
 def _rehearsed(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bool) -> tuple[Ended, Variant]:
@@ -290,16 +275,19 @@ def run(
     """
     import msgspec
 
+    from profiler.scripts.launch import Asked
     from profiler.scripts.measured import Request, measure
     from profiler.views.tables.script import Live, tables
 
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if one_of(device, DEVICES, flag="--device") == "cpu" else {}
     names = tuple(dict.fromkeys(("none", *(name for name in strategies_of(strategies) if name))))
-    limits = _limits(fail_on, output, module, has_strategies=names != ("none",))
-    asked = _asked(
-        steps=steps, batches=batches, limit=limit, module=module, allow_writes=allow_writes, variables=hidden
-    )
-    started, tell = datetime.now(UTC), aside if not quiet else lambda text: None
+    _refuse_module(module, has_strategies=names != ("none",))
+    conclusion = script_folder.Conclusion(output, fail_on, json=json)
+    asked = Asked(
+        words=SCRIPT.get(), steps=steps, batches=batches, limit_seconds=limit, module=module, variables=hidden,
+        allow_writes=allow_writes,
+    )  # fmt: skip
+    tell = aside if not quiet else lambda text: None
     sessions: list[Session] = []
     for values, words in filled(axes or [], asked.words):
         request = Request(
@@ -311,12 +299,8 @@ def run(
         if sessions[-1].last.is_stopped:
             break
     variants = [variant for session in sessions for variant in session.variants]
-    code, is_ended = _measured_code(sessions, variants, wants_gpu=device == "cuda"), sessions[-1].last.is_stopped
-    raise typer.Exit(
-        script_folder.conclude(
-            variants, code, output=output, started=started, limits=limits, is_ended=is_ended, json=json
-        )
-    )
+    code = _measured_code(sessions, variants, wants_gpu=device == "cuda")
+    conclusion.end(variants, code, is_ended=sessions[-1].last.is_stopped)
 
 
 def _measured_code(sessions: list[Session], variants: list[Variant], *, wants_gpu: bool) -> int:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
 
 from profiler.cli.output import COMMAND, aside, next_command, say_json
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.runs.store import Run
-    from profiler.scripts.comparison import Limit, Side
+    from profiler.scripts.comparison import Side
     from profiler.scripts.report import Variant
 
 TRIPPED = 5
@@ -20,38 +22,40 @@ SCHEMA = 1
 ON_SCRIPT = "on a script's run"
 
 
-def conclude(
-    variants: Sequence[Variant],
-    code: int,
-    *,
-    output: Path | None,
-    started: datetime,
-    limits: Sequence[Limit],
-    is_ended: bool,
-    json: bool,
-) -> int:
-    """Write the run folder, say what exceeds a limit, print the document and the next command; return the exit code.
+class Conclusion:
+    """What is made of a command's variants: a run folder, the verdict of --fail-on, a document, the next command.
 
-    There is no folder if no process of the command used a GPU. Raises UserError.
+    Raises UserError for a folder that is there and for limits that cannot be read, before the command runs.
     """
-    from profiler.scripts import comparison
 
-    folder = keep(variants, output=output, started=started) if any(one.processes for one in variants) else None
-    texts = comparison.exceeded(variants, limits)
-    for text in texts:
-        aside(f"gate: {text}")
-    if limits and not texts and all(variant.processes for variant in variants):
-        aside("gate: nothing is over the limits")
-    code = TRIPPED if texts else code
-    if json:
+    def __init__(self, output: Path | None, fail_on: str | None, *, json: bool) -> None:
+        from profiler.runs import RESULTS, store
+        from profiler.scripts import comparison
+
+        store.refuse_existing(output or RESULTS / "new")
+        self._output, self._json, self._started = output, json, datetime.now(UTC)
+        self._limits = comparison.parse(fail_on) if fail_on is not None else ()
+
+    def end(self, variants: Sequence[Variant], code: int, *, is_ended: bool) -> NoReturn:
+        """Write, print and end the command. There is no folder if no process of it used a GPU. Raises UserError."""
+        from profiler.scripts import comparison
+
         used = [bool(variant.processes) for variant in variants]
-        status = "failed" if not any(used) else "partial" if is_ended or not all(used) else "complete"
-        name = folder.name if folder else None
-        say_json({"schema": SCHEMA, "run": name, "status": status, "exit_code": code, "variants": variants})
-    if folder:
-        aside(f"wrote {folder / 'trials.jsonl'}")
-        next_command("gcprof", "explain", str(folder))
-    return code
+        folder = keep(variants, output=self._output, started=self._started) if any(used) else None
+        texts = comparison.exceeded(variants, self._limits)
+        for text in texts:
+            aside(f"gate: {text}")
+        if self._limits and not texts and all(used):
+            aside("gate: nothing is over the limits")
+        code = TRIPPED if texts else code
+        if self._json:
+            status = "failed" if not any(used) else "partial" if is_ended or not all(used) else "complete"
+            name = folder.name if folder else None
+            say_json({"schema": SCHEMA, "run": name, "status": status, "exit_code": code, "variants": variants})
+        if folder:
+            aside(f"wrote {folder / 'trials.jsonl'}")
+            next_command("gcprof", "explain", str(folder))
+        raise typer.Exit(code)
 
 
 def keep(variants: Sequence[Variant], *, output: Path | None, started: datetime) -> Path:
