@@ -23,7 +23,7 @@ from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from profiler.integrations.trackers.entries import entries
+from profiler.integrations.trackers import entries
 from profiler.planning.candidates import Way
 from profiler.planning.simulator import Cost
 from profiler.runs import store

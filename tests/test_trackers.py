@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from profiler.cli import answer
 from profiler.integrations import trackers
-from profiler.integrations.trackers.entries import entries
+from profiler.integrations.trackers import entries
 from profiler.runs import store
 from tests import examples, make
 from tests.make import MIB

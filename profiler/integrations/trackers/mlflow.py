@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from profiler.core.errors import UserError
-from profiler.integrations.trackers.entries import LoggedRow, Written, entries
+from profiler.integrations.trackers import LoggedRow, Written, entries
 from profiler.runs.store import Run
 
 EXPERIMENT = "gcprof"  # unless MLFLOW_EXPERIMENT_NAME names another

@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from profiler.core.errors import UserError
-from profiler.integrations.trackers.entries import LoggedRow, Written, entries
+from profiler.integrations.trackers import LoggedRow, Written, entries
 from profiler.runs.store import Run
 
 FILE = "events.out.tfevents.0.gcprof"  # TensorBoard looks for `tfevents` in the name

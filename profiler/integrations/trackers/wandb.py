@@ -11,7 +11,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb reads it on imp
 import wandb
 
 from profiler.core.errors import UserError
-from profiler.integrations.trackers.entries import LoggedRow, Written, entries
+from profiler.integrations.trackers import LoggedRow, Written, entries
 from profiler.runs.store import Run
 
 PROJECT = "gcprof"  # unless WANDB_PROJECT names another

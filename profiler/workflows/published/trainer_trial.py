@@ -18,7 +18,7 @@ from profiler.measuring.meters.memory import largest_known
 from profiler.scripts.report import IN_STEPS
 from profiler.training.blocks import find_blocks
 from profiler.training.workload import num_parameters
-from profiler.workflows.in_process.watching import watch
+from profiler.workflows.in_process.in_training import watch
 from profiler.workflows.published import hf_trainer
 
 ADVICE = "from a real training run: gradients were not compared, and saved bytes were not measured"
