@@ -153,9 +153,6 @@ def test_mnist_from_files_is_recorded_as_such_and_not_where_it_was(here: Path, s
     assert places(here / "run", str(here)) == []
 
 
-# Bad words
-
-
 # One JSON document
 
 
@@ -190,9 +187,6 @@ def test_json_is_one_document_where_nothing_could_be_run(
     said = [f"gcprof: {document.pop('message')}", f"hint: {document.pop('hint')}"]
     assert document == {"schema": 1, "run": None, "status": "failed", "exit_code": code, "records": []}
     assert err.splitlines() == said
-
-
-# What becomes of trials
 
 
 # Resuming
