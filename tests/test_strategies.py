@@ -17,7 +17,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
-from profiler.training.checkpointing.block_segments import checkpoint_segments
+from profiler.training.checkpointing.block_segments import checkpoint_segments, repaired
 from tests import make
 from tests.chain_models import Branching, Counted, InTuples, workload
 from tests.conftest import measured
@@ -311,37 +311,31 @@ def twice(module, x, *, checkpointed):
 )
 def test_a_block_that_runs_several_times_has_the_statistics_of_the_plain_one(norm):
     """The recomputes run in reverse, so that no momentum makes up for them."""
-    from profiler.training.checkpointing.batchnorm_repair import is_repairable, repair_batchnorm
-
-    plain, repaired, left_alone = (
-        nn.Sequential(nn.Sequential(nn.Conv1d(3, 4, 1), norm(4), nn.ReLU())) for _ in range(3)
-    )
-    repaired.load_state_dict(plain.state_dict())
+    plain, held, left_alone = (nn.Sequential(nn.Sequential(nn.Conv1d(3, 4, 1), norm(4), nn.ReLU())) for _ in range(3))
+    held.load_state_dict(plain.state_dict())
     left_alone.load_state_dict(plain.state_dict())
-    built, applied, x = workload(repaired, ("0",)), Applied(recomputes={0: 1}), torch.randn(4, 3, 5)
-    repairable, count = is_repairable(built, applied), repair_batchnorm(built, applied)
+    x = torch.randn(4, 3, 5)
+    applied = repaired(workload(held, ("0",)), Applied(recomputes={0: 1}))
 
     twice(plain, x, checkpointed=False)
-    twice(repaired, x, checkpointed=True)
+    twice(held, x, checkpointed=True)
     twice(left_alone, x, checkpointed=True)
 
-    assert (repairable, count) == (True, 1)
-    assert all(map(torch.equal, plain.buffers(), repaired.buffers()))
+    assert "of 1 BatchNorm" in applied.notes[0].text
+    assert all(map(torch.equal, plain.buffers(), held.buffers()))
     assert not all(map(torch.equal, plain.buffers(), left_alone.buffers()))
-    assert repaired[0][1].momentum == plain[0][1].momentum
-    for one, other in zip(plain.parameters(), repaired.parameters(), strict=True):
+    assert held[0][1].momentum == plain[0][1].momentum
+    for one, other in zip(plain.parameters(), held.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
 
 
 def test_a_batchnorm_that_several_blocks_share_is_repaired_once():
-    from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
-
     shared = nn.BatchNorm1d(3)
     module = nn.Sequential(nn.Sequential(nn.Linear(3, 3), shared), nn.Sequential(nn.Linear(3, 3), shared))
 
-    count = repair_batchnorm(workload(module, ("0", "1")), Applied(recomputes={0: 1, 1: 1}))
+    repaired(workload(module, ("0", "1")), Applied(recomputes={0: 1, 1: 1}))
 
-    assert (count, len(shared._forward_pre_hooks)) == (1, 1)
+    assert len(shared._forward_pre_hooks) == 1
 
 
 @pytest.mark.usefixtures("with_test_models")

@@ -34,8 +34,8 @@ from profiler.measuring.failure_causes import CAUSE, CLOSURE, WHERE, lacks_closu
 from profiler.predicting import prediction
 from profiler.predicting.traced_case import code_way
 from profiler.rehearsal.device import is_open
+from profiler.training.assemble import summary
 from profiler.training.checkpointing.own_checkpoints import HAS_OWN
-from profiler.training.inspect_blocks import describe
 from profiler.training.rehearsed_build import ZEROS
 
 HOW = {
@@ -149,7 +149,7 @@ def answer(channel: int, key: str, work: Callable[[], object]) -> None:
 def outline(request: str, channel: int) -> None:
     """Send a summary of the model of the case in `request`: its blocks, or why it has none."""
     case: Case = decode(request, Case)
-    answer(channel, "outline", lambda: describe(case))
+    answer(channel, "outline", lambda: summary(case))
 
 
 def way(request: str, channel: int) -> None:

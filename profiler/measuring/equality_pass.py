@@ -21,7 +21,7 @@ from profiler.measuring.meters.step_results import Gradients, GradientStep, Ran,
 from profiler.measuring.ranks import Group
 from profiler.training import kept_state, optimizers
 from profiler.training.assemble import Assembled
-from profiler.training.checkpointing.batchnorm_repair import is_repairable
+from profiler.training.checkpointing.block_segments import updated_again
 from profiler.training.checkpointing.own_checkpoints import forget, num_compiled
 from profiler.training.levers.step import without_dropout
 from profiler.training.workload import INPUT, OF_LOSS, batch_statistics, compared, local, tensors
@@ -164,7 +164,7 @@ class _Comparison:
         ready = [self._bench.build()]  # used and freed by the first run
         applied = ready[0].applied
         self.rounds = applied.rounds
-        self.is_repairable = not case.repair_batchnorm and is_repairable(ready[0].workload, applied)
+        self.is_repairable = not case.repair_batchnorm and bool(updated_again(ready[0].workload, applied))
         self._statistics = batch_statistics(ready[0].workload.module)
 
         def step() -> Ran:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
@@ -17,7 +16,7 @@ from torch.utils import _pytree as pytree
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.core.record import Applied, Built, Note
+from profiler.core.record import Applied, BlockSummary, Built, ModelSummary, Note
 from profiler.training import (
     DISTRIBUTED,
     OPTIMIZERS,
@@ -28,8 +27,8 @@ from profiler.training import (
     strategies,
 )
 from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.batchnorm_repair import repaired, with_note
-from profiler.training.checkpointing.observed_forward import observe_for_all
+from profiler.training.checkpointing.block_segments import repaired, with_note
+from profiler.training.checkpointing.observed_forward import observe, observe_for_all
 from profiler.training.checkpointing.own_checkpoints import (
     OwnCalls,
     WatchedLoss,
@@ -41,19 +40,18 @@ from profiler.training.known_values import in_batch, in_factory, is_real
 from profiler.training.levers.memory import grows, let_grow
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import (
-    Mark,
     Workload,
     compared,
     drop_gradients,
     in_precision,
     num_parameters,
     scaler_of,
+    tensors,
     train_step,
     unscaled,
 )
 
 MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # layers that act differently in eval mode
-FEW_BLOCKS = 2  # with so few blocks, sqrt and segments:k=1 checkpoint nothing
 COMPILES = "compile-budget"  # the strategy that compiles a model which is not compiled itself
 
 
@@ -83,18 +81,18 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
 
         The random state is seeded as for the step of this number.
         """
-        scaler = scaler_of(self.case.precision, self.case.device)
-        return unscaled(compared(self.workload).values(), scaler, lambda scaler: self._from_the_seed(scaler, number))
+
+        def step(scaler: torch.amp.GradScaler | None) -> torch.Tensor:
+            self.seed(number)
+            if number == 1 or scaler is not None:  # a scaled step may run again; else the next one adds to what stays
+                drop_gradients(self.workload)
+            return self._step(None, scaler)()
+
+        return unscaled(compared(self.workload).values(), scaler_of(self.case.precision, self.case.device), step)
 
     def seed(self, number: int) -> None:
         """Seed the random state for the step of this number, counted from 1."""
         random_sources.seed(self.workload, self.case.seed + self.rank + number - 1)
-
-    def _from_the_seed(self, scaler: torch.amp.GradScaler | None, number: int) -> torch.Tensor:
-        self.seed(number)
-        if number == 1 or scaler is not None:  # a scaled step may run again; else the next one adds to what stays
-            drop_gradients(self.workload)
-        return self._step(None, scaler, lambda phase: None)
 
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[..., torch.Tensor]]:
         """Return an optimizer and the function that runs a step with it, marks its phases and returns its loss.
@@ -103,24 +101,13 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         """
         optimizer = _optimizer(self.case, self.workload)
         scaler = scaler_of(self.case.precision, self.case.torch_device)
-        return optimizer, partial(self._step, optimizer, scaler)
+        return optimizer, self._step(optimizer, scaler)
 
     def _step(
-        self,
-        optimizer: torch.optim.Optimizer | None,
-        scaler: torch.amp.GradScaler | None,
-        mark: Mark,
-        look: Callable[[torch.Tensor], None] = lambda loss: None,
-    ) -> torch.Tensor:
-        return train_step(
-            self.workload,
-            optimizer,
-            mark=mark,
-            look=look,
-            accumulate=self.case.accumulate,
-            keep_gradients=self.case.keep_gradients,
-            scaler=scaler,
-        )
+        self, optimizer: torch.optim.Optimizer | None, scaler: torch.amp.GradScaler | None
+    ) -> Callable[..., torch.Tensor]:
+        count, keeps = self.case.accumulate, self.case.keep_gradients
+        return partial(train_step, self.workload, optimizer, scaler=scaler, accumulate=count, keep_gradients=keeps)
 
 
 Build = Callable[[], Workload]
@@ -154,9 +141,11 @@ def assemble(
         workload = called_blocks.repeated(workload)
     own_calls = OwnCalls()
     watched = msgspec.structs.replace(workload, loss=WatchedLoss(workload.loss, own_calls))
-    workload, applied = _applied(case, watched, calls)
+    workload, applied, switch = _applied(case, watched, own_calls)
     own_calls.are_off = not applied.keeps_own
-    switch = _switch(applied, own_calls)
+    if calls is not None:
+        calls[:] = [0] * len(workload.blocks)
+        count_calls(workload, calls)
     if case.repair_batchnorm and case != case.baseline:
         applied = repaired(workload, applied)
     elif case.is_rehearsed:  # elsewhere buffers are compared
@@ -219,8 +208,7 @@ def assemble_beside(built: Assembled, case: Case) -> Assembled:
     """
     if built.workload.calls or case.repair_batchnorm or case.parallel:
         raise Unsupported(f"{case.label} needs a model of its own")
-    workload, applied = _applied(case, built.workload, None)
-    switch = _switch(applied, built.own_calls)
+    workload, applied, switch = _applied(case, built.workload, built.own_calls)
     if workload is not built.workload or switch is None:
         raise Unsupported(f"{case.label} needs a model of its own")
     switch(False)
@@ -228,80 +216,31 @@ def assemble_beside(built: Assembled, case: Case) -> Assembled:
     return msgspec.structs.replace(built, case=case, applied=applied, switch=switch)
 
 
-def _switch(applied: Applied, own_calls: OwnCalls) -> Callable[[bool], None] | None:
-    """Return the strategy's switch; it also switches the model's own checkpoints if the strategy keeps them."""
-    own = applied.switch
-    if own is None or not applied.keeps_own:
-        return own
-
-    def switch(on: bool) -> None:
-        own_calls.are_off = not on
-        own(on)
-
-    return switch
-
-
-def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[Workload, Applied]:
-    """Apply the case's strategy; one that cuts a chain takes each call of a repeated block as a block.
+def _applied(
+    case: Case, workload: Workload, own_calls: OwnCalls
+) -> tuple[Workload, Applied, Callable[[bool], None] | None]:
+    """Apply the case's strategy and levers; also return its switch, which has the model's own checkpoints with it.
 
     If the case is parallel, which may shard modules, blocks stay modules.
     """
     compiled = compiled_modules(workload.module)
-    uncount = count_calls(workload, calls) if calls is not None else lambda: None
     apply, options = catalogue.load(case.strategy, strategies.TABLE)
     if case.parallel:
-        return levers.with_levers(case, workload, apply(workload, **options))
-
-    def by_calls(blocks: Workload) -> Workload:
-        uncount()
-        chain = called_blocks.repeated(blocks)
-        if calls is not None:
-            count_calls(chain, calls)
-        return chain
-
-    workload, applied = apply_strategy(
-        workload, case.strategy.name, lambda chain: apply(chain, **options), by_calls=by_calls
-    )
-    if remark := uncompiled_note([workload.blocks[index] for index in applied.recomputes], compiled):
-        applied = msgspec.structs.replace(applied, notes=(*applied.notes, remark))
-    return levers.with_levers(case, workload, applied)
-
-
-def apply_strategy(
-    workload: Workload,
-    strategy: str,
-    apply: Callable[[Workload], Applied],
-    *,
-    by_calls: Callable[[Workload], Workload] = called_blocks.repeated,
-) -> tuple[Workload, Applied]:
-    """Apply a strategy: to the blocks, or else, if it counts blocks, to the calls of blocks that run several times.
-
-    Calls are taken if the strategy cannot be applied to the blocks, or does nothing with few of them. `by_calls` is
-    `called_blocks.repeated`, with any work around it. Raises as the strategy does.
-    """
-    try:
-        made = apply(workload)
-    except Unsupported as error:
-        chain = by_calls(workload) if strategy in called_blocks.COUNTING and workload.batch is not None else workload
-        if chain is workload:
-            raise error from None
+        applied = apply(workload, **options)
     else:
-        is_none = strategy in called_blocks.COUNTING and not made.recomputes and len(workload.blocks) <= FEW_BLOCKS
-        chain = by_calls(workload) if is_none and workload.batch is not None else workload
-        if chain is workload:
-            return workload, made
-    made = apply(chain)
-    return chain, msgspec.structs.replace(made, notes=(*made.notes, _note_calls(chain)))
+        workload, applied = called_blocks.apply_strategy(workload, case.strategy.name, partial(apply, **options))
+        remark = uncompiled_note([workload.blocks[index] for index in applied.recomputes], compiled)
+        applied = msgspec.structs.replace(applied, notes=(*applied.notes, *([remark] if remark else [])))
+    workload, applied = levers.with_levers(case, workload, applied)
+    turn = applied.switch
+    if turn is None or not applied.keeps_own:
+        return workload, applied, turn
 
+    def switch(on: bool) -> None:
+        own_calls.are_off = not on
+        turn(on)
 
-def _note_calls(chain: Workload) -> Note:
-    counts = Counter(name.partition(called_blocks.SIGN)[0] for name in chain.calls)
-    name, count = next(iter(counts.items()))
-    others = f", and {len(counts) - 1} more run several times" if len(counts) > 1 else ""
-    text = (
-        f"{name} runs {count} times in a forward{others}: the calls are the blocks, {next(iter(chain.calls))} and so on"
-    )
-    return Note(code="GCP050", text=text)
+    return workload, applied, switch
 
 
 def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
@@ -377,11 +316,8 @@ def _optimizer(case: Case, workload: Workload) -> torch.optim.Optimizer:
     return reduce(lambda optimizer, change: change(optimizer), workload.optimizer_changes, made)
 
 
-def count_calls(workload: Workload, calls: list[int]) -> Callable[[], None]:
-    """Count the calls of each block's forward, below any strategy's wrapper; return a function that stops counting."""
-    calls[:] = [0] * len(workload.blocks)
-    blocks = [workload.block(name) for name in workload.blocks]
-    own = [(block, block.__dict__.get("forward")) for block in blocks]
+def count_calls(workload: Workload, calls: list[int]) -> None:
+    """Count, from now on, the calls of each block's forward, below any checkpoint."""
 
     def counting(forward: Callable[..., Any], index: int) -> Callable[..., Any]:
         def counted(*arguments: Any, **keywords: Any) -> Any:
@@ -390,17 +326,9 @@ def count_calls(workload: Workload, calls: list[int]) -> Callable[[], None]:
 
         return counted
 
-    for index, block in enumerate(blocks):
+    for index, name in enumerate(workload.blocks):
+        block = workload.block(name)
         block.forward = counting(block.forward, index)
-
-    def uncount() -> None:
-        for block, forward in reversed(own):
-            if forward is None:
-                block.__dict__.pop("forward", None)
-            else:
-                block.forward = forward
-
-    return uncount
 
 
 def eval_remark(module: nn.Module) -> str | None:
@@ -416,3 +344,40 @@ def eval_remark(module: nn.Module) -> str | None:
         return None
     count = f"{len(resting)} of {len(layers)} dropout and BatchNorm layers are" if layers else "the model is"
     return f"{count} in eval mode, as the factory returned them{off}; .train() in the factory changes it"
+
+
+def summary(case: Case) -> ModelSummary:
+    """Return a summary of the model's blocks. Raises Unsupported if it has none, and whatever the model raises."""
+    workload = assemble(case.baseline).workload
+    blocks.refuse_none(workload.blocks)
+    outputs: dict[str, str] = {}
+
+    def leave(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        outputs[name] = ", ".join(" x ".join(map(str, tensor.shape)) for tensor in tensors(output))
+
+    named = {name: workload.block(name) for name in workload.blocks}
+    handles = [block.register_forward_hook(partial(leave, name)) for name, block in named.items()]
+    remark = None
+    linked: list[bool | None] = [None] * len(workload.blocks)  # whether each block feeds only the next one
+    try:
+        linked = [*observe(workload).linked[:-1], None]
+    except Unsupported as error:
+        remark = str(error)
+    for handle in handles:
+        handle.remove()
+    return ModelSummary(
+        model=str(case.model),
+        num_parameters=num_parameters(workload.module),
+        batch_size=case.batch_size,
+        blocks=tuple(
+            BlockSummary(
+                name=name,
+                kind=block.kind if isinstance(block, called_blocks.CalledBlock) else type(block).__name__,
+                num_parameters=num_parameters(block),
+                output=outputs.get(name, ""),
+                feeds_next=feeds,
+            )
+            for (name, block), feeds in zip(named.items(), linked, strict=True)
+        ),
+        remark=remark,
+    )

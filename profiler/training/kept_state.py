@@ -26,16 +26,7 @@ MANY = 10_000  # what containers with more items hold is not looked at; they the
 LARGE = 2**24  # bytes: the values of larger tensors and arrays are not kept
 CACHED = type(lru_cache(len))
 WRAPPERS = (MethodType, BuiltinMethodType, partial, staticmethod, classmethod, property, CACHED)
-WRAPPED = (
-    "__func__",
-    "__self__",
-    "__wrapped__",
-    "func",
-    "args",
-    "keywords",
-    "fget",
-    "fset",
-)  # attributes of one or another of them
+WRAPPED = ("__func__", "__self__", "__wrapped__", "func", "args", "keywords", "fget", "fset")  # of one or another
 ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 Undo = Callable[[], object]
 
@@ -69,31 +60,19 @@ def kept(module: nn.Module) -> Iterator[None]:
                     buffer.copy_(values)
 
 
-def writable(value: Any, depth: int = DEEPEST) -> list[torch.Tensor]:
-    """Return the unregistered tensors of an attribute that can be written in place, detached."""
-    if isinstance(value, torch.Tensor):
-        if isinstance(value, nn.Parameter) or value.is_inference() or value.layout is not torch.strided:
-            return []
-        overlaps = any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
-        return [] if overlaps else [value.detach()]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, GROUPS) else ()
-    nested = [item for item in items if isinstance(item, (torch.Tensor, dict, *GROUPS))]
-    return [tensor for item in nested for tensor in writable(item, depth - 1)] if depth else []
-
-
 def content(value: Any) -> list[Any]:
-    """Return the items of a dict, set, list or deque, in order; [] for any other value."""
+    """Return what a set, list or deque holds, or a dict's keys and values, in order; [] for any other value."""
     if isinstance(value, dict):
-        return list(value.items())
+        return [*value, *value.values()]
     return list(value) if isinstance(value, (set, list, deque)) else []
 
 
 def refill(value: Any, held: list[Any]) -> None:
-    """Give a dict, set, list or deque its items back; an unchanged one is left alone: it may refuse to be changed."""
-    if _same(content(value), held):
+    """Give a dict, set, list or deque its content back; an unchanged one is left alone: it may refuse to be changed."""
+    if [*map(id, content(value))] == [*map(id, held)]:
         return
     if isinstance(value, dict):
-        _refill_dict(value, dict(held))
+        _refill_dict(value, dict(zip(held[: len(held) // 2], held[len(held) // 2 :], strict=True)))
     elif isinstance(value, list):
         value[:] = held
     else:
@@ -111,14 +90,6 @@ def _refill_dict(value: dict[Any, Any], held: dict[Any, Any]) -> None:
             value.pop(key, None)
         if key not in value or value[key] is not item:
             value[key] = item
-
-
-def _same(content: list[Any], held: list[Any]) -> bool:
-    """Whether both hold the same objects; a dict's pairs are new tuples each time, so their items are compared."""
-    return len(content) == len(held) and all(
-        one is other or (type(one) is tuple and [*map(id, one)] == [*map(id, other)])
-        for one, other in zip(content, held, strict=True)
-    )
 
 
 def text(value: Any, depth: int = DEEPEST) -> str | None:
@@ -192,7 +163,7 @@ def _held(thing: Any) -> list[Any]:
         items = thing.values() if isinstance(thing, dict) else thing
         return [] if len(thing) > MANY else [*items, *getattr(thing, "__dict__", {}).values()]
     if isinstance(thing, CellType):
-        return _contents(thing)
+        return contents(thing)
     if isinstance(thing, FunctionType):
         if not _is_users(thing.__module__):
             return []
@@ -212,7 +183,7 @@ def _undo(thing: Any) -> Undo | None:
     if isinstance(thing, (dict, list, set, deque)):
         return partial(refill, thing, content(thing))
     if isinstance(thing, CellType):
-        return partial(_fill, thing, _contents(thing))
+        return partial(_fill, thing, contents(thing))
     if isinstance(thing, (FunctionType, type)):
         is_class = isinstance(thing, type) and _is_users(thing.__module__)
         places = [(thing, None)] if is_class else _named(thing)
@@ -229,16 +200,18 @@ def _undo(thing: Any) -> Undo | None:
 
 def _undo_tensor(tensor: torch.Tensor) -> Undo:
     """Return a function that gives the tensor the gradient that it has now and, if it is small, its values."""
-    gradient = tensor.grad if tensor.is_leaf else None
-    small = [values for values in writable(tensor) if values.nbytes <= LARGE]
-    written = [(values, values._version, values.clone()) for values in small]
+    gradient, own, before = tensor.grad if tensor.is_leaf else None, tensor.detach(), None
+    is_writable = not (isinstance(tensor, nn.Parameter) or tensor.is_inference()) and tensor.layout is torch.strided
+    if is_writable and tensor.nbytes <= LARGE:
+        overlaps = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+        before = None if overlaps else own.clone()
+    version = None if before is None else own._version
 
     def undo() -> None:
         if tensor.is_leaf and tensor.grad is not gradient:
             tensor.grad = gradient
-        for values, version, before in written:
-            if values._version != version:
-                values.copy_(before)
+        if before is not None and own._version != version:
+            own.copy_(before)
 
     return undo
 
@@ -249,17 +222,18 @@ def _forget(cached: Any, misses: int) -> None:
         cached.cache_clear()
 
 
-def _fill(cell: CellType, contents: list[Any]) -> None:
-    if contents:
-        cell.cell_contents = contents[0]
-    elif _contents(cell):
+def _fill(cell: CellType, held: list[Any]) -> None:
+    if held:
+        cell.cell_contents = held[0]
+    elif contents(cell):
         del cell.cell_contents
 
 
-def _contents(cell: CellType) -> list[Any]:
+def contents(cell: CellType) -> list[Any]:
+    """Return what a cell of a closure holds, in a list; [] where it is empty."""
     try:
         return [cell.cell_contents]
-    except ValueError:  # it is empty
+    except ValueError:
         return []
 
 

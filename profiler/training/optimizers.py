@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from profiler.core.errors import Unsupported, similar
+from profiler.training.kept_state import contents
 from profiler.training.workload import tensors
 
 IN_BACKWARD = "_in_backward_optimizers"  # attribute of a parameter, set by torch.distributed.optim
@@ -124,21 +125,13 @@ def held_by(hook: Any) -> list[Any]:
         return [*held_by(hook.__func__), *_attributes(hook.__self__)]
     if not isinstance(hook, FunctionType):
         return _attributes(hook)
-    cells = [cell.cell_contents for cell in hook.__closure__ or () if _is_filled(cell)]
+    cells = [held for cell in hook.__closure__ or () for held in contents(cell)]
     named = [hook.__globals__[name] for name in hook.__code__.co_names if name in hook.__globals__]
     return [*cells, *named, *(hook.__defaults__ or ())]
 
 
 def _attributes(of: Any) -> list[Any]:
     return [of, *vars(of).values()] if hasattr(of, "__dict__") and not isinstance(of, nn.Module) else [of]
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  an empty cell raises
-    except ValueError:
-        return False
-    return True
 
 
 @contextmanager

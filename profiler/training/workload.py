@@ -113,8 +113,8 @@ def _of_norms(module: nn.Module, *names: str) -> frozenset[str]:
 def train_step(
     workload: Workload,
     optimizer: torch.optim.Optimizer | None,
-    *,
     mark: Mark = lambda phase: None,
+    *,
     accumulate: int = 1,
     keep_gradients: bool = False,
     scaler: torch.amp.GradScaler | None = None,

@@ -1,4 +1,7 @@
-"""Segments of consecutive blocks computed under checkpoints: the mechanism, which does not choose where to cut."""
+"""Segments of consecutive blocks computed under checkpoints: the mechanism, which does not choose where to cut.
+
+BatchNorm that runs again in a recompute would update its running statistics again: `repaired` keeps it from that.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import msgspec
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import Segment, recompute_counts
@@ -278,8 +284,7 @@ def _follow(module: nn.Module, segments: Sequence[CheckpointedSegment], on: bool
     """Start or stop watching the module's forwards for these segments."""
     there = vars(module).get("_route")
     others = [one for one in there.segments if one not in segments] if isinstance(there, _WholeForward) else []
-    followed = [*others, *segments] if on else others
-    if followed:
+    if followed := [*others, *(segments if on else ())]:
         route(module, _WholeForward(followed))
     else:
         unroute(module)
@@ -293,3 +298,56 @@ def _firsts(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn.Modu
 
 def _bare(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+
+def repaired(workload: Workload, applied: Applied) -> Applied:
+    """Make recomputes leave the running statistics of BatchNorm, and its counts of batches, as the forward left them.
+
+    Each layer of a recomputed block is hooked once, however often and in whatever order it runs; a note says how many.
+    Raises Unsupported if blocks are recomputed and no block of the workload has such a layer.
+    """
+    layers = updated_again(workload, applied)
+    for layer in layers:
+        layer.register_forward_pre_hook(_hold)
+        layer.register_forward_hook(_release, always_call=True)  # a recompute stops at the last tensor that it needs
+    if applied.recomputes and not _norms(workload):
+        raise Unsupported("--repair-batchnorm: no BatchNorm with running statistics is in a block")
+    why = "no BatchNorm is in a checkpointed block" if applied.recomputes else "no block is known to run again"
+    held = f"the running statistics of {len(layers)} BatchNorm layers are held while these are recomputed"
+    text = held if layers else f"--repair-batchnorm did nothing: {why}"
+    return msgspec.structs.replace(applied, notes=(*applied.notes, Note(code="GCP010", text=text)))
+
+
+def with_note(workload: Workload, applied: Applied, *, mended_by: str) -> Applied:
+    """Return `applied` with a note if a step updates the running statistics of BatchNorm a second time."""
+    if not updated_again(workload, applied):
+        return applied
+    text = f"BatchNorm updates its statistics again when it is recomputed; {mended_by} mends it"
+    return msgspec.structs.replace(applied, notes=(*applied.notes, Note(code="GCP004", text=text)))
+
+
+def updated_again(workload: Workload, applied: Applied) -> list[_NormBase]:
+    """Return the BatchNorm layers with running statistics that a step would update again, each once."""
+    return list(dict.fromkeys(layer for index, layer in _norms(workload) if applied.recomputes.get(index)))
+
+
+def _norms(workload: Workload) -> list[tuple[int, _NormBase]]:
+    """Return the layers of each block that keep running statistics, with the block's index."""
+    modules = [(index, layer) for index, name in enumerate(workload.blocks) for layer in workload.block(name).modules()]
+    return [(index, one) for index, one in modules if isinstance(one, _NormBase) and one.track_running_stats]
+
+
+def _hold(layer: _NormBase, _: Any) -> None:
+    """Freeze the statistics (momentum 0) and the batch count if this runs in a backward, which makes it a recompute.
+
+    The kernel still gets the statistics, since a checkpoint needs as many saved tensors as the forward had.
+    """
+    in_backward = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    if in_backward and layer.training:
+        layer.__dict__["_held"] = layer.momentum, layer.num_batches_tracked
+        layer.momentum, layer.num_batches_tracked = 0.0, None
+
+
+def _release(layer: _NormBase, *_: Any) -> None:
+    if "_held" in layer.__dict__:
+        layer.momentum, layer.num_batches_tracked = layer.__dict__.pop("_held")

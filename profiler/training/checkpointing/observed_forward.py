@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils.weak import TensorWeakRef
 
 from profiler.core.errors import NotOnce, Unsupported
@@ -82,6 +84,7 @@ class AS_BEFORE:  # a class, since deep copies leave it as it is
     """Marks a value that is the one the block before was given."""
 
 
+T = TypeVar("T")
 Seen = dict[tuple[str, ...], Observation]  # by the names of the blocks
 _SEEN: ContextVar[Seen | None] = ContextVar("_SEEN", default=None)
 
@@ -116,10 +119,7 @@ def observe(workload: Workload) -> Observation:
     seen = _SEEN.get()
     if seen is not None and workload.blocks in seen:
         return seen[workload.blocks]
-    try:
-        observation = _observe(workload, keeps=False)
-    except NotKept:
-        observation = _observe(workload, keeps=True)
+    observation = looked(partial(_observe, workload))
     if seen is not None and not observation.given:
         seen[workload.blocks] = observation
     return observation
@@ -127,11 +127,15 @@ def observe(workload: Workload) -> Observation:
 
 def _observe(workload: Workload, *, keeps: bool) -> Observation:
     watcher = _Watcher(workload)
-    try:
-        with TensorUses(watcher.use):
-            run_forward(workload, keeps=keeps, saved=watcher.saved.add)
-    finally:
-        watcher.remove()
+    with ExitStack() as watching:
+        for index, name in enumerate(workload.blocks):
+            block = workload.block(name)
+            route(block, _Watched(watcher, index))
+            watching.callback(unroute, block)
+        handle = workload.module.register_forward_hook(lambda module, given, output: watcher.return_(output))
+        watching.callback(handle.remove)
+        watching.enter_context(TensorUses(watcher.use))
+        run_forward(workload, keeps=keeps, saved=watcher.saved.add)
     return watcher.observation()
 
 
@@ -160,8 +164,8 @@ class _Watcher:
     """Tracks which block is running, hooks included, and what becomes of its output."""
 
     def __init__(self, workload: Workload) -> None:
-        count = len(workload.blocks)
-        self._names = workload.blocks
+        module, count = workload.module, len(workload.blocks)
+        self._workload = workload
         self._inputs = [0] * count
         self._calls: list[int] = []
         self._linked = [False] * count
@@ -170,19 +174,13 @@ class _Watcher:
         self._working: int | None = None  # the block whose forward runs
         self._in_tuples: set[int] = set()
         self._takes: dict[int, str] = {}
-        self._last: tuple[Any, int, tuple[Any, ...], dict[str, Any]] | None = None  # output, version, other arguments
-        on_host = all(parameter.device.type == "cpu" for parameter in workload.module.parameters())
-        self._random_state = torch.get_rng_state().nbytes if on_host else 0  # bytes that every checkpoint also keeps
-        resident = [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
-        self.saved = _Saved(resident, count)
-        self._blocks = [workload.block(name) for name in workload.blocks]
         self._given: dict[int, Given] = {}
-        self._calls_by_name = workload.calls
-        lasting = [*workload.module.parameters(), *workload.module.buffers(), *workload.module.modules()]
-        self._lasting = {id(value) for value in lasting}
-        for index, block in enumerate(self._blocks):
-            route(block, _Watched(self, index))
-        self._handle = workload.module.register_forward_hook(self._returned)
+        self._last: tuple[Any, int, tuple[Any, ...], dict[str, Any]] | None = None  # output, version, other arguments
+        on_host = all(parameter.device.type == "cpu" for parameter in module.parameters())
+        self._random_state = torch.get_rng_state().nbytes if on_host else 0  # bytes that every checkpoint also keeps
+        resident = [*module.parameters(), *module.buffers()]
+        self.saved = _Saved([*resident, *tensors(workload.batch)], count)
+        self._lasting = {id(value) for value in (*resident, *module.modules())}
 
     def use(self, tensor: torch.Tensor) -> None:
         """Note the use of a tensor; a block's output may be used only by the next block."""
@@ -190,16 +188,16 @@ class _Watcher:
         if reference is not None and reference() is tensor and self._working != index + 1:
             self._tapped.add(index)
 
-    def remove(self) -> None:
-        self._handle.remove()
-        for block in self._blocks:
-            unroute(block)
+    def return_(self, output: Any) -> None:
+        """Note what the whole module returns."""
+        for tensor in tensors(output):
+            self.use(tensor)
 
     def observation(self) -> Observation:
         """Return what the forward showed. Raises NotOnce if the blocks did not run once each, in order."""
-        if self._calls != sorted(set(self._calls)) or len(self._calls) != len(self._names):
+        count, nbytes = len(self._workload.blocks), self.saved.nbytes
+        if self._calls != [*range(count)]:
             raise NotOnce(NOT_ONCE)
-        count, nbytes = len(self._names), self.saved.nbytes
         return Observation(
             chain=ChainBytes(saved=tuple(nbytes[:count]), inputs=tuple(self._inputs), tail=nbytes[count]),
             linked=tuple(fed and index not in self._tapped for index, fed in enumerate(self._linked)),
@@ -235,29 +233,21 @@ class _Watcher:
         """Whether a block's other arguments are those of the block before, or exist before the forward."""
         if _same(arguments, further) and _same(keywords, named):
             return True
-        is_call = self._names[index] in self._calls_by_name
+        is_call = self._workload.blocks[index] in self._workload.calls
         if not is_call or len(arguments) != len(further) or keywords.keys() != named.keys():
             return False
-        given = Given(
-            arguments=tuple(
-                AS_BEFORE if _same(now, then) else now for now, then in zip(arguments, further, strict=True)
-            ),
-            keywords={key: AS_BEFORE if _same(now, named[key]) else now for key, now in keywords.items()},
-        )
-        self._given[index] = given
-        return all(self._lasts(value) for value in (*given.arguments, *given.keywords.values()))
+        changed = [AS_BEFORE if _same(now, then) else now for now, then in zip(arguments, further, strict=True)]
+        by_name = {key: AS_BEFORE if _same(now, named[key]) else now for key, now in keywords.items()}
+        self._given[index] = Given(arguments=tuple(changed), keywords=by_name)
+        return all(self._lasts(value) for value in pytree.tree_leaves((changed, by_name)))
 
     def _lasts(self, value: Any) -> bool:
-        if isinstance(value, (tuple, list)):
-            return all(self._lasts(item) for item in value)
-        if isinstance(value, dict):
-            return all(self._lasts(item) for item in value.values())
         is_plain = value is AS_BEFORE or value is None or isinstance(value, (bool, int, float, str))
         return is_plain or id(value) in self._lasting
 
     def leave(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         """Note what a block returns."""
-        self.saved.at = index + 1 if index + 1 == len(self._names) else index
+        self.saved.at = index + 1 if index + 1 == len(self._workload.blocks) else index
         self._working = None
         if isinstance(output, tuple) and len(output) == 1:
             self._in_tuples.add(index)
@@ -265,10 +255,6 @@ class _Watcher:
         is_one = isinstance(output, torch.Tensor)
         self._last = (output, output._version, arguments[1:], keywords) if is_one else None
         self._outputs |= {id(tensor): (TensorWeakRef(tensor), index) for tensor in tensors(output)}
-
-    def _returned(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        for tensor in tensors(output):
-            self.use(tensor)
 
 
 class _Watched(Route):
@@ -301,6 +287,14 @@ class NotKept(Exception):
 
 class Refused(Unsupported):
     """The forward allows no hooks on what autograd saves."""
+
+
+def looked(look: Callable[..., T]) -> T:
+    """Return what `look` returns, which runs a forward; with `keeps` only where the forward needs what it saves."""
+    try:
+        return look(keeps=False)
+    except (NotKept, Refused):
+        return look(keeps=True)
 
 
 def run_forward(workload: Workload, *, keeps: bool, saved: Callable[[torch.Tensor], None] | None = None) -> None:

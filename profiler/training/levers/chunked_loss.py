@@ -23,13 +23,10 @@ from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.kept_state import kept
 from profiler.training.workload import Workload
 
-POINTWISE = {  # what a part may do with its own logits: casts, the scale and tanh of a softcap, and a bias
-    torch.Tensor.float, torch.Tensor.to, torch.Tensor.type, torch.Tensor.bfloat16, torch.Tensor.half,
-    torch.Tensor.double, torch.Tensor.div, torch.Tensor.mul, torch.Tensor.__truediv__, torch.Tensor.__mul__,
-    torch.Tensor.__rmul__, torch.Tensor.tanh, torch.tanh, torch.div, torch.mul, torch.Tensor.__add__,
-    torch.Tensor.add, torch.add,
-}  # fmt: skip
-CASTS = (torch.Tensor.float, torch.Tensor.to, torch.Tensor.type)
+CASTS = ("float", "to", "type")
+POINTWISE = (  # what a part may do with its own logits: casts, the scale and tanh of a softcap, and a bias
+    *CASTS, "bfloat16", "half", "double", "div", "mul", "__truediv__", "__mul__", "__rmul__", "tanh", "add", "__add__",
+)  # fmt: skip
 ASKED = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "get_device", "__len__", "is_contiguous")
 UNSEEN = (
     "F.linear_cross_entropy is one operator: its products are counted, what it reads and writes is not, so that its "
@@ -210,7 +207,7 @@ def _put_off(own: Logits, func: Any, name: str, rest: Any, kwargs: Any) -> Any:
     """Return what a function makes of logits that stay put off, or their cross entropy; None if it reads them."""
     if name == "cross_entropy":  # the function itself may be replaced, where steps are traced
         return _cross_entropy(own, *rest, **kwargs)
-    if func in POINTWISE and all(_is_for_each_row(own, one) for one in (*rest, *kwargs.values())):
+    if name in POINTWISE and all(_is_for_each_row(own, one) for one in (*rest, *kwargs.values())):
         alike = pytree.tree_map_only(torch.Tensor, partial(torch.empty_like, device="meta"), (rest, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             dtype = func(torch.empty(1, dtype=own.dtype, device="meta"), *alike[0], **alike[1]).dtype
@@ -218,7 +215,7 @@ def _put_off(own: Logits, func: Any, name: str, rest: Any, kwargs: Any) -> Any:
     is_transpose = name == "transpose" and own.ndim == 3 and not kwargs
     if is_transpose and {place % 3 for place in rest} == {1, 2}:
         return own.like(classes_first=not own.classes_first)
-    hidden = None if own.classes_first else _of_leading(own, name, rest, kwargs)
+    hidden = None if own.classes_first else _of_leading(own, func, name, rest, kwargs)
     return None if hidden is None else own.like(hidden)
 
 
@@ -229,34 +226,21 @@ def _is_for_each_row(own: Logits, value: Any) -> bool:
     return value.numel() == value.shape[-1] == own.shape[-1] and not own.classes_first
 
 
-def _of_leading(own: Logits, name: str, rest: Any, kwargs: Any) -> torch.Tensor | None:
+def _of_leading(own: Logits, func: Any, name: str, rest: Any, kwargs: Any) -> torch.Tensor | None:
     """Return the hidden states after a view or slice that leaves the last dimension alone; None if it does not."""
-    hidden, classes, features = own.hidden, own.shape[-1], own.hidden.shape[-1]
     if name == "contiguous":
-        return hidden
-    if name in ("view", "reshape") and not kwargs:
-        shape = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
-        is_shape = bool(shape) and all(isinstance(size, int) for size in shape)
-        if is_shape and (shape[-1] == classes or (shape[-1] == -1 and _is_last(own, shape))):
-            return hidden.reshape(*shape[:-1], features)
-    if name == "flatten" and (rest, kwargs) in (((0, 1), {}), ((0, -2), {}), ((), {"start_dim": 0, "end_dim": -2})):
-        return hidden.flatten(0, -2) if own.ndim == 3 else None
+        return own.hidden
     if name == "__getitem__":
         index = rest[0] if isinstance(rest[0], tuple) else (rest[0],)
-        is_full = index[-1] == slice(None)
-        if all(one is Ellipsis or isinstance(one, slice) for one in index) and (
-            is_full or (Ellipsis not in index and len(index) < own.ndim)
-        ):
-            return hidden[index]
-    return None
-
-
-def _is_last(own: Logits, shape: Any) -> bool:
-    """Whether a last dimension of -1 is that of the classes."""
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    return rows * own.shape[-1] == own.numel()
+        is_sliced = all(one is Ellipsis or isinstance(one, slice) for one in index)
+        is_whole = is_sliced and (index[-1] == slice(None) or (Ellipsis not in index and len(index) < own.ndim))
+        return own.hidden[index] if is_whole else None
+    if name not in ("view", "reshape", "flatten"):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        seen = func(torch.empty(own.shape, dtype=own.dtype, device="meta"), *rest, **kwargs)
+    is_whole = seen.shape[-1:] == own.shape[-1:] and seen.dtype == own.dtype
+    return own.hidden.reshape(*seen.shape[:-1], own.hidden.shape[-1]) if is_whole else None
 
 
 def _cross_entropy(  # noqa: PLR0917  as in torch
@@ -292,7 +276,7 @@ def _part(logits: Logits, how: dict[str, Any], hidden: torch.Tensor, target: tor
 
 def _by_torch(own: Logits, hidden: torch.Tensor, target: torch.Tensor, **how: Any) -> torch.Tensor:
     """Return torch's own, which does not follow autocast; raises Unsupported for what it does not take."""
-    if how["label_smoothing"] or any(func not in CASTS for func, _, _ in own.pointwise):
+    if how["label_smoothing"] or any(func.__name__ not in CASTS for func, _, _ in own.pointwise):
         raise Unsupported("F.linear_cross_entropy has no softcap and no label smoothing: chunk-loss:by=parts")
     own.head["heads"].is_by_torch = True
     weight, bias, kind = own.head["weight"], own.head["bias"], hidden.device.type

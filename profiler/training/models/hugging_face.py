@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -31,12 +32,14 @@ VOCABULARY, POSITIONS = 32_000, 4096
 # Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models" (arXiv:2307.09288), table 1 and appendix
 # A.2.1, and "LLaMA" (arXiv:2302.13971), table 2; the MLP widths are those of the config.json that Meta published with
 # the weights. Of the published sizes only 70b has grouped-query attention.
-SIZES = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 172, "layers": 4, "heads": 4, "key_heads": 2, "vocabulary": 256},
-    "7b": {"hidden_size": 4096, "intermediate_size": 11_008, "layers": 32, "heads": 32, "key_heads": 32},
-    "13b": {"hidden_size": 5120, "intermediate_size": 13_824, "layers": 40, "heads": 40, "key_heads": 40},
-    "70b": {"hidden_size": 8192, "intermediate_size": 28_672, "layers": 80, "heads": 64, "key_heads": 8},
-}
+SIZES = {  # attributes of the config
+    "tiny": {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 4, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": 256},
+    "7b": {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "13b": {"hidden_size": 5120, "intermediate_size": 13_824, "num_hidden_layers": 40, "num_attention_heads": 40},
+    "70b": {"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64,
+            "num_key_value_heads": 8},
+}  # fmt: skip
 
 
 def build(
@@ -56,7 +59,11 @@ def build(
     vocabulary move into it. Raises Unsupported for a family, a head or an attribute that there is not.
     """
     settings = _settings(name, config)
-    chosen = _head(name, settings, head)
+    heads = [word for word in HEADS if type(settings) in getattr(modeling_auto, HEADS[word])]
+    chosen = heads[0] if head == "auto" and heads else head
+    if chosen not in heads:
+        no_head = f"no head '{head}'; it has {', '.join(heads)}" if heads else f"none of the heads {', '.join(HEADS)}"
+        raise Unsupported(f"hf:{name} has {no_head}")
     if hasattr(settings, "image_size") and size.isdigit():
         settings.image_size = int(size)
     _mend(settings, chosen)
@@ -68,35 +75,25 @@ def build(
 
 def _settings(name: str, config: dict[str, Any]) -> Any:
     """Return the family's config with these overrides."""
-    families = list(CONFIG_MAPPING.keys())
-    if name not in families:
-        near = similar(name, families)
+    if name not in CONFIG_MAPPING:
         raise Unsupported(
-            f"transformers {transformers.__version__} has no family '{name}'"
-            + (f"; the nearest is '{near[0]}'" if near else "")
+            f"transformers {transformers.__version__} has no family '{name}'{_nearest(name, CONFIG_MAPPING)}"
         )
     kind = CONFIG_MAPPING[name]
     defaults = kind()
     for key in config:
         if not hasattr(defaults, key):
-            near = similar(key, ["batch_size", "head", "sequence", "size", *defaults.to_dict()])
-            raise Unsupported(f"hf:{name} has no '{key}'" + (f"; the nearest is '{near[0]}'" if near else ""))
+            near = _nearest(key, ["batch_size", "head", "sequence", "size", *defaults.to_dict()])
+            raise Unsupported(f"hf:{name} has no '{key}'{near}")
     try:
         return kind(**config)
     except Exception as error:  # noqa: BLE001  each family checks its values in its own way
         raise Unsupported(f"hf:{name} refuses its config: {type(error).__name__}: {error}") from None
 
 
-def _head(name: str, settings: Any, head: str) -> str:
-    has = [word for word in HEADS if type(settings) in getattr(modeling_auto, HEADS[word])]
-    if head == "auto" and has:
-        return has[0]
-    if head in has:
-        return head
-    words = f"it has {', '.join(has)}" if has else "nor any other that is known here"
-    if head == "auto":
-        raise Unsupported(f"hf:{name} has none of the heads {', '.join(HEADS)}")
-    raise Unsupported(f"hf:{name} has no head '{head}'; {words}")
+def _nearest(word: str, words: Iterable[str]) -> str:
+    near = similar(word, list(words))
+    return f"; the nearest is '{near[0]}'" if near else ""
 
 
 def _mend(settings: Any, head: str) -> None:
@@ -178,25 +175,13 @@ def llama(
     """
     if sequence > POSITIONS:
         raise Unsupported(f"sequence={sequence} is longer than the {POSITIONS} positions of Llama 2")
-    settings = _llama_config(SIZES[size])
-    module = transformers.LlamaForCausalLM(settings)
-    tokens = torch.randint(settings.vocab_size, (batch_size, sequence))  # (batch, time)
-    blocks = tuple(f"model.layers.{number}" for number in range(settings.num_hidden_layers))
-    batch = {"input_ids": tokens, "labels": tokens.clone()}
-    return Workload(module=module, blocks=blocks, batch=batch, loss=_own_loss)
-
-
-def _llama_config(size: dict[str, int]) -> Any:
     kind: Any = transformers.LlamaConfig  # not all of its keywords are declared
-    return kind(
-        vocab_size=size.get("vocabulary", VOCABULARY),
-        hidden_size=size["hidden_size"],
-        intermediate_size=size["intermediate_size"],
-        num_hidden_layers=size["layers"],
-        num_attention_heads=size["heads"],
-        num_key_value_heads=size["key_heads"],
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=False,
-        use_cache=False,
-        attn_implementation="sdpa",
+    common = {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS, "tie_word_embeddings": False}
+    settings = kind(**{**common, **SIZES[size]}, use_cache=False, attn_implementation="sdpa")
+    tokens = torch.randint(settings.vocab_size, (batch_size, sequence))  # (batch, time)
+    return Workload(
+        module=transformers.LlamaForCausalLM(settings),
+        blocks=tuple(f"model.layers.{number}" for number in range(settings.num_hidden_layers)),
+        batch={"input_ids": tokens, "labels": tokens.clone()},
+        loss=_own_loss,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -63,13 +63,13 @@ def saving(save: str, met: set[str] | None = None) -> Checkpoint:
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         policy = _Policy(kept, met)
         forward, recompute = create_selective_checkpoint_contexts(policy)
-        return forward, policy.repeating(recompute)
+        return forward, _Repeated(recompute, kept, policy.states)
 
     return partial(checkpoint, use_reentrant=False, context_fn=contexts, **RESPECTING)
 
 
 class _Policy:
-    """Chooses what one call of a checkpoint keeps, and lets its recompute draw what the forward drew.
+    """Chooses what one call of a checkpoint keeps, and notes the states that its recompute has to draw from.
 
     An operator that is kept draws nothing in the recompute, so that those which draw after it would find the generator
     elsewhere than in the forward: each of them begins where it began then.
@@ -78,71 +78,54 @@ class _Policy:
     def __init__(self, kept: set[OpOverloadPacket], met: set[str] | None) -> None:
         self._kept, self._met = kept, met
         self._has_kept = False  # an operator that draws
-        self._states: list[torch.Tensor] = []  # of the generator, before each operator that draws after that one
+        self.states: list[torch.Tensor] = []  # of the generator, before each operator that draws after that one
 
     def __call__(self, context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
         packet = getattr(operator, "overloadpacket", operator)
         if self._met is not None:
             self._met.add(getattr(packet, "__name__", ""))
-        if not context.is_recompute and _draws(operator) and (device := _device(arguments)) is not None:
-            is_after = (
-                getattr(context, "op_output", None) is not None
-            )  # asked after the operator ran: as newer versions do
+        if not context.is_recompute and (device := _draws(operator, arguments)):
             has_kept = self._has_kept
             self._has_kept |= packet in self._kept
+            is_after = getattr(context, "op_output", None) is not None  # newer versions ask after the operator ran
             if self._has_kept if is_after else has_kept:
                 is_cuda = device.type == "cuda"
-                self._states.append(torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state())
+                self.states.append(torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state())
         return CheckpointPolicy.MUST_SAVE if packet in self._kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    def repeating(self, recompute: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-        """Return the context of the recompute, in which operators draw from the states of the forward."""
-        return _Repeating(recompute, self._kept, self._states)
 
-
-class _Repeating(AbstractContextManager[Any]):
-    """Enters the context of the recompute, once for each backward."""
+class _Repeated(TorchDispatchMode):
+    """The context of a recompute, in which operators after one that is kept draw from the states of the forward."""
 
     def __init__(
         self, recompute: AbstractContextManager[Any], kept: set[OpOverloadPacket], states: list[torch.Tensor]
     ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recompute, self._kept, self._states = recompute, kept, states
-        self._entered: list[ExitStack] = []
 
-    def __enter__(self) -> None:
-        stack = ExitStack()
-        stack.enter_context(self._recompute)
-        if self._states:
-            stack.enter_context(_Repeated(self._kept, self._states))
-        self._entered.append(stack)
+    def __enter__(self) -> Any:
+        self._left, self._has_kept = iter(self._states), False  # anew in each backward
+        self._recompute.__enter__()
+        return super().__enter__() if self._states else self  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        self._entered.pop().__exit__(*error)
-
-
-class _Repeated(TorchDispatchMode):
-    """Sets the generator before each operator that draws after one that is kept."""
-
-    def __init__(self, kept: set[OpOverloadPacket], states: list[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._kept, self._states = kept, iter(states)
-        self._has_kept = False
+        if self._states:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._recompute.__exit__(*error)
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        if _draws(operator) and (device := _device(arguments)) is not None:
+        if device := _draws(operator, arguments):
             if self._has_kept:
-                state = next(self._states)
+                state = next(self._left)
                 torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
             self._has_kept |= operator.overloadpacket in self._kept
         return operator(*arguments, **(keywords or {}))
 
 
-def _draws(operator: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
-
-
-def _device(arguments: Any) -> torch.device | None:
-    """Return the device whose generator an operator with these arguments draws from, if it is one of ours."""
+def _draws(operator: Any, arguments: Any) -> torch.device | None:
+    """Return the device whose generator an operator draws from; None if it draws nothing, or from one not of ours."""
+    if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
+        return None
     found = (leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
     return next((device for device in found if device.type in ("cpu", "cuda")), None)
 
