@@ -16,6 +16,7 @@ from profiler.cli import COMMANDS, SCRIPTS, application, command
 from profiler.cli import help as help_of
 from profiler.cli.output import SCRIPT, split_script
 from tests import examples, make
+from tests.mnist_files import write_mnist
 from tests.program import PATIENCE_SECONDS, environment
 
 ROOT = Path(__file__).parents[1]
@@ -51,25 +52,27 @@ def every() -> Iterator[tuple[str, str]]:
 
 # What is not run as it is pasted, and why; the first pattern that a line begins with counts.
 PARSED = {
-    r"gcprof .*--engine |gcprof run --engine": "needs a cluster",
-    r"gcprof runs merge|gcprof run --config sweep|gcprof report FIRST": "needs the reader's own runs: test_merge.py",
-    r"gcprof run --data DIR": "needs MNIST's files",
-    r"gcprof .*timm:": "needs an extra",
-    r"gcprof fit .* -- python nanogpt_like.py": "needs that script: test_fit_command.py",
-    r"gcprof run .*plan:file": "needs the plan of the line before: test_plan_strategy.py",
+    r"gcprof run .*--engine (slurm|ray)(?!.*--dry-run)": "needs a cluster: test_slurm.py, test_ray.py",
     r"gcprof reproduce": "takes minutes: just bench-published",
-    r"gcprof rehearse|gcprof .*rehearse": "test_rehearse.py; needs a C compiler",
-    r"gcprof run --resume": "needs an interrupted run: test_resume.py",
-    r"gcprof (plan|fit|stages) (?!.*(--device (fake:)?\w|--no-measure))": "measures: test_plan_command.py",
-    r"gcprof predict (llama|torchvision)|gcprof plan torchvision": "takes minutes: benchmarks/rehearse.py",
-    r"gcprof export .*tensorboard": "needs an extra",
-    r"gcprof (plot|compare|show).* (heat|growth|before --fail-on|--over batch_size|torch)": "needs a sweep",
-    r"gcprof compare last +#": "needs a run on several kinds of GPU: test_ray.py",
-    r"gcprof compare last ref:cpu/mnist-cnn": "needs a run of that model: test_compare_command.py",
-    r"gcprof (timeline|explain) last": "needs a run of a model that is here: test_explanation.py",
 }
-DRY = r"gcprof run "  # measures: pasted with --dry-run, which checks all and runs nothing
-WRITTEN = (".html", ".png", ".svg", ".pdf", ".csv", ".md")
+EXPECTED = {r"gcprof compare last --baseline before --fail-on": 5, r"gcprof runs rm (?!--yes)": 2}  # exit codes; else 0
+DEVICE = "h100,count=2"  # the GPU where a line names none: a hollow one
+SCRIPT_BODY = """
+
+if __name__ == "__main__":
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--config")
+    model, (tokens, targets), criterion = make(parser.parse_args().batch_size)
+    model, tokens, targets = model.cuda(), tokens.cuda(), targets.cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        criterion(model(tokens), targets).backward()
+        optimizer.step()
+"""
 SHIM = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" >> "$PASTED"\nprintf "\\1" >> "$PASTED"\n'
 REAL = f'#!/usr/bin/env bash\nexec "{sys.executable}" -m profiler "$@"\n'
 NAMED = "20261120T174900Z-mlp-3fa9c1"
@@ -128,11 +131,22 @@ def is_read(words: list[str]) -> bool:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Path:
-    """A folder as a reader of the pages has it: a model, and some runs, of which NAMED is the last."""
-    shutil.copy(ROOT / "docs" / "examples" / "mine.py", tmp_path / "mine.py")
-    shutil.copy(ROOT / "docs" / "examples" / "mine.py", tmp_path / "train.py")
+    """A folder as a reader of the pages has it: a model, a script, data, and some runs, of which NAMED is the last."""
+    model = (ROOT / "docs" / "examples" / "mine.py").read_text(encoding="utf-8")
+    (tmp_path / "mine.py").write_text(model, encoding="utf-8")
+    (tmp_path / "train.py").write_text(model + SCRIPT_BODY, encoding="utf-8")
+    (tmp_path / "large.toml").touch()
+    (tmp_path / "sweep.toml").write_text('models = ["mlp"]\nsegments = "1..8"\nrounds = 1\n', encoding="utf-8")
+    shutil.copy(ROOT / "tests" / "scripts" / "nanogpt_like.py", tmp_path)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    shutil.copytree(ROOT / "results" / "reference" / "cpu", tmp_path / "results" / "reference" / "cpu")
+    for name in ("cpu", "predicted-t4", "predicted-h100"):
+        shutil.copytree(ROOT / "results" / "reference" / name, tmp_path / "results" / "reference" / name)
+    write_mnist(tmp_path / "DIR", 64)
+    for number, names in enumerate((("one", "shard-1"), ("two", "shard-2"), ("three",)), start=1):
+        line = f"gcprof run mlp --segments 1,2 --batch-size 8,16,32 --rounds 1 --shard {number}/3 -o {names[0]}"
+        assert shell(tmp_path, REAL, line, GCPROF_HOLLOW=DEVICE).returncode == 0
+        for name in names[1:]:
+            shutil.copytree(tmp_path / names[0], tmp_path / name)
     for name in ("before", "after", "20261120T174901Z-mlp-77ab02", NAMED):
         examples.run(tmp_path / "results" / name, [make.record("none"), make.record("all")])
     return tmp_path
@@ -141,15 +155,14 @@ def reader(tmp_path: Path) -> Path:
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", pages())
 def test_the_lines_of_a_page_run_in_a_shell(page, reader):
-    lines = [line for line in dict.fromkeys(pages()[page]) if not why_not(line)]
-    rm = [line for line in lines if line.startswith("gcprof runs rm")]
-
-    for line in lines:
-        for path in reader.iterdir():  # alternatives on a page write files of one name
-            if path.suffix in WRITTEN:
-                path.unlink()
+    """Where no GPU is named, on a hollow one: they run whole, and quickly."""
+    for line in dict.fromkeys(pages()[page]):
+        if why_not(line):
+            continue
         command, _, _ = line.partition("  #")
-        is_dry = re.match(DRY, line) and "--dry-run" not in line
-        done = shell(reader, REAL, f"{command.strip()} --dry-run" if is_dry else line)
-        expected = 2 if line in rm and "--yes" not in line else 0
+        for output in re.findall(r"(?:-o|--output) (\S+)", command):
+            shutil.rmtree(reader / output, ignore_errors=True)  # alternatives on a page write files of one name
+            (reader / output).unlink(missing_ok=True)
+        done = shell(reader, REAL, line, GCPROF_HOLLOW=DEVICE)
+        expected = next((code for pattern, code in EXPECTED.items() if re.match(pattern, line)), 0)
         assert done.returncode == expected, f"{line}\n{done.stdout[-500:]}{done.stderr}"

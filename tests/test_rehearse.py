@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from profiler.core import devices
 from profiler.core.errors import UserError
 from profiler.core.record import evidence
 from profiler.core.units import MIB, bytes_text
 from profiler.runs import store
+from tests.pasted import named
 from tests.program import gcprof
 
 pytestmark = pytest.mark.slow
 
 MODEL = "transformer:layers=4,width=64"
+WIDE = "mlp:width=4096,features=4096"
 USER_MODELS = Path(__file__).parent / "user_models"
 READS = """
 import torch
@@ -119,6 +122,19 @@ def test_initialisers_and_offloading_read_no_value_that_a_size_follows_from(holl
 
     assert done.returncode == 0, done.stderr
     assert not codes & {"GCP040", "GCP041"}
+
+
+def test_offloading_takes_the_time_in_which_the_link_copies_what_autograd_saves_and_fetches_it_again(hollow, tmp_path):
+    words = ("--batch-size", "2", "--strategies", "none,offload", "--device", "t4")
+    gcprof("rehearse", WIDE, *words, "-o", "run", cwd=tmp_path)
+    plain, offloaded = (record.readings.step_seconds[0] for record in store.load(tmp_path / "run").records)
+    saved = []
+    built = named(WIDE)
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda place: None):
+        built.loss(built.module, built.batch)
+    copied = sum(tensor.numel() * tensor.itemsize for tensor in saved if tensor.dim())
+
+    assert offloaded - plain == pytest.approx(2 * copied / (0.8 * 15.75e9), rel=0.05)  # PCIe 3.0 x16; and launches
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from profiler.core import gpu_specs
@@ -117,3 +118,17 @@ def test_scaled_to_a_measured_step_ratios_stay():
     assert scaled(every, measured=6.0, estimated=4.0) == pytest.approx(
         {"forward": 1.5, "backward": 4.5, "optimizer": 1.5, "step": 7.5}
     )
+
+
+def test_copies_to_the_host_take_as_long_as_its_link_and_those_of_a_stream_of_their_own_run_beside():
+    linked = msgspec.structs.replace(ROUND, host_bandwidth=1e10)  # 8e9 bytes a second are reached
+    copy = Operator("aten.copy_", "", "forward", 0, 0, host_bytes=8 * 10**7)  # 10 ms
+    beside = msgspec.structs.replace(copy, is_beside=True)
+    computing = forward("aten.add.Tensor", moved=12 * 10**8)  # 15 ms
+
+    in_turn, at_once = (seconds((*computing, *copies), linked, "fp32")["step"] for copies in ((copy,), (beside,)))
+    longer = seconds((*computing, beside, beside), linked, "fp32")["step"]
+
+    assert in_turn == pytest.approx(0.025 + 2 * LAUNCH)
+    assert at_once == pytest.approx(0.015 + LAUNCH)
+    assert longer == pytest.approx(0.020 + 2 * LAUNCH)

@@ -29,12 +29,16 @@ def seconds(operators: Iterable[Operator], rates: Rates, precision: str) -> dict
     """Return the seconds of forward, backward (recompute included), optimizer and step with ideal kernels.
 
     An operator takes the longer of its arithmetic and its memory traffic, plus one kernel launch (the roofline model:
-    Williams, Waterman, Patterson 2009). `precision` is that of a case; a GPU without bf16 units computes bf16 as fp32.
+    Williams, Waterman, Patterson 2009). Copies on a stream of their own run beside the rest of their phase, which takes
+    the longer of the two. `precision` is that of a case; a GPU without bf16 units computes bf16 as fp32.
     """
-    spans: dict[str, float] = {}
+    spans: dict[tuple[str, bool], float] = {}
     for operator in operators:
-        spans[operator.phase] = spans.get(operator.phase, 0.0) + operator_seconds(operator, rates, precision)
-    zero, forward, recompute, backward, optimizer = (spans.get(phase, 0.0) for phase in PHASES)
+        place = operator.phase, operator.is_beside
+        spans[place] = spans.get(place, 0.0) + operator_seconds(operator, rates, precision)
+    zero, forward, recompute, backward, optimizer = (
+        max(spans.get((phase, is_beside), 0.0) for is_beside in (False, True)) for phase in PHASES
+    )
     return {
         "forward": forward,
         "backward": recompute + backward,
@@ -59,6 +63,8 @@ def stated_error(rates: Rates, precision: str, *, is_scaled: bool = False) -> st
 
 def operator_seconds(operator: Operator, rates: Rates, precision: str) -> float:
     """Return the seconds of one operator, as `seconds` counts them."""
+    if operator.host_bytes:
+        return operator.host_bytes / host_rate(rates) + LAUNCH_SECONDS
     if not (operator.flops or operator.moved_bytes) or operator.name.startswith(FREE):
         return 0.0
     computing = operator.flops / (COMPUTE_EFFICIENCY * _flops_rate(operator, rates, precision))

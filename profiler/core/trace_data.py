@@ -43,6 +43,8 @@ class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hidden_bytes: int = 0  # what it allocated besides its outputs while it ran, if known
     unsplit: int = 0  # of `hidden_bytes`, as in an allocation
     batch_bytes: int = 0  # of `hidden_bytes`: what half the batch size would save
+    host_bytes: int = 0  # copied to host memory or from it
+    is_beside: bool = False  # on a stream of its own, beside what the device computes
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -76,16 +76,18 @@ def of_step(
 def _estimated(bench: Bench, counted: operators.Counted) -> dict[str, Any]:
     """Return the seconds that the GPU of a hollow device would take for a step, as its rates say.
 
-    None where a rate is missing: of several ranks, of what goes to the host and back.
+    None where a rate is missing: of several ranks, of what goes to the host where its link is not known.
     """
     case = bench.trial.case
     if case.ranks:
         text = f"the first of {case.num_ranks} ranks, which holds the most, without what NCCL takes of the device"
         bench.note("GCP037", f"{text} itself; no time, as the network's rates are unknown")
         return {}
-    if not case.is_rehearsed or counted.num_to_host > LOGGED:
+    if not case.is_rehearsed:
         return {}
     rates = gpu_specs.find(parse(case.device).name)
+    if counted.num_to_host > LOGGED and not rates.host_bandwidth:
+        return {}
     bench.note("GCP016", roofline.stated_error(rates, case.precision))
     seconds = roofline.seconds(counted.operators, rates, case.precision)
     return {f"{phase}_seconds": (value,) for phase, value in seconds.items()}

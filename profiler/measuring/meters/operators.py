@@ -19,6 +19,7 @@ from profiler.measuring.devices import Device
 from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
 from profiler.training.workload import Step, Workload, loss_of
 
+COPIES = ("aten.copy_", "aten._to_copy")
 KERNELS = "triton.runtime.jit"
 Look = Callable[[torch.Tensor], None]  # is called with the loss before the backward
 
@@ -94,6 +95,14 @@ def _nbytes(tree: Any) -> int:
     return sum(map(_nbytes, tree)) if isinstance(tree, (tuple, list)) else 0
 
 
+def copied_bytes(name: str, args: Any, out: Any) -> int:
+    """Return the bytes that an operator copies from the device to the host, or back; numbers do not count."""
+    if not name.startswith(COPIES) or not isinstance(out, torch.Tensor) or not out.dim():
+        return 0
+    source = args[name.startswith("aten.copy_")]
+    return _nbytes(out) if isinstance(source, torch.Tensor) and source.is_cuda != out.is_cuda else 0
+
+
 def bytes_to_host(args: Any, out: Any) -> int:
     """Return the bytes that an operator copies from the device to the host."""
     if not isinstance(out, torch.Tensor) or not out.is_cpu:
@@ -129,7 +138,10 @@ class Counted(TorchDispatchMode):
         out = func(*args, **kwargs)
         if not kind.is_question:
             phase, operators = self.phases[-1]
-            operators.append(Operator(kind.name, "", phase, *kind.work(args, kwargs, out)))
+            copied = copied_bytes(kind.name, args, out)
+            is_beside = copied > 0 and torch.cuda.current_stream() != torch.cuda.default_stream()
+            work = kind.work(args, kwargs, out)
+            operators.append(Operator(kind.name, "", phase, *work, host_bytes=copied, is_beside=is_beside))
             self.num_to_host += bytes_to_host(args, out)
         return out
 
