@@ -10,15 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.analysis.rows import rows as read_rows
-from profiler.core.case import Trial
+from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
+from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
 from profiler.planning.chain import Chain, Stage
 from profiler.planning.plan import Plan
 from profiler.views.plots import fit as picture
 from profiler.views.plots import theme
 from profiler.workflows import fit_search
-from profiler.workflows.fit_search import Search
+from profiler.workflows.fit_search import Search, Way
 from profiler.workflows.plan_fitting import moves_enough
 from tests import make
 
@@ -122,6 +123,16 @@ def test_a_step_that_fits_is_run_once(search):
     finder, model = search({}, limit=200, default=100)
 
     assert labels(finder.ways(())) == model.ran == ["none"]
+
+
+def test_a_plan_is_also_run_with_fused_kernels_which_are_faster_where_they_save_nothing(search):
+    finder, _ = search({"all": 60, "none+in-backward": 90, "all+in-backward": 55}, limit=50, default=100)
+    finder.ways(())
+    plan = PlanFile(plan="1 [2] 3", segments=(), fingerprint={})
+
+    (fused,) = finder.further(Way(label=Choice("plan+in-backward"), plan=plan, added_seconds=1.0))
+
+    assert (str(fused.label), fused.plan, fused.added_seconds) == ("plan+fused+in-backward", plan, 1.0)
 
 
 def chain(output_bytes: int) -> Chain:

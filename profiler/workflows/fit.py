@@ -15,7 +15,7 @@ from profiler.analysis.rows import rows as read_rows
 from profiler.core import schedule
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import UserError
-from profiler.core.plan_file import PlanFile
+from profiler.core.plan_file import OFFLOADING, PlanFile
 from profiler.core.record import Record, bytes_needed
 from profiler.core.units import bytes_text
 from profiler.planning import lever_code
@@ -200,9 +200,13 @@ def searched(
     again = {record.case for record in records}
     records = (*(record for record in search.records if record.case not in again), *records)
     plain = {record.case.label: record for record in records}
-    added = {record.case: search.added_seconds(record.case.label) for record in search.records}
-    added |= {case: way.added_seconds for case, way in cases.items()}
-    rows = read_rows([_timed(record, added[record.case], plain) for record in records])
+    added = {
+        record.case: search.added_seconds(record.case.label)
+        for record in search.records
+        if OFFLOAD.name in {lever.name for lever in record.case.label.parts[1:]}
+    }
+    added |= {case: way.added_seconds for case, way in cases.items() if way.plan and way.plan.schema == OFFLOADING}
+    rows = read_rows([_timed(record, added.get(record.case), plain) for record in records])
     fitted = Fitted(
         limit_bytes=room.limit_bytes, context_bytes=room.context_bytes, context_source=room.context_source,
         rows=tuple(sorted(rows, key=lambda row: row.case != row.baseline)), left_out=search.left_out,
@@ -238,15 +242,17 @@ def _place(model: OnDevice, case: Case) -> str:
 
 
 def _timed(record: Record, added_seconds: float | None, plain: dict[Choice, Record]) -> Record:
-    """Return the record with an estimate of its step, if it has none since inputs wait in host memory.
+    """Return the record of a step whose inputs wait in host memory with an estimate that has the waits for copies.
 
-    It is that of the step with its levers alone, and what is added by the costs of stages, waits for copies included.
+    It is that of the step with its levers alone, and what is added by the costs of stages; the record's own takes the
+    copies of a whole phase together, and is a bound.
     """
     others = [lever for lever in record.case.label.parts[1:] if lever.name != OFFLOAD.name]
     alone = plain.get(Choice("+".join(["none", *others])))
-    if record.readings.step_seconds or added_seconds is None or alone is None or not alone.case.has_estimated_times:
+    if added_seconds is None or alone is None or not alone.case.has_estimated_times:
         return record
-    seconds = tuple(second + added_seconds for second in alone.readings.step_seconds or ())
+    least = record.readings.step_seconds or (0.0,)
+    seconds = tuple(max(*least, second + added_seconds) for second in alone.readings.step_seconds or least)
     return msgspec.structs.replace(record, readings=msgspec.structs.replace(record.readings, step_seconds=seconds))
 
 

@@ -146,14 +146,17 @@ class Search:
     def further(self, way: Way) -> list[Way]:
         """Run what may come next after a way: `all` with its levers, and with each lever that takes more besides.
 
-        Returns those of them that fit and cost nothing but the optimizer's kernels.
+        Returns those of them that fit and cost nothing but the optimizer's kernels; and a plan with fused ones too.
         """
         _, *taken = way.label.parts
         more = [FUSED, *(() if any(lever.name == "micro-batches" for lever in taken) else (IN_BACKWARD,)), OFFLOAD]
         added = [_ordered((*taken, lever)) for lever in more if lever not in (*taken, *self._refused)]
         self.run_all(label_of(ALL, chosen) for chosen in ((*taken,), *added))
         cheap = [label_of(ALL, chosen) for chosen in added if set(chosen) - {*taken} == {FUSED}]
-        return [Way(label=label) for label in cheap if self._fits(self._run[label])]
+        ways = [Way(label=label) for label in cheap if self._fits(self._run[label])]
+        if way.plan and FUSED not in (*taken, *self._refused):
+            ways.append(msgspec.structs.replace(way, label=label_of(PLAN, _ordered((*taken, FUSED)))))
+        return ways
 
     def with_consents(self, allowed: Levers) -> None:
         """Run the step that needs least with each lever that needs a consent it does not have."""
