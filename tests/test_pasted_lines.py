@@ -52,10 +52,10 @@ def every() -> Iterator[tuple[str, str]]:
 
 # What is not run as it is pasted, and why; the first pattern that a line begins with counts.
 PARSED = {
-    r"gcprof run .*--engine (slurm|ray)(?!.*--dry-run)": "needs a cluster: test_slurm.py, test_ray.py",
+    r"gcprof run .*--engine": "needs a cluster: test_slurm.py, test_ray.py",
     r"gcprof reproduce": "takes minutes: just bench-published",
 }
-EXPECTED = {r"gcprof compare last --baseline before --fail-on": 5, r"gcprof runs rm (?!--yes)": 2}  # exit codes; else 0
+EXPECTED = {r"gcprof runs rm (?!--yes)": 2}  # exit codes; else 0
 DEVICE = "h100,count=2"  # the GPU where a line names none: a hollow one
 SCRIPT_BODY = """
 
@@ -92,7 +92,7 @@ def shell(folder: Path, program: str, *lines: str, **more: str) -> subprocess.Co
     words = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
     variables = environment(PATH=f"{where}:/usr/bin:/bin", BROWSER="true", COLUMNS="120", **more)
     return subprocess.run(
-        words, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS,
+        words, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=3 * PATIENCE_SECONDS,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -136,7 +136,7 @@ def reader(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(model, encoding="utf-8")
     (tmp_path / "train.py").write_text(model + SCRIPT_BODY, encoding="utf-8")
     (tmp_path / "large.toml").touch()
-    (tmp_path / "sweep.toml").write_text('models = ["mlp"]\nsegments = "1..8"\nrounds = 1\n', encoding="utf-8")
+    (tmp_path / "sweep.toml").write_text('model = "mlp"\nsegments = "1,2"\nbatch_size = "1..8"\nrounds = 1\n', encoding="utf-8")
     shutil.copy(ROOT / "tests" / "scripts" / "nanogpt_like.py", tmp_path)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     for name in ("cpu", "predicted-t4", "predicted-h100"):
