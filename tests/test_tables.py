@@ -19,9 +19,9 @@ from profiler.core import units
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
 from profiler.core.units import GIB, KIB, MIB
-from profiler.views.export import csv, markdown
+from profiler.views.export import data, markdown
+from profiler.views.export.data import document
 from profiler.views.export.files import write_whole
-from profiler.views.export.json import document
 from profiler.views.tables.columns import main
 from tests import examples, golden_files, make
 
@@ -45,7 +45,7 @@ def read_parquet(folder, records):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_pandas_reads_back_every_cell_of_the_csv(name):
-    text = csv.table(rows(CASES[name]))
+    text = data.table(rows(CASES[name]))
 
     found = pd.read_csv(io.StringIO(text), dtype={"case": str}).to_dict("records")
 
@@ -165,7 +165,7 @@ def test_a_ratio_is_shown_as_a_signed_percentage(ratio: float, text: str):
 @pytest.mark.parametrize(("name", "suffix"), [("csv", "csv"), ("markdown", "md"), ("latex", "tex")])
 def test_the_export_looks_as_it_did(name: str, suffix: str):
     render = {
-        "csv": csv.table,
+        "csv": data.table,
         "markdown": lambda rows: markdown.markdown(main(rows)),
         "latex": lambda rows: markdown.latex(main(rows)),
     }[name]

@@ -63,7 +63,7 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
     "stages": "profiler.cli.plan:stages",
     "fit": "profiler.cli.fit:fit",
     "show": "profiler.cli.show:show",
-    "compare": "profiler.cli.compare:compare",
+    "compare": "profiler.cli.show:compare",
     "plot": "profiler.cli.plot_export_report:plot",
     "export": "profiler.cli.plot_export_report:export",
     "report": "profiler.cli.plot_export_report:report",

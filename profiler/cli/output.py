@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import shlex
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
 COLOR: ContextVar[str] = ContextVar("COLOR", default="auto")  # what --color asks for
 QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)  # whether --quiet was given: results alone
 COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the running command
-
 SCRIPT: ContextVar[tuple[str, ...]] = ContextVar("SCRIPT", default=())  # a command of the user's, behind `--`
-
-
 LAUNCHERS = (  # programs that begin a command of the user's, and are no models
     "torchrun", "accelerate", "deepspeed", "composer", "sh", "bash", "uv", "poetry", "conda", "env", "mpirun", "srun",
 )  # fmt: skip
@@ -148,16 +146,13 @@ def say_json(value: Any) -> None:
 
 def say_failure(code: int, *, message: str, hint: str | None = None, of_run: bool = True) -> None:
     """Print the JSON document of a failure: with --json, stdout holds one document even if nothing could run."""
-    from profiler.views.export.json import document
+    failed: dict[str, Any] = {"status": "failed", "exit_code": code}
+    if SCRIPT.get() or of_run:
+        from profiler.core.record import SCHEMA
 
-    if SCRIPT.get():
-        failed: dict[str, Any] = {"schema": 1, "run": None, "status": "failed", "exit_code": code, "variants": []}
-        say_json({**failed, "message": message, "hint": hint})
-        return
-    if not of_run:
-        say_json({"status": "failed", "exit_code": code, "message": message, "hint": hint})
-        return
-    say_bytes(document(None, [], status="failed", exit_code=code, message=message, hint=hint))
+        rows = "variants" if SCRIPT.get() else "records"
+        failed = {"schema": 1 if SCRIPT.get() else SCHEMA, "run": None, **failed, rows: []}
+    say_json({**failed, "message": message, "hint": hint})
 
 
 def aside(text: str) -> None:
@@ -193,14 +188,8 @@ def next_command(*words: str) -> None:
     """Print on stderr the one command that the user will want next, on one line, to be pasted; not with --quiet."""
     from profiler.views.sanitize import plain
 
-    if QUIET.get():
-        return
-    print(plain(f"next: {shlex.join(map(_as_typed, words))}"), file=sys.stderr)
-
-
-def _as_typed(word: str) -> str:
-    """Return the word; `./` goes before the name of a file that exists and would be read as an option."""
-    return f"./{word}" if word.startswith("-") and word != "-o" and os.path.lexists(word) else word
+    if not QUIET.get():
+        print(plain(f"next: {shlex.join(words)}"), file=sys.stderr)
 
 
 def shard_text(run: Run) -> str:
@@ -243,21 +232,34 @@ class Terminal(Screen):
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
         """Context manager that shows a line with the elapsed time on a terminal; elsewhere one every SIGN_SECONDS."""
-        from profiler.views.tables.progress import Follow
+        from threading import Event, Thread
 
-        def tell(step: str) -> None:
-            progress.at_work(f"{text}: {step}" if step else text)
+        from profiler.views.tables.progress import Follow
 
         if self._is_quiet:
             yield
-            return
-        if not sys.stderr.isatty():
-            with signs_of_life(text) as now, self._telling(now.append):
-                yield
-            return
-        with Follow(sys.stderr) as progress, self._telling(tell):
-            tell("")
-            yield
+        elif sys.stderr.isatty():
+            with Follow(sys.stderr) as progress:
+                progress.at_work(text)
+                with self._telling(lambda step: progress.at_work(f"{text}: {step}" if step else text)):
+                    yield
+        else:
+            ended, steps = Event(), deque[str](maxlen=1)
+
+            def say_signs() -> None:
+                for count in itertools.count(1):
+                    if ended.wait(SIGN_SECONDS):
+                        return
+                    aside(f"{text}: {'; '.join([*steps, f'{count * SIGN_SECONDS:.0f} s so far'])}")
+
+            thread = Thread(target=say_signs, daemon=True)
+            thread.start()
+            try:
+                with self._telling(steps.append):
+                    yield
+            finally:
+                ended.set()
+                thread.join()
 
     @contextmanager
     def _telling(self, tell: Callable[[str], None]) -> Iterator[None]:
@@ -269,38 +271,27 @@ class Terminal(Screen):
 
 
 @contextmanager
-def signs_of_life(text: str) -> Iterator[deque[str]]:
-    """Context manager that prints `text` and the elapsed time every SIGN_SECONDS, with the last step appended to it."""
-    from threading import Event, Thread
-
-    ended, steps = Event(), deque[str](maxlen=1)
-
-    def tell() -> None:
-        count = 1
-        while not ended.wait(SIGN_SECONDS):
-            aside(f"{text}: {'; '.join([*steps, f'{count * SIGN_SECONDS:.0f} s so far'])}")
-            count += 1
-
-    thread = Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield steps
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextmanager
 def interruptible(*, json: bool = False) -> Iterator[None]:
-    """Context of a command's work: a signal ends it with its exit code if there was nothing yet to keep."""
+    """Context of a command's work: a signal ends it with its exit code if there was nothing yet to keep.
+
+    The signals are Ctrl-C, SIGTERM and SIGHUP; a second one ends the process.
+    """
+
+    def handle(number: int, frame: object) -> None:
+        end_at_once()
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, handle) for number in _not_ignored()}
     try:
-        with heeded():
-            yield
+        yield
     except Interrupted as interrupted:
         aside(NOTHING_KEPT)
         if json:
             say_failure(interrupted.exit_code, message=NOTHING_KEPT)
         raise typer.Exit(interrupted.exit_code) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def open_standard() -> None:
@@ -316,22 +307,6 @@ def drop_unwritable() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-@contextmanager
-def heeded() -> Iterator[None]:
-    """Context manager in which Ctrl-C, SIGTERM and SIGHUP raise Interrupted once; a second one ends the process."""
-
-    def handle(number: int, frame: object) -> None:
-        end_at_once()
-        raise Interrupted(number)
-
-    before = {number: signal.signal(number, handle) for number in _not_ignored()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def end_at_once(words: str = "") -> None:

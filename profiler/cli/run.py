@@ -140,7 +140,7 @@ def print_run(ran: Ran, *, json: bool, is_kept: bool = True, is_look: bool = Fal
 
     from profiler.analysis import progress, rows
     from profiler.runs import store
-    from profiler.views.export.json import document
+    from profiler.views.export.data import document
     from profiler.views.tables.columns import main
     from profiler.workflows.run import derive
 
@@ -189,7 +189,7 @@ def say_assumed(records: Iterable[Record | Row]) -> None:
 def _print_refused(run: Run, code: int, *, json: bool) -> None:
     """Print why there is no table: no model completed its step without checkpointing."""
     from profiler.analysis import progress
-    from profiler.views.export.json import document
+    from profiler.views.export.data import document
 
     if json:
         say_bytes(document(run.folder.name, run.records, status=run.status, exit_code=code))

@@ -1,4 +1,4 @@
-"""gcprof show."""
+"""gcprof show and compare."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options, script_folder
-from profiler.cli.output import (
-    aside,
-    next_command,
-    one_of,
-    read_run,
-    say,
-    say_bytes,
-    shard_text,
-)
-from profiler.core.errors import refuse_idle
+from profiler.cli.output import aside, next_command, one_of, read_run, say, say_bytes, shard_text
+from profiler.core.errors import UserError, refuse_idle
+from profiler.core.units import change_range_text, change_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from profiler.analysis.comparison import Judgement, RuleResult
+    from profiler.core.record import Record
     from profiler.runs.store import Run
+    from profiler.scripts.comparison import Side
+    from profiler.views.tables.grid import Table
+
+ALIGN = "model,strategy,batch_size,precision"
+FORMATS = ("table", "md", "json", "csv")
+TRIPPED = 5
+NOTHING_OVER = "nothing is over the limits"
 
 
 def show(
@@ -50,9 +54,9 @@ def show(
     loaded = read_run(run, without=UNSHOWN if is_table else ())
     variants = None if json else script_folder.variants_of(loaded)
     if json:
-        from profiler.views.export.json import render
+        from profiler.views.export.data import render_json
 
-        say_bytes(render(loaded))
+        say_bytes(render_json(loaded))
     elif is_markdown:
         from profiler.views.export.markdown import run_block
 
@@ -92,3 +96,115 @@ def _show_rows(loaded: Run, word: str, *, samples: bool, over: str | None, colum
         next_command("gcprof", "plot", word, "--kind", "heat", "--over", over, "-o", "heat.png")
     elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):
         next_command("gcprof", "plot", word, "--kind", "memory", "-o", "memory.png")
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(help=f"{options.RUN_HELP} The first is the baseline.", metavar="run")],
+    baseline: Annotated[str | None, typer.Option("--baseline", help="The run to compare the others with.")] = None,
+    align: Annotated[str, typer.Option("--align", help="What rows must share to be compared.")] = ALIGN,
+    allow_different: Annotated[
+        str | None, typer.Option("--allow-different", help="What may differ: torch, batch_size, optimizer, seed, ...")
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-on", help="Exit with 5 if a row exceeds a limit: 'peak:>2%,time:>5%'; of scripts peak, reserved."
+        ),
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="table, md, json or csv.")] = "table",
+    columns: options.Width = None,
+) -> None:
+    """Compare runs: their settings, peaks and times. It also says which strategy each device should use.
+
+    Example: gcprof compare ref:predicted-t4/transformer ref:predicted-h100/transformer
+    """
+    from profiler.analysis.comparison import compare_sides, judge, parse_rules
+    from profiler.analysis.pairing import ALLOWED, MEANING, read_sides
+    from profiler.views.tables import comparison as view
+
+    if one_of(format, FORMATS, flag="--format") != "table":
+        refuse_idle({"--width": columns}, f"with --format {format}")
+    words = runs if baseline is None else [baseline, *(word for word in runs if word != baseline)]
+    loaded = [(word, read_run(word)) for word in words]
+    if scripts := script_folder.compared_scripts(loaded):
+        hint = "phases are paired by strategy, -L, rank and phase; leave it out"
+        refuse_idle({"--align": align != ALIGN, "--allow-different": allow_different}, "on scripts", hint=hint)
+        raise typer.Exit(_compare_scripts(scripts, fail_on=fail_on, format=format, columns=columns))
+    rules = parse_rules(fail_on) if fail_on is not None else ()
+    allowed = _listed(allow_different, ALLOWED, flag="--allow-different") if allow_different else []
+    names = [name for name in _listed(align, MEANING, flag="--align") if name not in allowed]
+    sides = read_sides(_named(loaded), align=names)
+    compared = compare_sides(sides, align=names, allowed=allowed)
+    judgement = judge(sides, rules, align=names, allowed=allowed) if rules else None
+    code = TRIPPED if judgement and judgement.tripped else 0
+    document = view.document(compared, judgement=judgement, exit_code=code)
+    _say(view.tables(compared), document, lambda: view.csv(compared), format=format, columns=columns)
+    if judgement:
+        _tell(judgement)
+    elif format == "table":
+        next_command("gcprof", "compare", *words, "--format", "md")
+    raise typer.Exit(code)
+
+
+def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str, columns: int | None) -> int:
+    """Print scripts beside each other; return the exit code."""
+    from profiler.scripts import comparison
+    from profiler.views.tables import comparison as view
+
+    limits = comparison.parse(fail_on, is_change=True) if fail_on is not None else ()
+    if len(sides) < 2:
+        raise UserError("a script's run is compared with another one", hint="gcprof compare RUN RUN")
+    compared = comparison.compare(sides)
+    texts = comparison.tripped(compared, limits)
+    code = TRIPPED if texts else 0
+    document = view.script_document(compared, gate=texts if limits else None, exit_code=code)
+    _say(view.script_tables(compared), document, lambda: view.script_csv(compared), format=format, columns=columns)
+    for line in texts or ([NOTHING_OVER] if limits else []):
+        aside(f"gate: {line}")
+    return code
+
+
+def _say(tables: Sequence[Table], document: bytes, csv: Callable[[], str], *, format: str, columns: int | None) -> None:
+    from profiler.views.export.markdown import markdown
+
+    if format == "table":
+        say(*tables, columns=columns)
+    else:
+        say_bytes(document if format == "json" else (markdown(tables) if format == "md" else csv()).encode())
+
+
+def _listed(text: str, choices: tuple[str, ...], *, flag: str) -> list[str]:
+    return [one_of(word.strip(), choices, flag=flag) for word in text.split(",")]
+
+
+def _named(loaded: list[tuple[str, Run]]) -> list[tuple[str, tuple[Record, ...]]]:
+    """Return the name and the records of every run: `ref:NAME`, the folder's, or the word if two have that name."""
+    from profiler.runs.find import REFERENCE
+
+    names = [word if word.startswith(REFERENCE) else run.folder.resolve().name for word, run in loaded]
+    return [
+        (name if names.count(name) == 1 else word, run.records) for name, (word, run) in zip(names, loaded, strict=True)
+    ]
+
+
+def _tell(judgement: Judgement) -> None:
+    for result in judgement.tripped:
+        aside(f"gate: {_rule_text(result)}")
+    for remark in judgement.remarks:
+        aside(f"note: {remark}")
+    for result in judgement.unsure:
+        aside(f"unsure: {_rule_text(result)}: too noisy to tell; more --rounds and --samples would")
+    if not judgement.tripped:
+        aside(f"gate: {NOTHING_OVER}")
+
+
+def _rule_text(result: RuleResult) -> str:
+    contrast = result.contrast
+    if contrast is None:
+        finding = result.reason
+    else:
+        interval = (contrast.low, contrast.high) if contrast.low is not None and contrast.high is not None else None
+        finding = change_text(contrast.ratio) + (f" ({change_range_text(interval)})" if interval else "")
+    kinds = " ({}, against {})".format(*result.evidence) if result.evidence else ""
+    where = f"{result.label} against {result.against}"
+    return f"{result.rule}: {', '.join(result.key.values())} in {where}{kinds}: {finding}"

@@ -6,9 +6,9 @@ here, and its name in the help (cli/plot_export_report.py).
 """
 
 EXPORTS = {
-    "csv": "profiler.views.export.csv:render",
+    "csv": "profiler.views.export.data:render_csv",
     "parquet": "profiler.views.export.parquet:render",
-    "json": "profiler.views.export.json:render",
+    "json": "profiler.views.export.data:render_json",
     "md": "profiler.views.export.markdown:render",
     "latex": "profiler.views.export.markdown:render_latex",
 }

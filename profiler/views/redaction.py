@@ -48,17 +48,16 @@ def redacted(runs: Iterable[Run], *, level: str) -> list[Run]:
 
 
 def _redacted(run: Run, number: int, level: str) -> Run:
-    change = _Redaction(run.records, is_all=level == "all")
-    command = HIDDEN if level == "all" else _command(run.manifest.command)
+    is_all = level == "all"
+    redact = _Redaction(run.records, is_all=is_all)
     manifest = msgspec.structs.replace(
-        run.manifest, command=command, plan=(), environment=change.part(run.manifest.environment)
+        run.manifest,
+        command=HIDDEN if is_all else _command(run.manifest.command),
+        plan=(),
+        environment=redact(run.manifest.environment),
     )
-    return msgspec.structs.replace(
-        run,
-        folder=Path(f"run {number}") if level == "all" else run.folder,
-        manifest=manifest,
-        records=tuple(map(change.part, run.records)),
-    )
+    folder = Path(f"run {number}") if is_all else run.folder
+    return msgspec.structs.replace(run, folder=folder, manifest=manifest, records=redact(run.records))
 
 
 def _command(text: str) -> str:
@@ -67,7 +66,7 @@ def _command(text: str) -> str:
 
 
 class _Redaction:
-    """Redacts the parts of the records of one run, by a rule for each field; equal names get equal replacements."""
+    """Redacts records of one run: texts, and fields by their rules; equal names get equal replacements."""
 
     def __init__(self, records: Iterable[Record], *, is_all: bool) -> None:
         cases = [record.case for record in records]
@@ -77,24 +76,23 @@ class _Redaction:
         gpus = (_gpu(case.device) for case in cases)
         self._gpus = _apart((gpu for gpu in gpus if gpu not in (None, "cpu")), lambda gpu: "cuda")
         self._devices = _apart((case.device for case in cases), self._device)
-        self._rules: dict[type, dict[str, Callable[[Any], Any]]] = {
+        self._rules: dict[type, dict[str, Callable[[Any], Any]]] = {  # all other fields of these stay
             Record: {
-                **dict.fromkeys(("case", "built", "readings", "equality", "environment"), self.part),
-                "detail": self._text,  # it may quote anything
+                **dict.fromkeys(("case", "built", "readings", "equality", "environment", "script", "variant"), self),
+                **dict.fromkeys(("detail", "phases"), self),  # they may quote anything
                 "notes": lambda notes: tuple(map(self._note, notes)),
-                "phases": self._texts,
-                "script": self._texts,
-                "variant": self._variant,
             },
             Case: {
                 "model": lambda model: Choice(self._models[model]),
                 "strategy": lambda strategy: Choice(strategies[strategy]),
                 "device": self._devices.__getitem__,
-                "command": lambda words: tuple(map(self._text, words)),
-                "values": lambda values: tuple((name, self._text(text)) for name, text in values),
+                "command": self,
+                "values": lambda values: tuple((name, self(text)) for name, text in values),
             },
             Environment: {"device_uuid": lambda uuid: HIDDEN},
-            Built: {"data": lambda data: data if data == "synthetic" else self._text(data)},
+            Built: {"data": lambda data: data if data == "synthetic" else self(data)},
+            Equality: {},
+            Readings: {},
         }
         if is_all:  # names of devices, blocks, parameters and modules too; what is hollow still counts as rehearsed
             self._rules[Case]["blocks"] = lambda blocks: HIDDEN
@@ -107,37 +105,27 @@ class _Redaction:
                 "timeline": lambda timeline: msgspec.structs.replace(timeline, module=None, modules={})
             }
 
-    def part(self, part: Any) -> Any:
-        """Return a record, or a part of one, with every name, text and device redacted; its numbers stay."""
-        rules = self._rules.get(type(part), {})
+    def __call__(self, part: Any) -> Any:
+        """Return a text of the user's, or all parts of a record or of a tuple, redacted; numbers stay."""
+        if isinstance(part, str):
+            return HIDDEN if self._is_all and part else hidden(part)
+        if isinstance(part, tuple):
+            return tuple(map(self, part))
+        if not isinstance(part, msgspec.Struct):
+            return part
+        rules = self._rules.get(type(part))
+        if rules is None:  # of a script
+            rules = dict.fromkeys((name for name in part.__struct_fields__ if name not in OURS), self)
+            rules |= {"words": self._words} if isinstance(part, VariantFacts) else {}
         changed = {name: rule(value) for name, rule in rules.items() if (value := getattr(part, name))}
         return msgspec.structs.replace(part, **changed)
 
-    def _text(self, text: str) -> str:
-        """Redact a word or a line of the user's: wholly, if all that could identify the model is hidden."""
-        return HIDDEN if self._is_all and text else hidden(text)
-
-    def _texts(self, value: Any) -> Any:
-        """Return what is known of a script, its lines and its command's words redacted, wherever they stand."""
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, tuple):
-            return tuple(map(self._texts, value))
-        if not isinstance(value, msgspec.Struct):
-            return value
-        fields = {name: getattr(value, name) for name in value.__struct_fields__ if name not in OURS}
-        return msgspec.structs.replace(value, **{name: self._texts(field) for name, field in fields.items()})
-
-    def _variant(self, variant: VariantFacts) -> Any:
-        words = {
-            name: self._gpu_word(text) if name == "device" else text if name == "strategy" else self._text(text)
-            for name, text in variant.words.items()
-        }
-        return msgspec.structs.replace(self._texts(variant), words=words)
-
-    def _gpu_word(self, text: str) -> str:
-        gpu, colon, count = text.partition(":")
-        return f"{self._gpus[gpu]}{colon}{count}" if self._is_all and gpu in self._gpus else text
+    def _words(self, words: dict[str, str]) -> dict[str, str]:
+        """Redact what a variant is: its GPUs, with their number, and the values of the user's command."""
+        gpu, colon, count = words["device"].partition(":")
+        device = f"{self._gpus[gpu]}{colon}{count}" if self._is_all and gpu in self._gpus else words["device"]
+        own = {name: text if name == "strategy" else self(text) for name, text in words.items()}
+        return {**own, "device": device}
 
     def _note(self, note: Note) -> Note:
         """Redacts what a note quotes from the case; if that is names or code, only the words before the quote stay."""
@@ -185,15 +173,10 @@ def hidden(text: str, *, wholly: bool = False) -> str:
 
 
 def _instead(match: re.Match[str]) -> str:
+    """Return what stands for a place: of a path the name of its file, not of a folder, which could tell the user."""
     if match["address"] or match["number"]:
         return HIDDEN
-    name, after = _name(match["absolute"] or match[0].strip("'\"")), match["after"] or ""
-    if after and not name:  # the rest of a name with a space in it
-        return f"[path]/{after.strip()}"
-    return f"[path]/{name}{after}" if name else "[path]"
-
-
-def _name(path: str) -> str:
-    """Return the file name of a path; nothing for a folder, whose name could give the user away."""
-    name = re.split(r"[\\/]", path)[-1]
-    return name if re.search(r"\.[A-Za-z]\w*", name) else ""
+    name = re.split(r"[\\/]", match["absolute"] or match[0].strip("'\""))[-1]
+    is_file = re.search(r"\.[A-Za-z]\w*", name)
+    name = f"{name if is_file else ''}{match['after'] or ''}".strip()  # `after`: of a name with a space in it
+    return f"[path]/{name}" if name else "[path]"

@@ -13,7 +13,7 @@ from profiler.analysis.rows import rows
 from profiler.core import optional_deps, safe_files
 from profiler.core.errors import UserError
 from profiler.runs.store import Run, refuse_link
-from profiler.views.export import csv, markdown
+from profiler.views.export import data, markdown
 from profiler.views.plots.panels import has_plane
 from profiler.views.tables.columns import groups, main
 
@@ -54,7 +54,7 @@ def write_tables(run: Run) -> list[Path]:
     """Write table.csv and table.md and return their paths. Raises UserError (exit code 74) if that fails."""
     folder, table = _folder(run), rows(run.records)
     return [
-        write_whole(folder / "table.csv", csv.table(table).encode(), force=True),
+        write_whole(folder / "table.csv", data.table(table).encode(), force=True),
         write_whole(folder / "table.md", markdown.markdown(main(table)).encode(), force=True),
     ]
 

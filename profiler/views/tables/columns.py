@@ -12,7 +12,6 @@ from profiler.core.record import IN_BUILD, Environment
 from profiler.core.units import (
     MISSING,
     batch_text,
-    byte_unit,
     bytes_text,
     change_range_text,
     change_text,
@@ -26,7 +25,7 @@ from profiler.core.units import (
     uncertainty_text,
 )
 from profiler.views.tables.evidence import device, outcome
-from profiler.views.tables.grid import Column, Table, numbers, telling, words
+from profiler.views.tables.grid import Column, Table, byte_columns, numbers, telling, words
 
 SAVES = 0.995  # of the peak without checkpointing: a saving below half a percent is not marked as one
 COUNTED = "counting CUDA itself and all that is reserved"  # how it is checked whether a prediction fits
@@ -41,6 +40,7 @@ UNSHOWN = (
 NOISE = "too noisy to tell"  # instead of a ratio whose interval is too wide
 UNSURE = "unsure"
 CLOSE = "cannot be told apart"  # the verdict of times that may be equal
+COMPARED = "gradients: of all parameters, in the first two steps; what goes wrong in a later step is not found"
 QUIETER = "end other programs, or raise --rounds and --samples"
 OWN_OPTIMIZER = "its own optimizer"
 MARKS = {"ok": "ok", "invalid": "invalid"}  # of rows that are not on the frontier; of others bad
@@ -133,16 +133,12 @@ def reasons(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.outcome != "ok"
     ]
-    return [*lines, *_nothing_fits(rows)]
-
-
-def _nothing_fits(rows: Sequence[Row]) -> list[str]:
     if not is_all_out_of_memory(rows):
-        return []
+        return lines
     smallest = smallest_request(rows)
     free = f" with {bytes_text(smallest.free_bytes)} free" if smallest and smallest.free_bytes is not None else ""
     asked = f": the smallest request that failed was {bytes_text(smallest.asked_bytes)}{free}" if smallest else ""
-    return [f"nothing fits into memory{asked}; {_way_out(rows)}"]
+    return [*lines, f"nothing fits into memory{asked}; {_way_out(rows)}"]
 
 
 def _way_out(rows: Sequence[Row]) -> str:
@@ -154,13 +150,10 @@ def _way_out(rows: Sequence[Row]) -> str:
     tried = {row.case.label for row in rows}
     strategies = ",".join(word for word in ("all", "offload") if word not in tried)
     has_batch = any(row.case.batch_size not in (None, 1) for row in rows)
-    ways = [
-        *(["a smaller --batch-size"] if has_batch else []),
-        *([f"--strategies {strategies}"] if strategies else []),
-        "a smaller model",
-    ]
-    listed = " or ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))
-    return f"try {listed}" + ("; gcprof fit --batch-size max finds the largest that fits" if has_batch else "")
+    ways = ["a smaller --batch-size"] if has_batch else []
+    ways += [f"--strategies {strategies}"] if strategies else []
+    largest = "; gcprof fit --batch-size max finds the largest that fits" if has_batch else ""
+    return f"try {', '.join(ways)}{' or ' if ways else ''}a smaller model{largest}"
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:
@@ -183,26 +176,31 @@ def remarks(rows: Iterable[Row]) -> list[str]:
 
 def below(rows: Sequence[Row]) -> list[str]:
     """Return the lines below a table: why rows are not ok, noise floor, what was compared, notes, files of plans."""
+    floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
+    lines = reasons(rows)
+    if floor is not None:
+        known = f"none against itself is known to {spread_text(floor)}"
+        is_noisy = floor >= NOISY - 1
+        lines.append(
+            f"too noisy to compare times: {known}; {QUIETER}"
+            if is_noisy
+            else f"noise floor: {known}; no smaller difference is reported"
+        )
+    if any(row.equality and "second step" in row.equality.digests for row in rows):
+        lines.append(COMPARED)
     notes = [f"note: {remark}" for remark in remarks(rows)]
-    return [
-        *reasons(rows),
-        *_floor(rows),
-        *_compared(rows),
-        *notes,
-        *files_of_labels(row.case.label for row in rows),
-    ]
+    return [*lines, *notes, *files_of_labels(row.case.label for row in rows)]
 
 
 def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
-    saved = [row.readings.saved_bytes for row in rows]
-    peak = [row.readings.peak_bytes for row in rows]
-    static = [row.static_bytes for row in rows]
-    size, unit = byte_unit([*saved, *peak, *static])
+    counts = {
+        "saved": [row.readings.saved_bytes for row in rows],
+        "peak": [row.readings.peak_bytes for row in rows],
+        "static": [row.static_bytes for row in rows],
+    }
     return (
         numbers("split", "", [row.built.split if row.built and row.built.split else MISSING for row in rows]),
-        numbers("saved", unit, [scaled(count, size) for count in saved]),
-        numbers("peak", unit, [scaled(count, size) for count in peak]),
-        numbers("static", unit, [scaled(count, size) for count in static]),
+        *byte_columns(counts),
         words("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
         numbers(
             "peak",
@@ -270,24 +268,6 @@ def ratio_text(row: Row) -> str:
     if time is None or not (is_few or row.time_verdict == CLOSE):
         return change_text(row.time_ratio)
     return UNSURE if time.ratio < 1 else f"{change_text(time.ratio)} ({UNSURE})"
-
-
-def _floor(rows: Sequence[Row]) -> list[str]:
-    """Return a line on the noise floor, how far `none` may be from itself, if that was measured."""
-    floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
-    if floor is None:
-        return []
-    if floor >= NOISY - 1:
-        return [f"too noisy to compare times: none against itself is known to {spread_text(floor)}; {QUIETER}"]
-    return [f"noise floor: none against itself is known to {spread_text(floor)}; no smaller difference is reported"]
-
-
-def _compared(rows: Sequence[Row]) -> list[str]:
-    """Return a line on what the column of gradients is about, if any were compared."""
-    digests = [row.equality.digests for row in rows if row.equality is not None]
-    if not any("second step" in one for one in digests):
-        return []
-    return ["gradients: of all parameters, in the first two steps; what goes wrong in a later step is not found"]
 
 
 def batch(case: Case) -> str:

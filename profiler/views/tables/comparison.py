@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Judgement, Match, Order
 from profiler.analysis.memory_fit import SideAdvice
 from profiler.analysis.pairing import Contrast, SideSummary
 from profiler.core.case import encode
-from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
+from profiler.core.units import (
+    MIB,
+    MISSING,
+    byte_unit,
+    change_range_text,
+    change_text,
+    count_text,
+    scaled,
+    second_unit,
+    signed_bytes_text,
+)
 from profiler.scripts.comparison import WHOLE, Pair
 from profiler.scripts.comparison import Comparison as ScriptComparison
-from profiler.views.export.csv import csv_text, safe
-from profiler.views.tables.evidence import device_word, difference_text
+from profiler.views.export.data import csv_text, safe
+from profiler.views.tables.evidence import device_word
 from profiler.views.tables.grid import Column, Table, numbers, of_lines, words
 
 SCHEMA = 1
 SCRIPT_KEYS = ("device", "strategy", "values", "process", "phase")  # of a pair of phases
 QUANTITIES = ("peak", "reserved")  # of a phase
+SMALLEST = 0.0005  # of a peak: smaller differences are shown in bytes, since they would read 0.0 %
 MAX_SWAPPED = 3  # pairs that one line names before it only counts them
 
 
 def csv(comparison: Comparison) -> str:
     """Return a CSV line per row and side, the baseline's too; cells without a value are empty."""
     lines = [
-        _csv_line(match, side, cell, match.cells[0])
+        _csv_line(match, side, cell)
         for match in comparison.matches
         for side, cell in zip(comparison.sides, match.cells, strict=True)
         if cell
     ]
-    heads = [list(line) for line in lines[:1]]
-    return csv_text([*heads, *([safe(value) for value in line.values()] for line in lines)])
+    return csv_text([*(list(line) for line in lines[:1]), *(map(safe, line.values()) for line in lines)])
 
 
 def document(comparison: Comparison, *, judgement: Judgement | None, exit_code: int) -> bytes:
@@ -40,27 +51,20 @@ def document(comparison: Comparison, *, judgement: Judgement | None, exit_code: 
     return encode(fields) + b"\n"
 
 
-def _csv_line(match: Match, side: SideSummary, cell: Cell, baseline: Cell | None) -> dict[str, Any]:
+def _csv_line(match: Match, side: SideSummary, cell: Cell) -> dict[str, Any]:
+    def against(quantity: str, contrast: Contrast | None) -> dict[str, Any]:
+        names = ("ratio", "low", "high", "verdict")
+        return {f"{quantity}_{name}": getattr(contrast, name) if contrast else None for name in names}
+
+    baseline = match.cells[0]
     return {
         **match.key,
-        "side": side.label,
-        "run": side.run,
-        "device": side.device,
-        "predicted": cell.predicted,
-        "evidence": cell.evidence,
-        "baseline_evidence": baseline.evidence if baseline else None,
-        "outcome": cell.outcome,
-        "detail": cell.detail,
-        "peak_bytes": cell.peak_bytes,
-        **_against("peak", cell.peak),
-        "step_seconds": cell.step_seconds,
-        **_against("time", cell.time),
+        **{"side": side.label, "run": side.run, "device": side.device, "predicted": cell.predicted},
+        **{"evidence": cell.evidence, "baseline_evidence": baseline.evidence if baseline else None},
+        **{"outcome": cell.outcome, "detail": cell.detail},
+        **{"peak_bytes": cell.peak_bytes, **against("peak", cell.peak)},
+        **{"step_seconds": cell.step_seconds, **against("time", cell.time)},
     }
-
-
-def _against(quantity: str, contrast: Contrast | None) -> dict[str, Any]:
-    names = ("ratio", "low", "high", "verdict")
-    return {f"{quantity}_{name}": getattr(contrast, name) if contrast else None for name in names}
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -72,9 +76,10 @@ def tables(comparison: Comparison) -> list[Table]:
     shown = [_differences(comparison)]
     for name, matches in groups.items():
         troubles = tuple(line for match in matches for line in _troubles(comparison, match))
-        shown += [*_quantities(comparison, name, matches), *([Table(below=troubles)] if troubles else [])]
+        shown += [_quantity(comparison, name, matches, quantity) for quantity in ("peak", "step")]
+        shown.append(Table(below=troubles))
     notes = tuple(f"note: {remark}" for remark in comparison.remarks)
-    return [*shown, *_orders(comparison), *_advice(comparison), *([Table(below=notes)] if notes else [])]
+    return [*shown, _orders(comparison), *_advice(comparison), Table(below=notes)]
 
 
 def _differences(comparison: Comparison) -> Table:
@@ -108,81 +113,49 @@ def _worded(name: str, text: str) -> str:
     return text if name in ("model", "precision") else f"{name.replace('_size', '')} {text}"
 
 
-class _Quantity(NamedTuple):
-    """A quantity that a table shows for every side."""
+def _quantity(comparison: Comparison, group: str, matches: Sequence[Match], quantity: str) -> Table:
+    """Return the table of peaks or of step times: a column of values per side, then the changes against the first.
 
-    name: str
-    unit: str
-    text_of: Callable[[Cell], str]
-    changes_of: Callable[[Comparison, int, Sequence[Match]], tuple[Column, ...]]  # of a side against the first
-
-
-def _quantities(comparison: Comparison, group: str, matches: Sequence[Match]) -> list[Table]:
-    """Return the tables of peaks and of step times; a rehearsal has no times, and so no column for them."""
-    cells = [cell for match in matches for cell in match.cells if cell]
-    size, unit = byte_unit(cell.peak_bytes for cell in cells)
-    second, second_name = second_unit(cell.step_seconds for cell in cells)
-    peaks = _Quantity("peak", unit, lambda cell: scaled(cell.peak_bytes, size), _peak_changes)
-    steps = _Quantity("step", second_name, lambda cell: scaled(cell.step_seconds, second), _time_changes)
-    shown = [_table(comparison, group, matches, range(len(comparison.sides)), peaks)]
-    if any(cell.step_seconds is not None for cell in cells):
-        places = [
-            place
-            for place, side in enumerate(comparison.sides)
-            if side.evidence != "rehearsed" or any(cell and cell.step_seconds for cell in _cells(matches, place))
-        ]
-        shown.append(_table(comparison, group, matches, places, steps))
-    return shown
-
-
-def _table(
-    comparison: Comparison, group: str, matches: Sequence[Match], places: Sequence[int], quantity: _Quantity
-) -> Table:
-    """Return a table with a column of values per side, then the changes against the first, if it is one of them.
-
-    Its title names the sides whose kind of evidence is not the first one's.
+    A side that was rehearsed has no times, and no columns for them. The title names the sides whose kind of evidence is
+    not the first one's.
     """
-    is_mixed, columns, first = _is_mixed(comparison), [words("strategy", "", map(_name, matches))], comparison.sides[0]
-    for place in places:
-        side = comparison.sides[place]
-        cells = [_value(cell, quantity.text_of) for cell in _cells(matches, place)]
+    first, is_time, is_mixed = comparison.sides[0], quantity == "step", _is_mixed(comparison)
+    read: Callable[[Cell], float | None] = attrgetter("step_seconds" if is_time else "peak_bytes")
+    known = [cell for match in matches for cell in match.cells if cell]
+    size, unit = (
+        second_unit(cell.step_seconds for cell in known) if is_time else byte_unit(cell.peak_bytes for cell in known)
+    )
+    cells = {place: [match.cells[place] for match in matches] for place in range(len(comparison.sides))}
+    sides = {place: (comparison.sides[place], cells[place]) for place in cells}
+    if is_time:
+        sides = {
+            place: (side, own)
+            for place, (side, own) in sides.items()
+            if side.evidence != "rehearsed" or any(cell and cell.step_seconds for cell in own)
+        }
+    if is_time and not any(map(read, known)):
+        return Table()
+    columns, cuts = [words("strategy", "", map(_name, matches))], [1]
+    for side, own in sides.values():
         is_plain = side.evidence == "measured" and not is_mixed
-        columns.append(numbers(side.name, quantity.unit if is_plain else f"{side.evidence} {quantity.unit}", cells))
-    cuts = [1]
-    for place in places:
-        if place and 0 in places:
-            cuts.append(len(columns))
-            columns += quantity.changes_of(comparison, place, matches)
-    apart = [_named(comparison.sides[place]) for place in places if comparison.sides[place].evidence != first.evidence]
-    held = f", {' and '.join(apart)} against {_named(first)}" if apart and 0 in places else ""
-    return Table(title=f"{quantity.name}{held}: {group}", columns=tuple(columns), cuts=tuple(cuts))
-
-
-def _peak_changes(comparison: Comparison, place: int, matches: Sequence[Match]) -> tuple[Column, ...]:
-    """Return the changes of a side's peaks against the first; between kinds of evidence there is no better or worse."""
-    first, side = comparison.sides[0], comparison.sides[place]
-    contrasts = [cell.peak if cell else None for cell in _cells(matches, place)]
-    changes = [_peak_change(match.cells[0], match.cells[place]) for match in matches]
-    if first.evidence == side.evidence:
-        return numbers(side.label, f"against {first.label}", changes), _verdicts(side, contrasts)
-    equal = [contrast is not None and contrast.verdict == "same" for contrast in contrasts]
-    cells = ["equal" if is_equal else change for is_equal, change in zip(equal, changes, strict=True)]
-    return (numbers(_named(side), f"off {_named(first)} by", cells),)
-
-
-def _time_changes(comparison: Comparison, place: int, matches: Sequence[Match]) -> tuple[Column, ...]:
-    first, side = comparison.sides[0], comparison.sides[place]
-    contrasts = [cell.time if cell else None for cell in _cells(matches, place)]
-    changes = [_change(contrast) for contrast in contrasts]
-    return numbers(side.label, f"against {first.label}", changes), _verdicts(side, contrasts)
-
-
-def _verdicts(side: SideSummary, contrasts: Sequence[Contrast | None]) -> Column:
-    return words(side.label, "verdict", [contrast.verdict if contrast else MISSING for contrast in contrasts])
-
-
-def _cells(matches: Sequence[Match], place: int) -> list[Cell | None]:
-    return [match.cells[place] for match in matches]
+        texts = [_value(cell, lambda cell: scaled(read(cell), size)) for cell in own]
+        columns.append(numbers(side.name, unit if is_plain else f"{side.evidence} {unit}", texts))
+    others = [(side, own) for place, (side, own) in sides.items() if place and 0 in sides]
+    for side, own in others:
+        cuts.append(len(columns))
+        contrasts = [(cell.time if is_time else cell.peak) if cell else None for cell in own]
+        changes = [*map(_change, contrasts)] if is_time else [*map(_peak_change, cells[0], own)]
+        if is_time or first.evidence == side.evidence:
+            verdicts = [contrast.verdict if contrast else MISSING for contrast in contrasts]
+            against = numbers(side.label, f"against {first.label}", changes)
+            columns += [against, words(side.label, "verdict", verdicts)]
+        else:
+            equal = [contrast is not None and contrast.verdict == "same" for contrast in contrasts]
+            errors = ["equal" if is_equal else change for is_equal, change in zip(equal, changes, strict=True)]
+            columns.append(numbers(_named(side), f"off {_named(first)} by", errors))
+    apart = [_named(side) for side, _ in others if side.evidence != first.evidence]
+    held = f", {' and '.join(apart)} against {_named(first)}" if apart else ""
+    return Table(title=f"{quantity}{held}: {group}", columns=tuple(columns), cuts=tuple(cuts))
 
 
 def _name(match: Match) -> str:
@@ -200,7 +173,8 @@ def _peak_change(baseline: Cell | None, cell: Cell | None) -> str:
     before, after = (either.peak_bytes if either else None for either in (baseline, cell))
     if before is None or after is None or cell is None:
         return MISSING
-    return difference_text(before, after, change=_change(cell.peak))
+    is_small = before != after and abs(after - before) < SMALLEST * before
+    return signed_bytes_text(after - before) if is_small else _change(cell.peak)
 
 
 def _change(contrast: Contrast | None) -> str:
@@ -226,7 +200,7 @@ def _troubles(comparison: Comparison, match: Match) -> list[str]:
     ]
 
 
-def _orders(comparison: Comparison) -> list[Table]:
+def _orders(comparison: Comparison) -> Table:
     groups, lines = dict.fromkeys(order.group for order in comparison.orders), []
     sides, first = {side.label: side for side in comparison.sides}, comparison.sides[0]
     for order in comparison.orders:
@@ -236,7 +210,7 @@ def _orders(comparison: Comparison) -> list[Table]:
         held = f"{side.label} against {first.label}" if is_one_kind else f"{_named(side)} against {_named(first)}"
         left_out = f", without {order.num_left_out:,} more than {MOST_STRATEGIES}" if order.num_left_out else ""
         lines.append(f"by {order.quantity}, {held}{of}{left_out}: {_agreement(order)}")
-    return [Table(title="order of the strategies", above=tuple(lines))] if lines else []
+    return Table(title="order of the strategies", above=tuple(lines)) if lines else Table()
 
 
 def _agreement(order: Order) -> str:
@@ -302,9 +276,7 @@ def script_csv(comparisons: Sequence[ScriptComparison]) -> str:
     return csv_text([safe(value) for value in line] for line in lines)
 
 
-def script_document(
-    comparisons: Sequence[ScriptComparison], *, gate: Sequence[str] | None, exit_code: int
-) -> dict[str, Any]:
+def script_document(comparisons: Sequence[ScriptComparison], *, gate: Sequence[str] | None, exit_code: int) -> bytes:
     """Return one document: each pair with its key's parts by name; `gate` is what --fail-on found, None without it."""
     runs = [
         {
@@ -318,7 +290,7 @@ def script_document(
         }
         for compared in comparisons
     ]
-    return {"schema": SCHEMA, "exit_code": exit_code, "comparisons": runs, "gate": gate}
+    return encode({"schema": SCHEMA, "exit_code": exit_code, "comparisons": runs, "gate": gate}) + b"\n"
 
 
 def _script_columns(compared: ScriptComparison) -> tuple[Column, ...]:

@@ -12,11 +12,10 @@ from profiler.analysis.rows import Row
 from profiler.core.devices import FAKE, MOST_BYTES, parse
 from profiler.core.gpu_specs import HOLLOW
 from profiler.core.record import Evidence
-from profiler.core.units import bytes_text, signed_bytes_text
+from profiler.core.units import bytes_text
 
 SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # for what no device ran
 SIZES = {"bytes": "with", "context_bytes": "context", "cudnn_workspace_bytes": "cuDNN workspace"}  # of Device
-SMALLEST = 0.0005  # of a peak: smaller differences are shown in bytes, since they would read 0.0 %
 
 
 def device_word(device: str) -> str:
@@ -103,9 +102,3 @@ def outcome(row: Row) -> str:
 def peak_name(row: Row) -> str:
     """Return "peak", with its kind of evidence if it was not measured."""
     return "peak" if row.evidence == "measured" else f"{row.evidence} peak"
-
-
-def difference_text(before: int, after: int, *, change: str) -> str:
-    """Return `change`, or the difference in bytes if a percentage would round to zero."""
-    is_small = before != after and abs(after - before) < SMALLEST * before
-    return signed_bytes_text(after - before) if is_small else change

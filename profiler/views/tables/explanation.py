@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 
 import msgspec
 
@@ -17,7 +16,7 @@ from profiler.core.record import Evidence
 from profiler.core.trace_data import BlockChoice, BlockChoices, Trace
 from profiler.core.units import byte_unit, bytes_text, bytes_texts, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
-from profiler.views.tables.grid import Column, Table, numbers, words
+from profiler.views.tables.grid import Column, Table, byte_columns, numbers, words
 
 OUTSIDE = "loss and top-level code"  # what runs in no submodule
 BEFORE_STEP = "(before the step)"
@@ -49,18 +48,18 @@ def tables(explained: Explanation, *, title: str, notes: Sequence[str] = (), wid
     If the lines of code are known, a table of the largest allocations by line adds to these 25.
     """
     title = shortened(title, len(title) if width is None else max(LONGEST_TITLE, width - MARGIN))
-    above = [*sentences(explained), *([remedies_text(explained)] if explained.remedies else [])]
-    tables = [Table(title=title, above=tuple(above), columns=_live(explained), cuts=(0, 2))]
-    tables += [Table(columns=_holders(explained))] if explained.holders else []
-    return [*tables, *([Table(below=tuple(f"note: {note}" for note in notes))] if notes else [])]
-
-
-def sentences(explained: Explanation) -> list[str]:
-    """Return the peak, its floor, better blocks if there are any, and the reason if it is known."""
-    lines = [_peak(explained), _floor(explained)]
+    lines, found = [_peak(explained), _floor(explained)], explained.holders
     if explained.choices and explained.better:
         lines.append(better_text(explained.choices, explained.better))
-    return [*lines, f"reason: {explained.reason.text}"] if explained.reason else lines
+    lines += [f"reason: {explained.reason.text}"] if explained.reason else []
+    lines += [remedies_text(explained)] if explained.remedies else []
+    largest = (
+        words("largest at the peak", "", [shortened(one.operator, LONGEST_NAME) or BEFORE_STEP for one in found]),
+        words("line", "", [shortened(one.line, LONGEST_NAME) or "-" for one in found]),
+        *_held(found),
+    )
+    live = Table(title=title, above=tuple(lines), columns=_live(explained), cuts=(0, 2))
+    return [live, Table(columns=largest if found else (), below=tuple(f"note: {note}" for note in notes))]
 
 
 def document(explained: Explanation, *, strategy: str, evidence: Evidence = "predicted") -> bytes:
@@ -115,21 +114,19 @@ def better_text(choices: BlockChoices, better: BlockChoice) -> str:
 
 def _live(explained: Explanation) -> tuple[Column, ...]:
     """Return what is live at the peak, by category and beside it by block or module, in one unit."""
-    size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
-    kinds = [(_category(share.name, explained), scaled(share.nbytes, size)) for share in explained.categories]
-    modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in explained.modules[:MOST_MODULES]]
-    left = explained.modules[MOST_MODULES:]
+    modules, left = explained.modules[:MOST_MODULES], explained.modules[MOST_MODULES:]
+    kinds = [(_category(share.name, explained), share.nbytes) for share in explained.categories]
+    blocks = [(module_name(share.name), share.nbytes) for share in modules]
     if num_others := explained.num_others + len(left):
         others_bytes = explained.others_bytes + sum(share.nbytes for share in left)
-        modules.append((count_text(num_others, "other"), scaled(others_bytes, size)))
-    lines = [(*kind, *module) for kind, module in zip_longest(kinds, modules, fillvalue=("", ""))]
-    names, nbytes, blocks, block_bytes = zip(*lines, strict=True)
-    return (
-        words("live at the peak", "", names),
-        numbers(unit, "", nbytes),
-        words("block or module", "", blocks),
-        numbers(unit, "", block_bytes),
-    )
+        blocks.append((count_text(num_others, "other"), others_bytes))
+    size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
+    columns = []
+    for head, shares in (("live at the peak", kinds), ("block or module", blocks)):
+        blank = [""] * (max(len(kinds), len(blocks)) - len(shares))  # the shorter list ends in empty cells
+        columns.append(words(head, "", [*(name for name, _ in shares), *blank]))
+        columns.append(numbers(unit, "", [*(scaled(nbytes, size) for _, nbytes in shares), *blank]))
+    return tuple(columns)
 
 
 def _category(name: str, explained: Explanation) -> str:
@@ -140,16 +137,11 @@ def _category(name: str, explained: Explanation) -> str:
     return CATEGORIES.get(name, name)
 
 
-def _holders(explained: Explanation) -> tuple[Column, ...]:
-    """Return what is live at the peak by operator and line of code, the largest first."""
-    found = explained.holders
-    size, unit = byte_unit(holder.nbytes for holder in found)
+def _held(holders: Sequence[Holder]) -> tuple[Column, ...]:
     return (
-        words("largest at the peak", "", [shortened(one.operator, LONGEST_NAME) or BEFORE_STEP for one in found]),
-        words("line", "", [shortened(one.line, LONGEST_NAME) or "-" for one in found]),
-        words("category", "", [CATEGORIES.get(one.category, one.category) for one in found]),
-        numbers("number", "", [str(one.count) for one in found]),
-        numbers(unit, "", [scaled(one.nbytes, size) for one in found]),
+        words("category", "", [CATEGORIES.get(holder.category, holder.category) for holder in holders]),
+        numbers("number", "", [str(holder.count) for holder in holders]),
+        *byte_columns({"": [holder.nbytes for holder in holders]}),
     )
 
 
@@ -199,9 +191,9 @@ def snapshot(explained: SnapshotExplanation, *, title: str) -> list[Table]:
     if explained.failed_bytes is not None:
         lines.append(f"a request of {bytes_text(explained.failed_bytes)} failed: out of memory")
     parts = [
-        Table(columns=_recorded(head, holders))
-        for head, holders in (("live at the peak", explained.holders), ("stayed, from time to time", explained.grown))
-        if holders
+        Table(columns=(words(head, "", [shortened(one.line, LONGEST_LINE) or NOWHERE for one in held]), *_held(held)))
+        for head, held in (("live at the peak", explained.holders), ("stayed, from time to time", explained.grown))
+        if held
     ]
     return [Table(title=title, above=tuple(lines)), *parts]
 
@@ -210,13 +202,3 @@ def snapshot_document(explained: SnapshotExplanation) -> bytes:
     """Return the explanation of a snapshot as one JSON document."""
     fields = {"evidence": "recorded", **msgspec.to_builtins(explained), "free_bytes": explained.free_bytes}
     return encode(fields) + b"\n"
-
-
-def _recorded(head: str, holders: Sequence[Holder]) -> tuple[Column, ...]:
-    size, unit = byte_unit(holder.nbytes for holder in holders)
-    return (
-        words(head, "", [shortened(holder.line, LONGEST_LINE) or NOWHERE for holder in holders]),
-        words("category", "", [holder.category for holder in holders]),
-        numbers("number", "", [str(holder.count) for holder in holders]),
-        numbers(unit, "", [scaled(holder.nbytes, size) for holder in holders]),
-    )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from profiler.analysis.memory_fit import Rung
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, encode_indented
 from profiler.core.devices import parse
 from profiler.core.plan_file import files_of_labels, strategy_labels
-from profiler.core.units import MISSING, byte_unit, bytes_text, change_text, scaled, seconds_text
+from profiler.core.units import MISSING, bytes_text, change_text, seconds_text
 from profiler.scripts.report import Variant, phase_name
 from profiler.views.tables import columns
-from profiler.views.tables.grid import Column, Table, numbers, telling, words
+from profiler.views.tables.grid import Column, Table, byte_columns, numbers, telling, words
 from profiler.views.tables.script import seconds_of_step, what_was_done
 
 FITS = "<- fits"
@@ -84,11 +84,10 @@ def script_table(
     )
 
 
-def _bytes(peaks: Sequence[tuple[int | None, int | None]], needed: Iterable[int | None]) -> tuple[Column, ...]:
+def _bytes(peaks: Sequence[tuple[int | None, int | None]], needed: Sequence[int | None]) -> tuple[Column, ...]:
     """Return the columns of what each way has at its peak, reserves and needs, in one unit."""
-    counts = {"peak": [peak for peak, _ in peaks], "reserved": [most for _, most in peaks], "needed": [*needed]}
-    size, unit = byte_unit(count for taken in counts.values() for count in taken)
-    return telling(numbers(name, unit, [scaled(count, size) for count in taken]) for name, taken in counts.items())
+    peak, reserved = zip(*peaks, strict=True)
+    return telling(byte_columns({"peak": peak, "reserved": reserved, "needed": needed}))
 
 
 def document(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, pairwise, zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple, TextIO
@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from profiler.core.units import MISSING
+from profiler.core.units import MISSING, byte_unit, scaled
 from profiler.views.sanitize import plain, plain_cells
 
 GAP = "  "
@@ -48,6 +48,15 @@ def words(first: str, second: str, cells: Iterable[object], styles: Iterable[str
 def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str] = ()) -> Column:
     """Return a column of numbers under a head of two lines."""
     return Column(head=(first, second), cells=tuple(cells), is_number=True, styles=tuple(styles))
+
+
+def byte_columns(counts: Mapping[str, Sequence[int | None]]) -> tuple[Column, ...]:
+    """Return a column of numbers for each head, all in one unit, which stands below the head."""
+    size, unit = byte_unit(count for column in counts.values() for count in column)
+    return tuple(
+        numbers(head or unit, unit if head else "", [scaled(count, size) for count in column])
+        for head, column in counts.items()
+    )
 
 
 def of_lines(

@@ -28,7 +28,7 @@ from profiler.planning.chain import Chain, Stage
 from profiler.planning.plan import Plan, render
 from profiler.planning.plan import words as words_of
 from profiler.planning.solver import Point
-from profiler.views.export.csv import csv_text
+from profiler.views.export.data import csv_text
 from profiler.views.tables.columns import NOISE, UNSURE, ratio_text
 from profiler.views.tables.grid import Column, Table, numbers, words
 

@@ -1,4 +1,4 @@
-"""The rows of a run for other programs, in base units, as CSV.
+"""A run for other programs, in base units: its rows as CSV, or all of it as one JSON document.
 
 A row is a case, or of a script a phase. No cell can run as a formula in a spreadsheet.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from profiler.analysis import flat_row
+import msgspec
+
+from profiler.analysis import progress
+from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import Row, rows
+from profiler.core.case import encode
+from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.runs.store import Run
 from profiler.scripts.records import variants
 from profiler.views.sanitize import plain
@@ -24,27 +29,32 @@ SCRIPT_COLUMNS: dict[str, type] = {
     "first_step": int, "num": int, "peak_bytes": int, "live_bytes": int, "reserved_bytes": int, "line": str,
     "torch": str,
 }  # fmt: skip
+RecordWithEvidence = msgspec.defstruct(
+    "RecordWithEvidence",
+    [(field.name, field.type) for field in msgspec.structs.fields(Record)] + [("evidence", Evidence)],
+    kw_only=True, frozen=True, gc=False,
+)  # fmt: skip
 
 
-def render(run: Run) -> bytes:
+def lines_of(run: Run) -> tuple[dict[str, type], Iterable[dict[str, Any]]]:
+    """Return the columns of a run with their types, and its lines: of a script its phases, else its rows."""
+    return (SCRIPT_COLUMNS, _phases(run)) if run.is_script else (COLUMNS, map(flat_row, rows(run.records)))
+
+
+def render_csv(run: Run) -> bytes:
     """Return a run as a CSV file in UTF-8: bytes, median seconds, raw samples; what was not measured is empty."""
-    if run.is_script:
-        lines = [SCRIPT_COLUMNS, *(line.values() for line in phases(run))]
-        return csv_text([safe("" if value is None else value) for value in line] for line in lines).encode()
-    return table(rows(run.records)).encode()
+    return _written(*lines_of(run)).encode()
 
 
 def table(rows: Iterable[Row]) -> str:
     """Return a CSV line per row."""
+    return _written(COLUMNS, map(flat_row, rows))
 
-    def cells(row: Row) -> list[Any]:
-        values = list(flat_row.flat_row(row).values())
-        for place, written in WRITTEN:
-            if values[place] is not None:
-                values[place] = written(values[place])
-        return values
 
-    return csv_text([flat_row.COLUMNS, *map(cells, rows)])
+def _written(columns: Mapping[str, type], lines: Iterable[dict[str, Any]]) -> str:
+    ways = [(name, WAYS.get(kind, lambda number: number)) for name, kind in columns.items()]
+    cells = ([None if line[name] is None else way(line[name]) for name, way in ways] for line in lines)
+    return csv_text([columns, *cells])
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:
@@ -68,15 +78,14 @@ def safe(value: Any) -> Any:
     return f"'{text}" if text.startswith((*FORMULA, "'")) else text
 
 
-KINDS: dict[type, Callable[[Any], Any]] = {  # numbers are written unchanged
+WAYS: dict[type, Callable[[Any], Any]] = {  # how values are written; numbers are unchanged
     str: lru_cache(maxsize=4096)(safe),  # most columns repeat a few values
     tuple: lambda samples: ";".join(map(repr, samples)),
     bool: safe,
 }
-WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(flat_row.COLUMNS.values()) if kind in KINDS]
 
 
-def phases(run: Run) -> Iterator[dict[str, Any]]:
+def _phases(run: Run) -> Iterator[dict[str, Any]]:
     """Yield a row for each phase of a script, by SCRIPT_COLUMNS; None if something is not known."""
     for variant in variants(run.records):
         values = [f"{name}={text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
@@ -92,3 +101,26 @@ def phases(run: Run) -> Iterator[dict[str, Any]]:
                     name: own[name] if name in own else getattr(phase if hasattr(phase, name) else process, name)
                     for name in SCRIPT_COLUMNS
                 }
+
+
+def render_json(run: Run) -> bytes:
+    """Return a run as one JSON document, with the exit code of its command."""
+    code = progress.exit_code(run.records)
+    if run.is_script:  # of one variant the script's own
+        ends = variants(run.records)
+        is_bad = any(end.outcome not in ("ok", "out_of_memory", "skipped") for end in ends)
+        code = ends[0].exit_code if len(ends) == 1 else int(is_bad)
+    return document(run.folder.name, run.records, status=run.status, exit_code=code)
+
+
+def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:
+    """Return one JSON document. `status` is complete, partial or failed; `run_name` is None without a folder.
+
+    Each record gets a field `evidence`, which stored records do not have.
+    """
+    shown = [
+        RecordWithEvidence(**msgspec.structs.asdict(record), evidence=evidence(record.case, record.environment))
+        for record in records
+    ]
+    fields = {"schema": SCHEMA, "run": run_name, "status": status, "exit_code": exit_code, "records": shown}
+    return encode(fields) + b"\n"
