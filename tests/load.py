@@ -29,7 +29,7 @@ from profiler.core.record import Environment, Record
 from profiler.engines.local import Local, in_waves
 from profiler.rehearsal.build import cache_folder
 from profiler.runs import store
-from profiler.runs.validate import KNOWN
+from profiler.runs.merge import KNOWN
 from profiler.workflows.run import follow
 from tests import examples, make
 from tests.program import PATIENCE_SECONDS

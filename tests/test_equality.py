@@ -15,8 +15,9 @@ from torch._inductor import compile_fx
 from torch._inductor.utils import fresh_cache
 
 from profiler.analysis.rows import verdict
-from profiler.core import catalogue, gradient_verdict
+from profiler.core import catalogue
 from profiler.core.errors import Unsupported
+from profiler.core.record import NOISE_MARGIN
 from profiler.measuring.meters import equality, step_results
 from profiler.training import models
 from profiler.training.strategies import TABLE, whole_model
@@ -232,7 +233,7 @@ def test_compiled_code_is_equal_but_for_rounding_as_measured_on_this_model():
 
     assert record.outcome == "ok", record.detail
     assert not record.equality.gradients_equal
-    assert 0 < record.equality.largest_difference <= gradient_verdict.NOISE_MARGIN * record.equality.rounding_floor
+    assert 0 < record.equality.largest_difference <= NOISE_MARGIN * record.equality.rounding_floor
     assert record.equality.against == "none"
 
 

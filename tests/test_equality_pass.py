@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.core import gradient_verdict
 from profiler.core.case import Choice
-from profiler.core.record import Equality
+from profiler.core.record import Equality, judge
 from profiler.measuring import equality_pass
 from profiler.measuring.meters import equality, step_results, wrong_gradients
 from profiler.measuring.ranks import Group
@@ -120,7 +119,7 @@ def test_a_wrong_gradient_far_below_the_largest_is_found_where_two_runs_are_equa
     found = equality.verify(step(wrong), step(right), {})
 
     assert (found.noise_floor, found.worst_parameter) == (0.0, "b")
-    assert "worst in b" in (gradient_verdict.judge(found, strict=False) or "")
+    assert "worst in b" in (judge(found, strict=False) or "")
 
 
 def test_a_norms_count_of_batches_is_compared_and_says_nothing_of_how_much_buffers_differ():
@@ -360,12 +359,12 @@ def test_the_root_of_the_last_bit_is_still_rounding():
     ],
 )
 def test_why_gradients_do_not_count(fields, strict, reason):
-    assert gradient_verdict.judge(msgspec.structs.replace(EQUAL, **fields), strict=strict) == reason
+    assert judge(msgspec.structs.replace(EQUAL, **fields), strict=strict) == reason
 
 
 def test_nothing_to_compare_with_is_a_fault_only_where_one_is_strict():
-    assert gradient_verdict.judge(None, strict=False) is None
-    assert gradient_verdict.judge(None, strict=True) == "not verified: there is nothing to compare with"
+    assert judge(None, strict=False) is None
+    assert judge(None, strict=True) == "not verified: there is nothing to compare with"
 
 
 # --- several ranks

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from profiler.core import catalogue, gpu_specs
 from profiler.core.case import OPERATORS, Calibration, Choice, Trial
 from profiler.core.devices import FAKE
-from profiler.core.gradient_verdict import NOISE_MARGIN
+from profiler.core.record import NOISE_MARGIN
 from profiler.engines.local import Local
 from profiler.training import models, strategies
 from profiler.training.assemble import assemble

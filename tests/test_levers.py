@@ -10,7 +10,6 @@ import torch
 from msgspec import UNSET
 from torch.utils import _pytree as pytree
 
-from profiler.core import gradient_verdict
 from profiler.core.case import Case, Choice, Trial, decode, encode, split_choices
 from profiler.core.choices import LEVERS
 from profiler.core.errors import Unsupported, UserError
@@ -188,7 +187,7 @@ def test_a_bias_that_is_lost_is_found(monkeypatch, precision):
 @pytest.mark.parametrize("precision", ["amp-bf16", "bf16"])
 def test_rounding_in_half_precision_is_judged_by_the_norm_of_all_gradients(monkeypatch, precision):
     """Where single gradients differ by more than noise, as in a loss in parts on an H200; a dropped chunk is found."""
-    monkeypatch.setattr(gradient_verdict, "NOISE_MARGIN", 0.0)
+    monkeypatch.setattr("profiler.core.record.NOISE_MARGIN", 0.0)
     label = "chunk-loss:rows=48,by=parts"
 
     record = _measured(STEPS["own head with a bias"], label, precision=precision)

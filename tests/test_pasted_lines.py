@@ -136,7 +136,9 @@ def reader(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(model, encoding="utf-8")
     (tmp_path / "train.py").write_text(model + SCRIPT_BODY, encoding="utf-8")
     (tmp_path / "large.toml").touch()
-    (tmp_path / "sweep.toml").write_text('model = "mlp"\nsegments = "1,2"\nbatch_size = "1..8"\nrounds = 1\n', encoding="utf-8")
+    (tmp_path / "sweep.toml").write_text(
+        'model = "mlp"\nsegments = "1,2"\nbatch_size = "1..8"\nrounds = 1\n', encoding="utf-8"
+    )
     shutil.copy(ROOT / "tests" / "scripts" / "nanogpt_like.py", tmp_path)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     for name in ("cpu", "predicted-t4", "predicted-h100"):

@@ -19,7 +19,7 @@ from ray import exceptions
 
 from profiler import engines
 from profiler.cli import answer
-from profiler.core import gpu_specs, optional_deps
+from profiler.core import gpu_specs
 from profiler.core.case import Choice, Trial, decode, encode
 from profiler.core.record import Record
 from profiler.engines import ray_cluster
@@ -164,7 +164,7 @@ def far(monkeypatch) -> Callable[[FakeRay], ray_cluster.RayCluster]:
     monkeypatch.setattr(ray_cluster, "LOOK_SECONDS", 0.01)
 
     def made(fake: FakeRay) -> ray_cluster.RayCluster:
-        monkeypatch.setattr(optional_deps, "load", lambda name: fake)
+        monkeypatch.setattr(ray_cluster, "load_module", lambda name: fake)
         return ray_cluster.connect(wait=0)
 
     return made
@@ -178,14 +178,19 @@ def fine(sent: Trial, attempt: int = 1) -> Record:
     return make.record(case=sent.case, round=sent.round)
 
 
-def test_each_trial_comes_back_once_and_no_more_are_under_way_than_agreed(far, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "AHEAD", 4)
-    fake, num_sent = FakeRay(fine), []
+def test_each_trial_comes_back_once(far):
+    found = [record.case for record in far(FakeRay(fine)).run(many(10))]
 
-    found = [num_sent.append(fake.sent.total()) or record for record in far(fake).run(many(10))]
+    assert Counter(found) == Counter(one.case for one in many(10))
 
-    assert Counter(one.case for one in found) == Counter(one.case for one in many(10))
-    assert num_sent == [4, 5, 6, 7, 8, 9, 10, 10, 10, 10]
+
+def test_trials_that_no_node_can_take_are_given_up(far):
+    fake = FakeRay(lambda sent, attempt: None, num_nodes=0)
+
+    found = list(far(fake).run(many(2)))
+
+    assert [record.outcome for record in found] == ["crashed", "crashed"]
+    assert len(fake.cancelled) == 2
 
 
 @pytest.mark.parametrize(("lost_times", "outcome"), [(ray_cluster.ATTEMPTS - 1, "ok"), (99, "crashed")])

@@ -7,8 +7,7 @@ import pytest
 
 from profiler.core import gpu_specs
 from profiler.core.gpu_specs import Flops, Rates
-from profiler.core.roofline import scaled, seconds, stated_error
-from profiler.core.trace_data import Operator
+from profiler.core.trace_data import Operator, roofline_seconds, scaled, stated_error
 
 LAUNCH = 3e-6
 ROUND = Rates(
@@ -39,7 +38,7 @@ def product(size: int) -> tuple[Operator, ...]:
     ],
 )
 def test_an_operator_takes_as_long_as_its_arithmetic_or_its_traffic_and_a_launch(trace, expected):
-    assert seconds(trace, ROUND, "fp32")["step"] == pytest.approx(expected)
+    assert roofline_seconds(trace, ROUND, "fp32")["step"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -56,14 +55,14 @@ def test_an_operator_takes_as_long_as_its_arithmetic_or_its_traffic_and_a_launch
     ],
 )
 def test_what_starts_no_kernel_costs_nothing(name, moved):
-    assert seconds(forward(name, moved=moved), ROUND, "fp32")["step"] == 0
+    assert roofline_seconds(forward(name, moved=moved), ROUND, "fp32")["step"] == 0
 
 
 def test_each_phase_has_its_own_and_recomputing_is_part_of_the_backward():
     moved = {"zero": 1, "forward": 2, "recompute": 3, "backward": 4, "optimizer": 5, "end": 6}  # in 80 MB
     trace = [Operator("aten.add_", "", phase, 0, size * 8 * 10**7) for phase, size in moved.items()]
 
-    found = seconds(trace, ROUND, "fp32")
+    found = roofline_seconds(trace, ROUND, "fp32")
 
     assert found == pytest.approx(
         {
@@ -80,7 +79,7 @@ def test_each_phase_has_its_own_and_recomputing_is_part_of_the_backward():
     [("fp32", 8e11), ("fp16", 6.4e12), ("amp-fp16", 6.4e12), ("bf16", 3.2e12), ("amp-bf16", 3.2e12)],
 )
 def test_arithmetic_runs_at_the_rate_of_its_precision(precision, rate):
-    found = seconds(forward("aten.mm", flops=64 * 10**9), ROUND, precision)
+    found = roofline_seconds(forward("aten.mm", flops=64 * 10**9), ROUND, precision)
 
     assert found["step"] == pytest.approx(64e9 / rate + LAUNCH)
 
@@ -89,22 +88,24 @@ def test_arithmetic_runs_at_the_rate_of_its_precision(precision, rate):
 def test_traffic_is_as_fast_in_every_precision(precision):
     trace = forward("aten.add.Tensor", moved=8 * 10**8)
 
-    assert seconds(trace, ROUND, precision) == seconds(trace, ROUND, "fp32")
+    assert roofline_seconds(trace, ROUND, precision) == roofline_seconds(trace, ROUND, "fp32")
 
 
 def test_an_optimizer_outside_of_autocast_multiplies_in_fp32():
     trace = (Operator("aten.mm", "", "optimizer", 8 * 10**9),)
 
-    assert seconds(trace, ROUND, "amp-fp16")["optimizer"] == pytest.approx(0.01 + LAUNCH)
-    assert seconds(trace, ROUND, "fp16")["optimizer"] == pytest.approx(0.00125 + LAUNCH)
+    assert roofline_seconds(trace, ROUND, "amp-fp16")["optimizer"] == pytest.approx(0.01 + LAUNCH)
+    assert roofline_seconds(trace, ROUND, "fp16")["optimizer"] == pytest.approx(0.00125 + LAUNCH)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
 def test_without_bf16_units_products_run_as_fp32_and_that_is_said(precision):
     old, new = gpu_specs.find("t4"), gpu_specs.find("l4")
 
-    assert seconds(product(2000), old, precision) == seconds(product(2000), old, "fp32")
-    assert seconds(product(2000), new, precision)["step"] < seconds(product(2000), new, "fp32")["step"]
+    assert roofline_seconds(product(2000), old, precision) == roofline_seconds(product(2000), old, "fp32")
+    assert (
+        roofline_seconds(product(2000), new, precision)["step"] < roofline_seconds(product(2000), new, "fp32")["step"]
+    )
     assert "no bf16 units" in stated_error(old, precision)
     assert "no bf16 units" not in stated_error(new, precision)
     assert "no bf16 units" not in stated_error(old, "amp-fp16")
@@ -126,8 +127,10 @@ def test_copies_to_the_host_take_as_long_as_its_link_and_those_of_a_stream_of_th
     beside = msgspec.structs.replace(copy, is_beside=True)
     computing = forward("aten.add.Tensor", moved=12 * 10**8)  # 15 ms
 
-    in_turn, at_once = (seconds((*computing, *copies), linked, "fp32")["step"] for copies in ((copy,), (beside,)))
-    longer = seconds((*computing, beside, beside), linked, "fp32")["step"]
+    in_turn, at_once = (
+        roofline_seconds((*computing, *copies), linked, "fp32")["step"] for copies in ((copy,), (beside,))
+    )
+    longer = roofline_seconds((*computing, beside, beside), linked, "fp32")["step"]
 
     assert in_turn == pytest.approx(0.025 + 2 * LAUNCH)
     assert at_once == pytest.approx(0.015 + LAUNCH)

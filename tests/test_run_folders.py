@@ -17,8 +17,8 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, PhaseBytes
 from profiler.runs import store
 from profiler.runs.find import read_tags, run_folder
+from profiler.runs.merge import validate
 from profiler.runs.store import Writer
-from profiler.runs.validate import validate
 from tests import examples, make
 
 FIRST, SECOND = "20261120T174900Z-mlp-3fa9c1", "20261121T090000Z-mlp-77ab02"

@@ -11,8 +11,8 @@ import pytest
 
 from profiler.analysis.snapshot import THREADS, explain_snapshot
 from profiler.cli import answer
-from profiler.core import allocator_history
 from profiler.core.errors import UserError
+from profiler.core.trace_data import load_snapshot
 from tests.hollow import Hollow, absent
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def line_of(text: str) -> str:
 def test_the_peak_and_what_is_reserved_are_the_allocators_own(recorded):
     file, peak, reserved = recorded
 
-    found = explain_snapshot(allocator_history.load(file))
+    found = explain_snapshot(load_snapshot(file))
 
     assert (found.peak_bytes, found.reserved_bytes) == (peak, reserved)
     assert sum(share.nbytes for share in found.categories) == peak
@@ -76,7 +76,7 @@ def test_the_peak_and_what_is_reserved_are_the_allocators_own(recorded):
 
 
 def test_what_a_loop_keeps_is_told_with_its_line_and_bytes_and_parameters_and_state_are_not(recorded):
-    found = explain_snapshot(allocator_history.load(recorded[0]))
+    found = explain_snapshot(load_snapshot(recorded[0]))
 
     output = 256 * 512 * 4
     assert [(one.line, one.count, one.nbytes) for one in found.grown] == [(line_of("output = model(x)"), 4, 4 * output)]
@@ -174,7 +174,7 @@ def test_an_object_that_runs_code_is_refused_before_it_does(tmp_path, protocol):
     hostile.write_bytes(pickle.dumps({"segments": [Opens(str(made))]}, protocol=protocol))
 
     with pytest.raises(UserError, match="not a pickle of plain data: it asks for"):
-        allocator_history.load(hostile)
+        load_snapshot(hostile)
 
     assert not made.exists()
     pickle.loads(hostile.read_bytes())  # it would have run
@@ -197,4 +197,4 @@ def test_what_is_broken_is_told_and_takes_no_memory(tmp_path, text):
     (tmp_path / "broken").write_bytes(text)
 
     with pytest.raises(UserError, match="not a pickle of plain data"):
-        allocator_history.load(tmp_path / "broken")
+        load_snapshot(tmp_path / "broken")

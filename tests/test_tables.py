@@ -16,8 +16,7 @@ from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import units
-from profiler.core.errors import UserError
-from profiler.core.optional_deps import load_function
+from profiler.core.errors import UserError, load_function
 from profiler.core.units import GIB, KIB, MIB
 from profiler.views.export import data, markdown
 from profiler.views.export.data import document

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from profiler.analysis.rows import static
-from profiler.core.gradient_verdict import why_invalid
-from profiler.core.record import Readings, Record, evidence
+from profiler.core.record import Readings, Record, evidence, why_invalid
 from profiler.core.units import bytes_text
 
 ESTIMATED = "GCP016"  # the note that says that times are of the roofline model

@@ -33,8 +33,7 @@ from profiler.cli.output import (
     open_standard,
     split_script,
 )
-from profiler.core.errors import UserError
-from profiler.core.optional_deps import load_function
+from profiler.core.errors import UserError, load_function
 
 FULL = (  # errors of a place that cannot be written to
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY,

@@ -149,10 +149,10 @@ def timeline(
     words = msgspec.structs.replace(words, strategies=strategies, device=device or SEVERAL)
     steps = followed_steps(target, words, Terminal(is_quiet=quiet))
 
-    from profiler.core import optional_deps
+    from profiler.core.errors import load_module
 
     # only once there is something to draw
-    plot = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib").plot
+    plot = load_module("profiler.views.plots.timeline", needs="matplotlib").plot
     panels = {str(step.case.label): step.followed.trace for step in steps}
     path = plot(panels, title=heading(steps[0].case, steps[0].followed), path=output, force=force)
     aside(f"wrote {path}")
@@ -161,13 +161,13 @@ def timeline(
 
 def _draw_script(target: str, variants: Sequence[Variant], *, strategies: str, output: Path, force: bool) -> None:
     """Draw a script's phases in their order. Raises UserError for words that have no effect on it."""
-    from profiler.core import optional_deps
+    from profiler.core.errors import load_module
 
     flags = ("-o", "--output", "--force", "--strategies")
     refuse_flags(flags, ON_SCRIPT, hint="gcprof timeline RUN -o FILE; it is read, not run again")
     is_asked = any(word.startswith("--strategies") for word in COMMAND.get())
     chosen = under(variants, strategies if is_asked else None)
-    points = optional_deps.load("profiler.views.plots.script", needs="matplotlib").points
+    points = load_module("profiler.views.plots.script", needs="matplotlib").points
     aside(f"wrote {points(chosen, path=output, force=force)}")
     next_command("gcprof", "explain", target)
 

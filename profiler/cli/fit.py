@@ -149,9 +149,9 @@ def _print(fitted: Fitted, *, json: bool) -> None:
 
 
 def _draw(fitted: Fitted, path: Path, *, force: bool) -> None:
-    from profiler.core import optional_deps
+    from profiler.core.errors import load_module
 
-    view = optional_deps.load("profiler.views.plots.fit", needs="matplotlib")
+    view = load_module("profiler.views.plots.fit", needs="matplotlib")
     view.plot(fitted.curves, fitted.shown, chosen=fitted.chosen, limit=fitted.limit_bytes, path=path, force=force)
     aside(f"wrote {path}")
 

@@ -179,8 +179,8 @@ def _print_plan(planned: Planned, fitted: TriedPlan, budget: int, asked: PlanReq
 
 def _write(planned: Planned, points: list[Point], asked: PlanRequest) -> None:
     """Write the requested file, if any: the plan, or the frontier as a table or a picture."""
-    from profiler.core import optional_deps
     from profiler.core.case import encode_indented
+    from profiler.core.errors import load_module
     from profiler.planning.plan import plan_file_of
     from profiler.views.export.files import write_whole
     from profiler.views.tables import plans
@@ -198,7 +198,7 @@ def _write(planned: Planned, points: list[Point], asked: PlanRequest) -> None:
     else:
         said = SAID.get(planned.evidence or "measured")
         foreseen = f": {said}" if said else ""
-        lines = optional_deps.load("profiler.views.plots.lines", needs="matplotlib")
+        lines = load_module("profiler.views.plots.lines", needs="matplotlib")
         lines.plot_plans(points, planned.chain, title=f"{planned.title}{foreseen}", path=path, force=force)
     aside(f"wrote {path}")
 

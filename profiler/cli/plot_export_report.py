@@ -52,7 +52,7 @@ def plot(
     """
     from profiler import views
     from profiler.analysis.rows import rows
-    from profiler.core import optional_deps
+    from profiler.core.errors import load_module
 
     if kind is not None:
         one_of(kind, [*views.PLOTS, PHASES], flag="--kind")
@@ -67,7 +67,7 @@ def plot(
         refuse_idle({"--over": over}, "on a script's run", hint="every variant is drawn; leave it out")
 
     # only once there is something to draw
-    draw = optional_deps.load(f"profiler.views.plots.{'script' if variants else 'plot'}", needs="matplotlib")
+    draw = load_module(f"profiler.views.plots.{'script' if variants else 'plot'}", needs="matplotlib")
 
     from profiler.views.plots.theme import STYLES
 
@@ -104,7 +104,7 @@ def export(
     Example: gcprof export last --to csv -o table.csv
     """
     from profiler import views
-    from profiler.core.optional_deps import load_function
+    from profiler.core.errors import load_function
     from profiler.integrations import trackers
     from profiler.runs.find import REFERENCE
     from profiler.views.export.files import write_whole
@@ -136,7 +136,7 @@ def export(
 
 
 def _write_to_tracker(loaded: Run, kind: str, folder: Path | None) -> None:
-    from profiler.core.optional_deps import load_function
+    from profiler.core.errors import load_function
     from profiler.integrations import trackers
     from profiler.runs.store import refuse_link, unwritable
 
@@ -171,10 +171,10 @@ def report(
     """
     import webbrowser
 
-    from profiler.core import optional_deps
+    from profiler.core.errors import load_module
     from profiler.views.export.files import refuse_output, write_whole
 
-    page = optional_deps.load("profiler.views.report", needs="jinja2")
+    page = load_module("profiler.views.report", needs="jinja2")
 
     from profiler.views.redaction import LEVELS
 

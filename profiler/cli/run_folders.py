@@ -18,7 +18,7 @@ from profiler.core.units import bytes_text, count_text
 from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
-    from profiler.runs.validate import Report
+    from profiler.runs.merge import Report
 
 
 def list_runs(
@@ -167,7 +167,7 @@ def validate(
     Example: gcprof runs validate last
     """
     from profiler.runs.find import run_folder
-    from profiler.runs.validate import validate as look
+    from profiler.runs.merge import validate as look
     from profiler.views.tables.grid import Table
 
     reports = [look(run_folder(word)) for word in runs or ["last"]]

@@ -15,9 +15,9 @@ import ast
 import importlib
 import importlib.util
 import math
-import pkgutil
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -243,14 +243,16 @@ def _is_absent(module: str) -> bool:
 def _first_spec(name: str) -> ModuleSpec | None:
     """Return a top-level module's spec; the current folder comes first, as where the module is imported."""
     here = PathFinder.find_spec(name, [str(Path.cwd())])
-    return here if here and here.origin else importlib.util.find_spec(name)
+    with suppress(ValueError):  # of `__main__`
+        return here if here and here.origin else importlib.util.find_spec(name)
+    return None
 
 
 @cache
 def read_function(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
     """Return the syntax tree of "package.module:function" or "path/to/file.py:function". Raises UserError if none."""
     name, _, attribute = target.rpartition(":")
-    path, tree = _tree(name)
+    path, tree = _tree(target)
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if attribute in functions:
         return functions[attribute]
@@ -267,14 +269,9 @@ def read_function(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
     )
 
 
-def place(target: str) -> Path:
-    """Return the file of "package.module:function" or "path/to/file.py:function". Raises UserError if there is none."""
-    return _source(target.rpartition(":")[0])[0]
-
-
 def _which_factory(path: str) -> str:
     """Return a hint that lists the functions of a file that make a model, as users would type them."""
-    made = ", ".join(f"{path}:{name}" for name in _factories(_tree(path)[1]))
+    made = ", ".join(f"{path}:{name}" for name in _factories(_tree(f"{path}:")[1]))
     return f"name it: {made}" if made else made_by("module", path)
 
 
@@ -288,20 +285,19 @@ def made_by(module: str, path: str | Path) -> str:
 
 def classes(module: str) -> list[str]:
     """Return the capitalized names of what a module defines as classes or imports by name, sorted."""
-    tree = _tree(module)[1]
+    tree = _tree(f"{module}:")[1]
     imported = (name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names)
     defined = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
     return sorted(name for name in {*(name.asname or name.name for name in imported), *defined} if name[:1].isupper())
 
 
-def _tree(name: str) -> tuple[Path, ast.Module]:
-    """Return the path and syntax tree of "package.module" or "path/to/file.py". Raises UserError if unreadable."""
-    path, get_source = _source(name)
+def _tree(target: str) -> tuple[Path, ast.Module]:
+    """Return the path and syntax tree of the file of a target, as for `place`. Raises UserError if unreadable."""
+    path = place(target)
     try:
-        return path, ast.parse(get_source())
-    except (OSError, ImportError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot read '{path}': {reason}", hint="write path/to/file.py:factory") from None
+        return path, ast.parse(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror}", hint="write path/to/file.py:factory") from None
     except (SyntaxError, ValueError) as error:
         where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UserError(f"{path}{where}: {error.args[0]}", hint="Python cannot read this file") from None
@@ -326,34 +322,25 @@ def _bound_to(name: str, tree: ast.Module, path: Path) -> str | None:
     return None
 
 
-def _source(name: str) -> tuple[Path, Callable[[], str]]:
-    """Return the path of a file or module, found without importing anything, and a function that reads its text.
+def place(target: str) -> Path:
+    """Return the file of "package.module:function" or "path/to/file.py:function", found without importing anything.
 
-    A module is read by its loader, since it may be in a zip file.
+    `importlib.util.find_spec` of a module would import, and so run, the packages that contain it. Raises UserError if
+    there is none.
     """
+    name = target.rpartition(":")[0]
     if name.endswith(".py"):
-        return Path(name), lambda: Path(name).read_text(encoding="utf-8")
-    try:
-        spec = _module_spec(name)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"no module '{name}': {error}", hint="write package.module:factory") from None
-    if spec is None or spec.origin is None:
-        raise UserError(f"there is no module '{name}'", hint="write package.module:factory, or path/to/file.py:factory")
-    origin, get_source = Path(spec.origin), getattr(spec.loader, "get_source", lambda module: None)
-    return origin, lambda: get_source(name) or origin.read_text(encoding="utf-8")
-
-
-def _module_spec(name: str) -> ModuleSpec | None:
-    """Return a module's spec; `importlib.util.find_spec` would import, and so run, the packages that contain it."""
+        return Path(name)
     first, *inner = name.split(".")
     spec = _first_spec(first)
-    for number in range(len(inner)):
-        folders = list(spec.submodule_search_locations or ()) if spec else []
-        whole = ".".join([first, *inner[: number + 1]])
-        finders = [finder for folder in folders if (finder := pkgutil.get_importer(folder))]
-        portions = [portion for finder in finders if (portion := finder.find_spec(whole))]
-        spec = next((portion for portion in portions if portion.loader), portions[0] if portions else None)
-    return spec
+    folders = [Path(folder, *inner) for folder in (spec.submodule_search_locations if spec else None) or ()]
+    files = [file for folder in folders for file in (folder / "__init__.py", folder.with_suffix(".py"))]
+    if spec and spec.origin and not inner:
+        files.append(Path(spec.origin))
+    found = next((file for file in files if file.is_file()), None)
+    if found is None:
+        raise UserError(f"there is no module '{name}'", hint="write package.module:factory, or path/to/file.py:factory")
+    return found
 
 
 def _arguments(function: ast.FunctionDef) -> dict[str, tuple[ast.arg, ast.expr | None]]:

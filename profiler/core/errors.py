@@ -1,11 +1,16 @@
-"""Errors caused by the user or the machine, shown as one line."""
+"""Errors caused by the user or the machine, shown as one line; libraries that may be missing."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from types import ModuleType
+from typing import Any
 
+EXTRAS = ("pyarrow", "tensorboard", "wandb", "mlflow", "submitit", "ray")  # each by the name that pip has for it
+BROKEN = (ImportError, OSError, AttributeError, TypeError, ValueError, RuntimeError, SyntaxError)  # if it is damaged
 MOST_MEANT = 3  # most words in a hint
 LIKE = 0.65  # ratio of difflib from which a word may be meant: one wrong letter of three
 
@@ -88,3 +93,32 @@ def similar(word: str, words: Iterable[str]) -> list[str]:
     whole = [name for name in begun if plain[name] == typed]
     near = get_close_matches(typed, plain.values(), n=1, cutoff=LIKE)
     return whole[:1] or begun[:MOST_MEANT] or [name for name, letters in plain.items() if letters in near][:1]
+
+
+def load_module(module: str, *, needs: str | None = None) -> ModuleType:
+    """Import and return a module of gcprof that needs an optional library.
+
+    `needs` names a library that is installed with gcprof and used only for pictures or pages: it is imported first, to
+    test it. Raises UserError that says what to install: with exit code 2 if an extra is missing, with 1 if `needs` is
+    missing or broken (what was measured is kept all the same).
+    """
+    try:
+        if needs:
+            importlib.import_module(needs)
+    except BROKEN as error:
+        message = f"{needs} does not work here: {error}"
+        raise UserError(message, hint=f"pip install --force-reinstall {needs}", exit_code=1) from error
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRAS:
+            raise
+        raise UserError(f"this needs {library}", hint=f"pip install {library}") from error
+
+
+def load_function(target: str) -> Any:
+    """Import and return the function that a table names as `package.module:function`. Raises UserError as
+    `load_module`."""
+    module, _, attribute = target.partition(":")
+    return getattr(load_module(module), attribute)

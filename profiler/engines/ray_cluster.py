@@ -12,10 +12,8 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
-from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,13 +23,13 @@ from typing import Any
 
 import msgspec
 
-from profiler.core import gpu_specs, optional_deps, safe_files
+from profiler.core import gpu_specs, safe_files
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.catalogue import Count
 from profiler.core.devices import CUDA, KIND, parse
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, load_module
 from profiler.core.record import Environment, Record
-from profiler.core.secret_filter import hide, hide_bytes
+from profiler.core.safe_files import hide, hide_bytes
 from profiler.engines import WORKER
 from profiler.engines.local import Local, in_waves, lost
 from profiler.runs import store
@@ -40,10 +38,8 @@ PACKAGE = Path(__file__).parents[1]
 LEFT_HERE = [".?*", "__pycache__", "results"]  # what of the current folder is not sent, as what a .gitignore names
 ACCELERATOR = "accelerator_type:"  # prefix of Ray's name for the resource of a node with such GPUs
 MARKED = 1e-3  # of that resource, which each task with the accelerator takes
-REACH_SECONDS = 5.0
 STARTING = "`ray start --head` starts one; --engine ray:address=local is this machine alone"
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # Ray sets it anew for each task
-AHEAD = 256  # most trials of a device that are sent and not yet back: all would fill this process's memory
 ATTEMPTS = 3
 LOOK_SECONDS = 2.0  # between checks for lost nodes, while nothing comes back
 
@@ -71,7 +67,7 @@ class RayCluster:
         self, *, stage_seconds: float, logs: Path | None, plan: tuple[Trial, ...], address: str, cpus: int, wait: float
     ) -> None:
         self.logs = logs
-        self._ray: Any = optional_deps.load("ray")
+        self._ray: Any = load_module("ray")
         self._kinds = tuple(name for name in dict.fromkeys(trial.case.device for trial in plan) if parse(name).kind)
         self._sends_folder = _has_own_code(trial.case for trial in plan)
         self._address = address
@@ -81,7 +77,6 @@ class RayCluster:
         self._on_node: dict[str, Any] = {"trial": f"{WORKER}:run_trials", "stage_seconds": stage_seconds}
 
     def __enter__(self) -> RayCluster:
-        _refuse_silent(self._address)
         self._join()
         return self
 
@@ -93,16 +88,32 @@ class RayCluster:
         kinds = self._kinds_there()
         for name in self._kinds:
             if name not in kinds:
-                hint = (
-                    f"it has {', '.join(str(parse(kind).kind) for kind in kinds) or 'no GPU of a kind that it knows'}"
-                )
-                raise UserError(f"--gpus: the cluster has no '{parse(name).kind}'", hint=hint, exit_code=3)
+                there = ", ".join(str(parse(kind).kind) for kind in kinds) or "no GPU of a kind that it knows"
+                raise UserError(f"--gpus: the cluster has no '{parse(name).kind}'", hint=f"it has {there}", exit_code=3)
         failing = "torch does not work on a node"
         asked = {name: self._asked(name, f"{WORKER}:survey", "", failing) for name in self._kinds or ("cpu", *kinds)}
         devices: dict[str, Environment] = {}
         for name, task in asked.items():
-            devices |= self._surveyed(name, task)
+            found, why, hint = self._surveyed(name, task)
+            if why and (name == "cpu" or name in self._kinds):
+                lacking = f"--gpus: '{parse(name).kind}' cannot be had" if parse(name).kind else "no node takes a task"
+                raise UserError(f"{lacking}: {why}", hint=hint, exit_code=3)
+            devices |= found
         return devices
+
+    def _surveyed(self, name: str, task: Any) -> tuple[dict[str, Environment], str, str]:
+        """Return the CPU and the device of the surveyed node; or nothing, why, and what to do."""
+        try:
+            devices = decode(json.dumps(self._answer(task, self._wait)["devices"]), dict[str, Environment])
+        except self._ray.exceptions.GetTimeoutError:
+            self._ray.cancel(task, force=True)
+            return {}, f"none was free for {self._wait:g} s", "ray:wait=SECONDS waits longer"
+        device = devices.get(parse(name).torch_device)
+        if device is None:
+            return {}, "torch sees no CUDA device there", "these nodes need torch with CUDA"
+        if not parse(name).accepts(device.device_name or ""):
+            return {}, f"Ray gives a {device.device_name} for it", "name the accelerators as they are"
+        return {"cpu": devices["cpu"], name: device}, "", ""
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         """Call `entry` ("module:function") with `text` on some node; return its answer. Raises as `Local.ask` does."""
@@ -122,27 +133,33 @@ class RayCluster:
         return in_waves(self._wave, trials, done, widely=True)
 
     def _wave(self, trials: list[Trial]) -> Iterator[Record]:
-        """Run trials in any order: at most AHEAD of each device are under way, and none waits for another device's."""
-        waiting: dict[str, deque[tuple[Trial, int]]] = {}
-        for trial in trials:
-            waiting.setdefault(trial.case.device, deque()).append((trial, 1))
+        """Run trials in any order; a device that no node could run for `wait` seconds is given up."""
         under_way: dict[Future[Any], tuple[Trial, int]] = {}  # with the number of the attempt
         back: SimpleQueue[Future[Any]] = SimpleQueue()  # is waited for in Python, where signals are handled
         gone: dict[str, float] = {}  # by device: since when no node can run its trials
+
+        def send(trial: Trial, attempt: int) -> None:
+            task = self._ray.remote(max_retries=0, max_calls=0)(run_trial).options(**self._needs(trial.case.device))
+            future = task.remote(encode(trial), **self._on_node).future()
+            under_way[future] = trial, attempt
+            future.add_done_callback(back.put)
+
         try:
-            while under_way or any(waiting.values()):
-                sent = Counter(trial.case.device for trial, _ in under_way.values())
-                for device, several in waiting.items():
-                    for _ in range(min(AHEAD - sent[device], len(several))):
-                        trial, attempt = several.popleft()
-                        task = self._ray.remote(max_retries=0, max_calls=0)(run_trial).options(**self._needs(device))
-                        future = task.remote(encode(trial), **self._on_node).future()
-                        under_way[future] = trial, attempt
-                        future.add_done_callback(back.put)
+            for trial in trials:
+                send(trial, 1)
+            while under_way:
                 try:
                     future = back.get(timeout=LOOK_SECONDS)
                 except Empty:
-                    yield from self._without_place(waiting, under_way, gone)
+                    for device in {trial.case.device for trial, _ in under_way.values()}:
+                        since = gone.setdefault(device, time.monotonic())
+                        if self._has_place(device):
+                            del gone[device]
+                        elif time.monotonic() - since >= self._wait:
+                            sent = [future for future, (trial, _) in under_way.items() if trial.case.device == device]
+                            self._cancel(sent)
+                            why = f"no node of the cluster could take it for {self._wait:g} s"
+                            yield from (lost(under_way.pop(future)[0], "crashed", why) for future in sent)
                     continue
                 if future in under_way:  # else it was canceled
                     trial, attempt = under_way.pop(future)
@@ -150,7 +167,7 @@ class RayCluster:
                     if record:
                         yield record
                     else:
-                        waiting[trial.case.device].appendleft((trial, attempt + 1))
+                        send(trial, attempt + 1)
         finally:
             self._cancel(under_way)
 
@@ -183,24 +200,6 @@ class RayCluster:
         record: Record = decode(encoded, Record)
         record.keep_line(encoded)
         return record
-
-    def _without_place(
-        self,
-        waiting: dict[str, deque[tuple[Trial, int]]],
-        under_way: dict[Future[Any], tuple[Trial, int]],
-        gone: dict[str, float],
-    ) -> Iterator[Record]:
-        """Give up all trials of a device that no node could run for `wait` seconds."""
-        for device, several in waiting.items():
-            sent = [future for future, (trial, _) in under_way.items() if trial.case.device == device]
-            if not sent or self._has_place(device):
-                gone.pop(device, None)
-            elif time.monotonic() - gone.setdefault(device, time.monotonic()) >= self._wait:
-                self._cancel(sent)
-                left = [*(under_way.pop(future) for future in sent), *several]
-                several.clear()
-                why = f"no node of the cluster could take it for {self._wait:g} s"
-                yield from (lost(trial, "crashed", why) for trial, _ in left)
 
     def _join(self) -> None:
         """Begin a job of the cluster, with the package and the user's code. Raises UserError (exit code 3)."""
@@ -269,27 +268,6 @@ class RayCluster:
             raise UserError(message, hint="`ray status` shows more", exit_code=3) from error
         return answer
 
-    def _surveyed(self, name: str, task: Any) -> dict[str, Environment]:
-        """Return the CPU and the device of the surveyed node; nothing if the device is missing but not requested."""
-        try:
-            devices = decode(json.dumps(self._answer(task, self._wait)["devices"]), dict[str, Environment])
-        except self._ray.exceptions.GetTimeoutError:
-            self._ray.cancel(task, force=True)
-            return self._missing(name, f"none was free for {self._wait:g} s", "ray:wait=SECONDS waits longer")
-        device = devices.get(parse(name).torch_device)
-        if device is None:
-            return self._missing(name, "torch sees no CUDA device there", "these nodes need torch with CUDA")
-        if not parse(name).accepts(device.device_name or ""):
-            return self._missing(name, f"Ray gives a {device.device_name} for it", "name the accelerators as they are")
-        return {"cpu": devices["cpu"], name: device}
-
-    def _missing(self, name: str, why: str, hint: str) -> dict[str, Environment]:
-        """Return no device. Raises UserError (exit code 3) where one was requested."""
-        if name != "cpu" and name not in self._kinds:
-            return {}
-        lacking = f"--gpus: '{parse(name).kind}' cannot be had" if parse(name).kind else "no node takes a task"
-        raise UserError(f"{lacking}: {why}", hint=hint, exit_code=3)
-
 
 # What a task does in Ray's worker on a node
 
@@ -354,16 +332,6 @@ def _placed(trial: Trial) -> Trial:
     """Make the data folder absolute: data is not sent, and must be at the same place on every node."""
     data = trial.data_directory
     return msgspec.structs.replace(trial, data_directory=str(Path(data).absolute())) if data else trial
-
-
-def _refuse_silent(address: str) -> None:
-    """Raise UserError (exit code 3) if nobody listens at the address: Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        try:
-            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-        except OSError as error:
-            raise UserError(f"no Ray cluster at '{address}': {error}", hint=STARTING, exit_code=3) from error
 
 
 def _why(error: BaseException) -> str:

@@ -23,13 +23,13 @@ import msgspec
 
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
-from profiler.core import optional_deps, safe_files, schedule
+from profiler.core import safe_files, schedule
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.catalogue import Count
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, load_module
 from profiler.core.record import Environment, Record
+from profiler.core.safe_files import hide
 from profiler.core.schedule import Shard
-from profiler.core.secret_filter import hide
 from profiler.engines.local import Local, informed, lost
 from profiler.runs import find, store
 from profiler.runs.store import Manifest, Writer
@@ -80,7 +80,7 @@ def connect(  # noqa: PLR0913  its keywords are the options of the engine
         **more,
     }
     return Slurm(
-        submitit=optional_deps.load("submitit"), executor=executor, settings=settings, num_jobs=jobs,
+        submitit=load_module("submitit"), executor=executor, settings=settings, num_jobs=jobs,
         requeues=max_num_timeout, jobs_folder=Path(folder) if folder else None, stage_seconds=stage_seconds, logs=logs,
     )  # fmt: skip
 
@@ -314,7 +314,7 @@ class Work:
 
     def checkpoint(self) -> Any:
         """Return what is submitted again when the time of a job is up; submitit calls the method by this name."""
-        return optional_deps.load("submitit").helpers.DelayedSubmission(self)
+        return load_module("submitit").helpers.DelayedSubmission(self)
 
 
 def _refuse_other(manifest: Manifest, devices: Mapping[str, Environment], jobs_folder: Path) -> None:

@@ -21,10 +21,9 @@ from torch.utils.checkpoint import CheckpointError
 
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.devices import parse
-from profiler.core.errors import Exited, Invalid, Unsupported, UserError
-from profiler.core.optional_deps import load_function
+from profiler.core.errors import Exited, Invalid, Unsupported, UserError, load_function
 from profiler.core.record import IN_BUILD, Environment, Note, Outcome, Record, Shortage
-from profiler.core.secret_filter import hide
+from profiler.core.safe_files import hide
 from profiler.core.units import GIB, KIB, MIB
 from profiler.core.user_code import exited, is_ours, is_theirs
 from profiler.measuring import devices as measured_devices

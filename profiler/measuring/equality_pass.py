@@ -10,9 +10,17 @@ import msgspec
 import torch
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from profiler.core import gradient_verdict
 from profiler.core.case import Case
-from profiler.core.record import Applied, Equality, reproducible
+from profiler.core.record import (
+    MOST_NAMED,
+    NOISE_MARGIN,
+    Applied,
+    Equality,
+    judge,
+    not_reproducible,
+    reproducible,
+    unkept,
+)
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
 from profiler.measuring.failure_causes import CAUSE, explanation, what_moves
@@ -50,7 +58,7 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     if "memory" not in bench.trial.passes:
         return _compared(bench)
     compared = bench.extra("whether the gradients are those without checkpointing", lambda: _compared(bench))
-    return compared or (None, gradient_verdict.judge(None, strict=case.verify == "strict"))
+    return compared or (None, judge(None, strict=case.verify == "strict"))
 
 
 def _compared(bench: Bench) -> tuple[Equality | None, str | None]:
@@ -59,7 +67,7 @@ def _compared(bench: Bench) -> tuple[Equality | None, str | None]:
     result = comparison.of_baseline() if case == case.baseline else comparison.of_strategy()
     if result is None:
         bench.note("GCP003", "gradients were not compared: there is no result without checkpointing")
-        return None, gradient_verdict.judge(None, strict=case.verify == "strict")
+        return None, judge(None, strict=case.verify == "strict")
     result = comparison.with_lost(result)
     _tell(bench, comparison, result)
     return result, _reason(bench, comparison, result)
@@ -69,13 +77,13 @@ def _tell(bench: Bench, comparison: _Comparison, result: Equality) -> None:
     """Note what is compared besides parameters, what differs besides gradients, and if comparing proves nothing."""
     if comparison.beside:
         text = "their gradients are compared too, though no optimizer steps with them"
-        bench.note("GCP058", f"{few(comparison.beside, gradient_verdict.MOST_NAMED)}: {text}")
+        bench.note("GCP058", f"{few(comparison.beside, MOST_NAMED)}: {text}")
     if not result.buffers_equal:
         bench.note("GCP004", _buffers(result, comparison.others(result), comparison.is_repairable))
     if not comparison.tells:
         bench.note("GCP014", VANISHED if comparison.trains else UNTRAINED)
     if not result.random_state_equal:
-        drawn = gradient_verdict.unkept(result)
+        drawn = unkept(result)
         source = f" from {', '.join(drawn)}, which checkpoints do not restore" if drawn else ""
         bench.note("GCP005", f"the step draws different random numbers than without checkpointing{source}")
     if result.moved:
@@ -90,7 +98,7 @@ def _tell(bench: Bench, comparison: _Comparison, result: Equality) -> None:
 def _reason(bench: Bench, comparison: _Comparison, result: Equality) -> str | None:
     """Return why the trial is invalid, if it is; a baseline that does not repeat itself is only noted."""
     case = bench.trial.case
-    noise = gradient_verdict.not_reproducible(result, case.precision)
+    noise = not_reproducible(result, case.precision)
     if noise and case == case.baseline:
         bench.note("GCP044", noise)
         return None
@@ -99,12 +107,12 @@ def _reason(bench: Bench, comparison: _Comparison, result: Equality) -> str | No
     if comparison.wrong:
         return comparison.wrong
     rewritten = comparison.rewritten(result)
-    reason = gradient_verdict.judge(result, strict=case.verify == "strict", rewritten=rewritten)
+    reason = judge(result, strict=case.verify == "strict", rewritten=rewritten)
     may_round = comparison.rounds and case.precision != "fp32" and case.verify != "strict" and not case.ranks
     if reason and may_round and bench.extra("whether the gradients differ by rounding", comparison.is_rounding):
         return None
     if reason and result.worst_step == 1 and not result.missing and bench.group.mesh is None:
-        is_explained = result.moved or gradient_verdict.unkept(result) or rewritten
+        is_explained = result.moved or unkept(result) or rewritten
         if not is_explained and (cause := bench.extra("why the gradients differ", comparison.cause)):
             return f"{reason}; {CAUSE}{cause}"
         what = f"whether `none` or {case.label} has the gradients of its loss"
@@ -171,9 +179,9 @@ class _Comparison:
             return self._run(ready.pop()) if ready else self._gradients(case)
 
         result = self._against(case.baseline, step, digests, applied)
-        if applied.draws_apart and gradient_verdict.judge(result, strict=False) is not None:
+        if applied.draws_apart and judge(result, strict=False) is not None:
             result = self._undropped(result, applied)
-        if applied.reference is None or gradient_verdict.judge(result, strict=False) is None:
+        if applied.reference is None or judge(result, strict=False) is None:
             return result
         if result.random_state_equal and not equality.is_rounding(result):
             return result
@@ -201,7 +209,7 @@ class _Comparison:
         with wrong_gradients.mended():
             right = step_results.collect(lambda: self._gradients(self._case))
         found = equality.compare(right, plain)
-        allowed = max(gradient_verdict.NOISE_MARGIN * (result.noise_floor or 0.0), reproducible(self._case.precision))
+        allowed = max(NOISE_MARGIN * (result.noise_floor or 0.0), reproducible(self._case.precision))
         if (found.largest_difference or 0.0) > allowed:
             amount = f"{found.largest_difference:.1e}, worst in {found.worst_parameter}"
             self.wrong = f"the gradients are wrong by {amount}, in plain PyTorch: {cause}"
@@ -338,11 +346,11 @@ def _buffers(result: Equality, others: Sequence[str], is_repairable: bool) -> st
         rounding = [f"rounding ({difference:.1e})"] if difference is not None else []
         return f"buffers are equal except for {' and '.join([*rounding, *counts])}"
     apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
-    names = few(result.differing_buffers, gradient_verdict.MOST_NAMED)
+    names = few(result.differing_buffers, MOST_NAMED)
     told = f"buffers {apart}" + (f" ({names})" if names else "")
     if not is_repairable or (others and len(others) == len(result.differing_buffers)):
         return f"{told}: the recompute updates them a second time"
-    rest = f"; the recompute updates {few(others, gradient_verdict.MOST_NAMED)} a second time" if others else ""
+    rest = f"; the recompute updates {few(others, MOST_NAMED)} a second time" if others else ""
     return f"{told}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it{rest}"
 
 

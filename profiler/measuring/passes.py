@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from profiler.core import gpu_specs, roofline
+from profiler.core import gpu_specs
 from profiler.core.devices import parse
+from profiler.core.trace_data import roofline_seconds, stated_error
 from profiler.core.units import bytes_text, count_text, few
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import operators
@@ -88,8 +89,8 @@ def _estimated(bench: Bench, counted: operators.Counted) -> dict[str, Any]:
     rates = gpu_specs.find(parse(case.device).name)
     if counted.num_to_host > LOGGED and not rates.host_bandwidth:
         return {}
-    bench.note("GCP016", roofline.stated_error(rates, case.precision))
-    seconds = roofline.seconds(counted.operators, rates, case.precision)
+    bench.note("GCP016", stated_error(rates, case.precision))
+    seconds = roofline_seconds(counted.operators, rates, case.precision)
     return {f"{phase}_seconds": (value,) for phase, value in seconds.items()}
 
 

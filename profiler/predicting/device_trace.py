@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from profiler.core.allocator_history import GIVEN, GRANULE, TAKEN_BACK, blocks_in_use, line
 from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import (
+    GIVEN,
+    GRANULE,
+    TAKEN_BACK,
     WORKSPACES,
     Allocation,
     BlockChoices,
@@ -23,6 +25,8 @@ from profiler.core.trace_data import (
     Operator,
     Save,
     Trace,
+    blocks_in_use,
+    line,
     live,
     summed,
 )

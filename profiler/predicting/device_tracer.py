@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from profiler.core.allocator_history import Block, blocks_in_use
-from profiler.core.trace_data import Operator
+from profiler.core.trace_data import Block, Operator, blocks_in_use
 from profiler.measuring.meters.operators import bytes_to_host, kind_of
 from profiler.predicting.step_tracer import Packet, StepTracer, plain_tensors
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place, linear

@@ -13,11 +13,22 @@ from torch import nn
 
 from profiler.analysis import live_bytes
 from profiler.analysis.live_bytes import OUTSIDE, nbytes, stage_of
-from profiler.core import roofline
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
-from profiler.core.trace_data import STATIC, Allocation, BlockChoices, Followed, Trace, by_category, live, resting
+from profiler.core.trace_data import (
+    STATIC,
+    Allocation,
+    BlockChoices,
+    Followed,
+    Trace,
+    by_category,
+    live,
+    resting,
+    roofline_seconds,
+    scaled,
+    stated_error,
+)
 from profiler.measuring.devices import versions
 from profiler.measuring.meters import saved_graph
 from profiler.measuring.meters.memory import timeline
@@ -131,11 +142,11 @@ def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | Non
     if rates is None or trace.uses_host:  # transfers to the host have no rates
         return {}
     case, measured = trial.case, _measured_seconds(trial, rates)
-    estimate = roofline.seconds(trace.operators, rates, case.precision)
+    estimate = roofline_seconds(trace.operators, rates, case.precision)
     if measured is not None:
         bare = trace if case == case.baseline else trace_case(case.baseline, build=build)[1]
-        estimated = roofline.seconds(bare.operators, rates, case.precision)["step"]
-        estimate = roofline.scaled(estimate, measured=measured, estimated=estimated)
+        estimated = roofline_seconds(bare.operators, rates, case.precision)["step"]
+        estimate = scaled(estimate, measured=measured, estimated=estimated)
     return {f"{phase}_seconds": (value,) for phase, value in estimate.items()}
 
 
@@ -201,7 +212,7 @@ def _stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
 
 def _stated_error(trial: Trial, rates: Rates) -> str:
     is_scaled = _measured_seconds(trial, rates) is not None
-    return roofline.stated_error(rates, trial.case.precision, is_scaled=is_scaled)
+    return stated_error(rates, trial.case.precision, is_scaled=is_scaled)
 
 
 def _of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:

@@ -11,9 +11,8 @@ import msgspec
 
 from profiler.core import gpu_specs
 from profiler.core.devices import parse
-from profiler.core.roofline import operator_seconds, stated_error
 from profiler.core.script import Applied, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
-from profiler.core.trace_data import Operator
+from profiler.core.trace_data import Operator, operator_seconds, stated_error
 
 if TYPE_CHECKING:
     from profiler.core.gpu_specs import Rates
@@ -306,7 +305,7 @@ def _outcome(kinds: Mapping[str, Sequence[dict[str, Any]]], *, is_ended: bool) -
 def estimated_seconds(lines: Iterable[dict[str, Any]], rates: Rates) -> tuple[float | None, str | None]:
     """Return the seconds of a process' second step by what the watch wrote of it; None, and why, if not known.
 
-    What ranks send each other is not counted. Source: see `roofline.seconds`.
+    What ranks send each other is not counted. Source: see `roofline_seconds`.
     """
     line = next((line for line in lines if line["kind"] == "work"), None)
     if line is None or line["why"]:

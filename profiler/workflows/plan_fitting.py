@@ -9,9 +9,10 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from profiler.analysis import progress
-from profiler.core import gpu_specs, plan_file, roofline
+from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Calibration, Case, Choice, Trial
 from profiler.core.record import Readings, Record, evidence
+from profiler.core.trace_data import host_rate
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.planning import candidates
@@ -87,7 +88,7 @@ def moves_enough(chain: Chain, plan: Plan) -> bool:
 
 def copied(chain: Chain, gpu: str) -> Chain:
     """Return the chain with the rate of copies to host memory of a GPU; of 0 where that is not known."""
-    rate = roofline.host_rate(gpu_specs.find(gpu)) if gpu in gpu_specs.names() else 0.0
+    rate = host_rate(gpu_specs.find(gpu)) if gpu in gpu_specs.names() else 0.0
     return msgspec.structs.replace(chain, host_rate=rate)
 
 

@@ -19,7 +19,7 @@ from profiler.core.case import Choice, encode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Record
 from profiler.runs import store
-from profiler.runs.validate import validate
+from profiler.runs.merge import validate
 from profiler.views.export import data as csv_view
 from profiler.views.sanitize import plain
 from profiler.views.tables import grid

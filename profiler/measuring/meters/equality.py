@@ -9,8 +9,7 @@ from math import inf, sqrt
 import msgspec
 import torch
 
-from profiler.core.gradient_verdict import judge
-from profiler.core.record import Equality
+from profiler.core.record import Equality, judge
 from profiler.measuring.meters.step_results import (
     Gradients,
     GradientStep,

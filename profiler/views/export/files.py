@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 from profiler.analysis.rows import rows
-from profiler.core import optional_deps, safe_files
-from profiler.core.errors import UserError
+from profiler.core import safe_files
+from profiler.core.errors import UserError, load_module
 from profiler.runs.store import Run, refuse_link
 from profiler.views.export import data, markdown
 from profiler.views.plots.panels import has_plane
@@ -82,7 +82,7 @@ def write_pictures(run: Run) -> list[Path]:
 
 
 def _plotting() -> ModuleType:
-    return optional_deps.load("profiler.views.plots.plot", needs="matplotlib")
+    return load_module("profiler.views.plots.plot", needs="matplotlib")
 
 
 def _folder(run: Run) -> Path:

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from profiler.analysis.rows import Row
-from profiler.core.errors import UserError
-from profiler.core.optional_deps import load_function
+from profiler.core.errors import UserError, load_function
 from profiler.views import PLOTS
 from profiler.views.plots import theme
 from profiler.views.plots.panels import Plot

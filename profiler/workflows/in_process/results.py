@@ -11,9 +11,8 @@ import msgspec
 from profiler.analysis import live_bytes
 from profiler.analysis.explanation import Explanation
 from profiler.analysis.rows import rows
-from profiler.core import optional_deps
 from profiler.core.case import Choice
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, load_module
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Record, evidence
 from profiler.core.trace_data import Trace
@@ -116,7 +115,7 @@ class Timeline(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def save(self, path: str | Path) -> Path:
         """Draw the timeline as a png, svg or pdf, over any file there. Raises UserError."""
-        view = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib")
+        view = load_module("profiler.views.plots.timeline", needs="matplotlib")
         drawn: Path = view.plot(self.traces, title=self.title, path=Path(path), force=True)
         return drawn
 
@@ -163,7 +162,7 @@ class Plan(Shown, PlanFile, frozen=True, kw_only=True, dict=True):
 
     def _picture(self) -> bytes:
         found: Found = self.__dict__["found"]
-        view = optional_deps.load("profiler.views.plots.lines", needs="matplotlib")
+        view = load_module("profiler.views.plots.lines", needs="matplotlib")
         return languages.png(lambda path: view.plot_plans(found.points, found.chain, title=found.title, path=path))
 
 
