@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from string import Template
 from textwrap import wrap
 
 import msgspec
@@ -17,7 +17,7 @@ from profiler import __version__
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.plan_file import OFFLOADING, PlanFile, names, words
-from profiler.planning import lever_code_templates as templates
+from profiler.planning import code_templates as templates
 from profiler.planning import plan_code
 
 PYTHON = "python"
@@ -31,8 +31,29 @@ OF_OPTIMIZER = {  # by lever, in the order in which they are applied: the code t
     "in-backward": "_step_in_backward(optimizer)",
 }
 ONE_BY_ONE = {"bf16-state": templates.BF16_STATE, "in-backward": templates.IN_BACKWARD}  # an optimizer a parameter
-IMPORT = re.compile(r"(?:from (\S+) )?import ([\w., ]+)")
-EIGHT_BIT = {"torchao": "torchao.optim", "bitsandbytes": "bitsandbytes.optim"}  # whichever is installed
+LIBRARIES = {"torchao": "torchao.optim", "bitsandbytes": "bitsandbytes.optim"}  # whichever is installed
+
+
+APPLY = '''
+
+def apply_levers(model, optimizer):
+    """Change the model in place; return the optimizer to use instead."""
+'''
+LIKE = '''
+
+def _like(optimizer, **options):
+    """A fresh optimizer, as if it had been made with these options too."""
+    return type(optimizer)([{**group, **options} for group in optimizer.param_groups], **options)
+'''
+EIGHT_BIT = Template('''
+import $library
+
+def _in_8_bits(optimizer):
+    """The same optimizer with a state of 8 bits."""
+    taken, kind = ("params", "lr", "betas", "eps", "weight_decay"), f"{type(optimizer).__name__}8bit"
+    groups = [{name: group[name] for name in taken} for group in optimizer.param_groups]
+    return getattr($library, kind)(groups)
+''')
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,17 +111,17 @@ def _python(way: Way) -> tuple[list[str], str]:
     if way.parts > 1:
         said.append("Each step calls backward(model, batch, loss) instead of loss(model, batch).backward().")
     parts = templates.MICRO_BATCHES.substitute(n=way.parts) if way.parts > 1 else ""
-    return said, _imported(_functions(way) + parts)
+    return said, plan_code.imported(_functions(way) + parts)
 
 
 def _functions(way: Way) -> str:
     """Return `apply_levers`, and all that it calls."""
     chosen = [name for name in OF_OPTIMIZER if name in way.names]
     calls = [OF_OPTIMIZER[name] for name in chosen]
-    parts = [templates.LIKE] if {"fused", "no-foreach"} & {*chosen} else []
+    parts = [LIKE] if {"fused", "no-foreach"} & {*chosen} else []
     if "8bit" in chosen:
-        installed = next((name for name in EIGHT_BIT if find_spec(name)), "torchao")
-        parts.append(templates.EIGHT_BIT.substitute(library=EIGHT_BIT[installed]))
+        installed = next((name for name in LIBRARIES if find_spec(name)), "torchao")
+        parts.append(EIGHT_BIT.substitute(library=LIBRARIES[installed]))
     if alone := [name for name in chosen if name in ONE_BY_ONE]:
         calls.insert(chosen.index(alone[0]), "optimizer = OneByOne(optimizer)")
         parts += [templates.ONE_BY_ONE, *(ONE_BY_ONE[name] for name in alone)]
@@ -113,7 +134,7 @@ def _functions(way: Way) -> str:
         plan = plan_code.body(way.plan, PYTHON, least=least)
         calls.insert(0, "apply_plan(model)")
     lines = "".join(f"    {call}\n" for call in (*calls, "return optimizer"))
-    return f"{plan}{templates.APPLY}{lines}{''.join(parts)}"
+    return f"{plan}{APPLY}{lines}{''.join(parts)}"
 
 
 def _chunk_loss(way: Way) -> str:
@@ -125,23 +146,6 @@ def _chunk_loss(way: Way) -> str:
     by = (templates.BY_TORCH if by_torch else templates.BY_PARTS).substitute(rows=rows)
     heads = json.dumps(list(way.heads), ensure_ascii=False)
     return templates.CHUNK_LOSS.substitute(heads=heads, rows=rows, by=by, part="" if by_torch else templates.PART)
-
-
-def _imported(code: str) -> str:
-    """Return the code with its imports at the top, each name once."""
-    imports: dict[str, set[str]] = {}
-    rest = []
-    for line in code.splitlines():
-        if found := IMPORT.fullmatch(line):
-            imports.setdefault(found[1] or "", set()).update(found[2].split(", "))
-        else:
-            rest.append(line)
-    plain = [f"import {name}" for name in sorted(imports.pop("", ()))]
-    by_module = [f"from {module} import {', '.join(sorted(imports[module]))}" for module in sorted(imports)]
-    own = [line for line in by_module if line.startswith("from functools")]  # the only one of the standard library
-    others = [*plain, *(line for line in by_module if line not in own)]
-    top = "\n\n".join("\n".join(lines) for lines in (own, others) if lines)
-    return re.sub(r"\n{4,}", "\n\n\n", f"{top}\n\n\n" + "\n".join(rest).strip("\n") + "\n").lstrip("\n")
 
 
 def _hugging_face(way: Way) -> tuple[list[str], str]:
@@ -176,7 +180,7 @@ def _hugging_face(way: Way) -> tuple[list[str], str]:
         arguments += _accumulated(way, "hf", "per_device_train_batch_size={}", "gradient_accumulation_steps={}")
     lines = "".join(f"    {argument},\n" for argument in arguments)
     made = f"from transformers import TrainingArguments\n\narguments = TrainingArguments(\n{lines})\n"
-    return said, _imported(f"{made}{before}{code}")
+    return said, plan_code.imported(f"{made}{before}{code}")
 
 
 def _accelerate(way: Way) -> tuple[list[str], str]:
@@ -191,7 +195,7 @@ def _accelerate(way: Way) -> tuple[list[str], str]:
         said.append(f"The loader's batches are {size}; where labels are padded, weight each loss by its targets.")
     own = msgspec.structs.replace(way, levers=tuple(one for one in way.levers if one.name != "micro-batches"))
     made = f"from accelerate import Accelerator\n\naccelerator = Accelerator({', '.join(given)})\n\n\n"
-    return said, _imported(made + _functions(own))
+    return said, plan_code.imported(made + _functions(own))
 
 
 def _torchtitan(way: Way) -> tuple[list[str], str]:

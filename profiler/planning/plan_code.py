@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from textwrap import wrap
 
 from profiler import __version__
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile, Segment, every, names, operators, words
-from profiler.planning import plan_code_templates as templates
+from profiler.planning import code_templates as templates
 
 WIDTH = 100
+IMPORT = re.compile(r"(?:from (\S+) )?import ([\w., ]+)")
+STANDARD = ("from collections", "from functools", "from typing")  # how imports of the standard library begin here
+HOST_MEMORY = "training/levers/memory.py"  # what of it is plain PyTorch:
+OF_HOST_MEMORY = ("HostMemory", "Sent", "OffloadedInput", "_wait", "_place", "_layout")
 DRAWING = {"native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "normal", "uniform", "multinomial",
            "rrelu_with_noise", "poisson", "exponential", "rand", "randn", "randint", "randperm"}  # fmt: skip
 
@@ -40,49 +47,59 @@ def body(file: PlanFile, kind: str, *, repair_batchnorm: bool = False, least: in
         hint = "gcprof.apply(module, Path('plan.json'), example=batch) knows them"
         raise UserError(f"--emit: '{called[0]}' is a call, not a module, for which there is no code", hint=hint)
     make = partial(_python, least=least) if kind == "python" else KINDS[kind]
-    code = make(file, templates.REPAIRING if repair_batchnorm else "").rstrip("\n") + "\n"
-    if _draws(operators(save) for save in _saves(file)):
-        code = _drawing(code)
-    return code + (templates.REPAIR if repair_batchnorm else "")
+    code = make(file, templates.REPAIRING if repair_batchnorm else "")
+    if saves := _saves(file):
+        draws = any("attention" in name or name.strip("_") in DRAWING for save in saves for name in operators(save))
+        keeping = "_keeping, KEPT[save]" if draws else "create_selective_checkpoint_contexts, _overloads(KEPT[save])"
+        code += "\n" + templates.SAVES.substitute(keeping=keeping) + (templates.DRAWS if draws else "")
+    return imported(code + (templates.REPAIR if repair_batchnorm else ""))
+
+
+def imported(code: str) -> str:
+    """Return the code with its imports at the top, each name once."""
+    imports: dict[str, set[str]] = {}
+    rest = []
+    for line in code.splitlines():
+        if found := IMPORT.fullmatch(line):
+            imports.setdefault(found[1] or "", set()).update(found[2].split(", "))
+        else:
+            rest.append(line)
+    lines = [f"import {name}" for name in sorted(imports.pop("", ()))]
+    for module in sorted(imports):
+        together = f"from {module} import {', '.join(names := sorted(imports[module]))}"
+        inside = "".join(f"    {name},\n" for name in names)
+        lines.append(together if len(together) <= WIDTH else f"from {module} import (\n{inside})")
+    own = [line for line in lines if line.startswith(STANDARD)]
+    top = "\n\n".join("\n".join(lines) for lines in (own, [line for line in lines if line not in own]) if lines)
+    return re.sub(r"\n{4,}", "\n\n\n", f"{top}\n\n\n" + "\n".join(rest).strip("\n") + "\n").lstrip("\n")
 
 
 def _python(file: PlanFile, first: str, *, least: int = 0) -> str:
-    saves, fetched = _saves(file), {names(one)[0]: one.fetched_at for one in file.segments if one.fetched_at}
-    parts = templates.SAVING if saves else templates.PLAIN
-    if fetched and not saves:
-        parts = {**parts, "imports": f"import torch\n{parts['imports']}"}
-    kept = _kept(saves)
+    fetched = {names(one)[0]: one.fetched_at for one in file.segments if one.fetched_at}
+    kept = _kept(file)
     if fetched:
         entries = [[f"{_quoted(name)}: {_quoted(after)},"] for name, after in fetched.items()]
         kept += "# The input of a block waits in host memory until the gradient of the other one's output arrives.\n"
         kept += _filled("FETCHED_AT = {", entries, "}")
+    options = ", **_options(save)" if _saves(file) else ""
     if all(len(segment.blocks) == 1 and isinstance(segment.blocks[0], str) for segment in file.segments):
-        code = _of_blocks(file, parts, kept, first, fetches=bool(fetched))
+        plan, each = _single_blocks("BLOCKS", file, {str(one.blocks[0]): one.save for one in file.segments})
+        around = "_around(model, name), " if fetched else ""
+        code = templates.BLOCKS.substitute(plan=kept + plan, first=first, each=each, around=around, options=options)
     else:
-        note = "# A tuple is such a list, and what is kept of it.\n" if saves else ""
+        note = "# A tuple is such a list, and what is kept of it.\n" if options else ""
         plan = note + kept + _filled("PLAN = [", [_run(segment) for segment in file.segments], "]")
-        around = "self.checkpointed"
-        if fetched:
-            around = "_around(model, _names(run)[0]), self.checkpointed"
-        code = templates.RUNS.substitute(parts, plan=plan, first=first, around=around)
-    return code + templates.OFFLOADED.substitute(least=least) if fetched else code
+        around = "_around(model, _names(run)[0]), " if fetched else ""
+        code = templates.RUNS.substitute(plan=plan, first=first, around=around, options=options)
+    return code + _host_memory() + templates.AROUND.substitute(least=least) if fetched else code
 
 
-def _of_blocks(file: PlanFile, parts: dict[str, str], kept: str, first: str, *, fetches: bool) -> str:
-    """Return the code of a plan whose segments are single blocks."""
-    blocks = [(str(segment.blocks[0]), segment.save) for segment in file.segments]
-    if _saves(file):
-        entries = [[f"{_quoted(name)}: {_quoted(save) if save else None},"] for name, save in blocks]
-        plan = _filled("BLOCKS = {  # and what is kept of them", entries, "}")
-    else:
-        plan = _filled("BLOCKS = [", [[f"{_quoted(name)}," for name, _ in blocks]] if blocks else [], "]")
-    if fetches or _saves(file):
-        call = "_around(model, name), under" if fetches else "under"
-        forward = f"        under = {parts['under']}\n        block.forward = partial({call}, block.forward)"
-    else:
-        forward = "        block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
-    code = templates.BLOCKS.substitute(parts, plan=kept + plan, first=first, forward=forward)
-    return code + templates.OVERLOADS if _saves(file) else code
+def _host_memory() -> str:
+    """Return gcprof's own code of inputs that wait in host memory, which is plain PyTorch."""
+    text = (Path(__file__).parents[1] / HOST_MEMORY).read_text("utf-8")
+    nodes = {node.name: node for node in ast.parse(text).body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    first, *others = [ast.get_source_segment(text, nodes[name]) or "" for name in OF_HOST_MEMORY]
+    return templates.HOST_MEMORY + "\n\n\n".join([first, *others]) + "\n"
 
 
 def _hugging_face(file: PlanFile, first: str) -> str:
@@ -95,13 +112,18 @@ def _hugging_face(file: PlanFile, first: str) -> str:
 
 
 def _fsdp(file: PlanFile, first: str) -> str:
-    saves = {_single(segment, "fsdp"): segment.save for segment in file.segments}
-    if not _saves(file):
-        plan = _filled("MODULES = [", [[f"{_quoted(name)},"] for name in saves], "]")
-        return templates.FSDP.substitute(plan=plan, first=first)
-    entries = [[f"{_quoted(name)}: {_quoted(save) if save else None},"] for name, save in saves.items()]
-    plan = _kept(_saves(file)) + _filled("MODULES = {  # and what is kept of them", entries, "}")
-    return templates.FSDP_SAVING.substitute(plan=plan, first=first)
+    plan, each = _single_blocks("MODULES", file, {_single(one, "fsdp"): one.save for one in file.segments})
+    options = "_options(save)" if _saves(file) else "{}"
+    return templates.FSDP.substitute(plan=_kept(file) + plan, first=first, each=each, options=options)
+
+
+def _single_blocks(word: str, file: PlanFile, saves: dict[str, str | None]) -> tuple[str, str]:
+    """Return a plan of single blocks, with what is kept of each if anything is, and what loops over it."""
+    if _saves(file):
+        entries = [[f"{_quoted(name)}: {_quoted(save) if save else None},"] for name, save in saves.items()]
+        return _filled(f"{word} = {{  # and what is kept of them", entries, "}"), f"name, save in {word}.items()"
+    together = [[f"{_quoted(name)}," for name in saves]] if saves else []
+    return _filled(f"{word} = [", together, "]"), f"name in {word}"
 
 
 KINDS: dict[str, Callable[[PlanFile, str], str]] = {"python": _python, "hf": _hugging_face, "fsdp": _fsdp}
@@ -131,23 +153,9 @@ def _saves(file: PlanFile) -> list[str]:
     return list(dict.fromkeys(segment.save for segment in every(file.segments) if segment.save))
 
 
-def _draws(kept: Iterable[tuple[str, ...]]) -> bool:
-    """Whether any of the operators may draw random numbers, as attention with dropout does."""
-    return any("attention" in name or name.strip("_") in DRAWING for several in kept for name in several)
-
-
-def _drawing(code: str) -> str:
-    """Return the code of a plan with save options, such that the backward draws what the forward drew."""
-    imported = "from torch.utils._python_dispatch import TorchDispatchMode\n"
-    code = code.replace("partial(create_selective_checkpoint_contexts, _overloads(KEPT[save]))",
-                        "partial(_keeping, KEPT[save])")  # fmt: skip
-    code = code.replace("from torch.utils.checkpoint import", f"{imported}from torch.utils.checkpoint import", 1)
-    return code + templates.DRAWS
-
-
-def _kept(saves: Iterable[str]) -> str:
-    """Return the code that lists the operators of each save option; empty if there are none."""
-    entries = [(_quoted(save), _list([f"{_quoted(name)}," for name in operators(save)])) for save in saves]
+def _kept(file: PlanFile) -> str:
+    """Return the code that lists the operators of each save option of a plan; empty if there are none."""
+    entries = [(_quoted(save), _list([f"{_quoted(name)}," for name in operators(save)])) for save in _saves(file)]
     runs = [[f"{save}: {first}", *others] for save, (first, *others) in entries]
     return _filled("KEPT = {  # operators of aten", runs, "}") if runs else ""
 

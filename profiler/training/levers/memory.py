@@ -22,6 +22,8 @@ from profiler.core.units import bytes_text
 from profiler.training.checkpointing.block_segments import checkpointed
 from profiler.training.workload import Workload
 
+# Until IS_LOOK all is plain PyTorch, since code that is emitted contains it: planning/plan_code.py
+
 
 class HostMemory:
     """Host buffers, kept from step to step, and the stream on which tensors are copied there and back."""

@@ -1,16 +1,212 @@
-"""Templates of the code of levers, which users paste and read."""
+"""Templates of emitted code, which users paste and read; the imports of all are put at the top, each name once."""
 
 from __future__ import annotations
 
 from string import Template
 
-APPLY = '''
+SAVES = Template('''
+import torch
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-def apply_levers(model, optimizer):
-    """Change the model in place; return the optimizer to use instead."""
+def _options(save):
+    """How a checkpoint keeps what is named."""
+    return {"context_fn": partial($keeping)} if save else {}
+
+
+def _overloads(names):
+    """All overloads of these operators of aten."""
+    packets = [getattr(torch.ops.aten, name) for name in names]
+    return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+''')
+
+DRAWS = '''
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class _Draws(TorchDispatchMode):
+    """What is kept draws no random numbers in the backward: operators after it begin where they began."""
+
+    def __init__(self, context, states, again):
+        super().__init__()
+        self.context, self.states, self.again = context, states, again
+
+    def __enter__(self):
+        self.number = 0
+        self.context.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.context.__exit__(*error)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            sources = [torch, *([torch.cuda] if torch.cuda.is_initialized() else [])]
+            if not self.again:
+                self.states.append([source.get_rng_state() for source in sources])
+            for source, state in zip(sources, self.states[self.number] if self.again else []):
+                source.set_rng_state(state)
+            self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _keeping(names):
+    states, both = [], create_selective_checkpoint_contexts(_overloads(names))
+    return tuple(_Draws(one, states, again) for one, again in zip(both, (False, True)))
 '''
 
-# The imports of all are put at the top, each name once.
+BLOCKS = Template('''\
+from functools import partial
+from torch.utils.checkpoint import checkpoint
+
+# Each of these blocks is computed again in the backward.
+$plan
+
+def apply_plan(model):
+    """Change the model in place, after LoRA if it has any: names stay, and hooks of the blocks run around them."""
+$first    for $each:
+        block = model.get_submodule(name)
+        if getattr(block, "inplace", False):
+            block.inplace = False  # it would write over what the block is computed from again
+        block.forward = partial(${around}checkpoint, block.forward, use_reentrant=False$options)
+''')
+
+RUNS = Template('''\
+from functools import partial
+from torch.utils.checkpoint import checkpoint
+
+# Each list of blocks is computed again in the backward; a list within a list once more, during that.
+$plan
+
+def apply_plan(model):
+    """Change the model in place, after LoRA if it has any: names stay, and hooks of the blocks run around them."""
+$first    for run in PLAN:
+        _Run(model, run)
+
+
+class _Run:  # consecutive blocks: the forward of the first computes them all, the others pass it on
+    def __init__(self, model, run):
+        self.blocks, self.in_tuples = {name: model.get_submodule(name) for name in _names(run)}, set()
+        self.forwards = {name: block.forward for name, block in self.blocks.items()}
+        for name, block in self.blocks.items():
+            block.forward = partial(self.passed, name)
+        self.blocks[_names(run)[0]].forward = partial(${around}self.checkpointed, run)
+
+    def passed(self, name, value, *args, **kwargs):
+        return (value,) if name in self.in_tuples else value
+
+    def checkpointed(self, run, *args, **kwargs):
+        first = self.blocks[_names(run)[0]]
+        if getattr(first, "inplace", False):
+            first.inplace = False  # it would write over what the run is computed from again
+        items, save = _split(run)
+        return checkpoint(partial(self.compute, items), *args, use_reentrant=False$options, **kwargs)
+
+    def compute(self, items, value, *args, **kwargs):
+        for item in items:
+            step = self.forwards[item] if isinstance(item, str) else partial(self.checkpointed, item)
+            output = step(value, *args, **kwargs)
+            value = output[0] if isinstance(output, tuple) and len(output) == 1 else output
+            self.in_tuples.update([] if value is output else _names([item])[-1:])
+        return output
+
+
+def _split(run):
+    """The items of a run, and what is kept of it."""
+    return run if isinstance(run, tuple) else (run, None)
+
+
+def _names(run):
+    """The blocks of a run, in order."""
+    return [name for item in _split(run)[0] for name in ([item] if isinstance(item, str) else _names(item))]
+''')
+
+AROUND = Template('''
+
+MEMORY = HostMemory()
+
+def _around(model, name):
+    """What calls the checkpoint that begins at this block."""
+    if name in FETCHED_AT:
+        return OffloadedInput(MEMORY, model.get_submodule(FETCHED_AT[name]), least=$least)
+    return lambda checkpoint, *given, **keywords: checkpoint(*given, **keywords)
+
+
+''')
+
+HOST_MEMORY = """
+from collections.abc import Callable
+from typing import Any
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+
+"""
+
+HUGGING_FACE = Template('''\
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+$plan
+
+def apply_plan(model):
+    """Switch checkpointing on in these layers alone. A Trainer's activation_checkpointing=True would switch on all."""
+$first    layers = {name: one for name, one in model.named_modules() if isinstance(one, GradientCheckpointingLayer)}
+    others = [name for name in LAYERS if name not in layers]
+    if others:
+        raise ValueError(f"not layers of this model that have a switch of their own: {others}")
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    for name, layer in layers.items():
+        layer.gradient_checkpointing = name in LAYERS
+''')
+
+FSDP = Template('''\
+from functools import partial
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+$plan
+
+def apply_plan(model):
+    """Wrap these modules, while they still have these names. The keys of the state dict stay."""
+$first    chosen = {model.get_submodule(name): $options for $each}
+    apply_activation_checkpointing(
+        model,
+        checkpoint_wrapper_fn=lambda module: _wrapped(module, **chosen[module]),
+        check_fn=lambda module: module in chosen,
+    )
+
+
+def _wrapped(module, **options):
+    if getattr(module, "inplace", False):
+        module.inplace = False  # it would write over what it is computed from again
+    return checkpoint_wrapper(module, **options)
+''')
+
+REPAIRING = "    _repair_batchnorm(model)\n"
+REPAIR = '''
+import torch
+
+def _repair_batchnorm(model):
+    """Hold the running statistics and counts of BatchNorm wherever the backward computes it again."""
+    for layer in model.modules():
+        if getattr(layer, "track_running_stats", False):
+            layer.register_forward_pre_hook(_hold)
+            layer.register_forward_hook(_release, always_call=True)
+
+
+def _hold(layer, _):
+    in_backward = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    if in_backward and layer.training:
+        layer.__dict__["_held"] = layer.momentum, layer.num_batches_tracked
+        layer.momentum, layer.num_batches_tracked = 0.0, None
+
+
+def _release(layer, *_):
+    if "_held" in layer.__dict__:
+        layer.momentum, layer.num_batches_tracked = layer.__dict__.pop("_held")
+'''
+
 CHUNK_LOSS = Template('''
 from functools import partial
 import torch
@@ -122,21 +318,6 @@ BY_TORCH = Template("""\
     return F.linear_cross_entropy(hidden, logits.head.weight, target, options=options, **how)
 """)
 
-LIKE = '''
-
-def _like(optimizer, **options):
-    """A fresh optimizer, as if it had been made with these options too."""
-    return type(optimizer)([{**group, **options} for group in optimizer.param_groups], **options)
-'''
-EIGHT_BIT = Template('''
-import $library
-
-def _in_8_bits(optimizer):
-    """The same optimizer with a state of 8 bits."""
-    taken, kind = ("params", "lr", "betas", "eps", "weight_decay"), f"{type(optimizer).__name__}8bit"
-    groups = [{name: group[name] for name in taken} for group in optimizer.param_groups]
-    return getattr($library, kind)(groups)
-''')
 ONE_BY_ONE = '''
 from functools import partial
 import torch
