@@ -33,17 +33,7 @@ from profiler.training.known_values import MOST_FRACTIONS, MOST_WHOLE
 from profiler.training.models import live
 from profiler.training.optimizers import hooks_of
 from profiler.workflows.absent_gpus import for_gpus
-from profiler.workflows.in_process.arguments import (
-    Model,
-    Optimizer,
-    case_of,
-    factory,
-    fresh_workload,
-    in_words_of_python,
-    name_of,
-    parts_of,
-    undisturbed,
-)
+from profiler.workflows.in_process.arguments import Given, fresh_workload, in_words_of_python, undisturbed
 from profiler.workflows.planner import GATE
 
 T = TypeVar("T")
@@ -92,44 +82,32 @@ class NotRehearsed(Exception):
     """Raised for what can only be estimated; its text is why, empty where an estimate was asked for."""
 
 
-def answer(
-    ask: Callable[[Engine, Case], T], model: Model, batch: Any, loss: Any, optimizer: Optimizer, **words: Any
-) -> tuple[T, str]:
+def answer(ask: Callable[[Engine, Case], T], given: Given, **words: Any) -> tuple[T, str]:
     """Return what is asked of the caller's model, and why it is estimated if it could be rehearsed.
 
     `ask` gets the engine that answers and the case, without its strategy. Nothing is changed in this process. Raises
     UserError for what cannot be asked for, or rehearsed if it must be.
     """
     try:
-        return rehearsed(ask, model, batch, loss, optimizer, **words), ""
+        return rehearsed(ask, given, **words), ""
     except NotRehearsed as error:
         why = str(error)
-    return _estimated(ask, model, batch, loss, optimizer, **words), why and f"estimated, not rehearsed: {why}"
+    return _estimated(ask, given, **words), why and f"estimated, not rehearsed: {why}"
 
 
 @in_words_of_python()
-def rehearsed(
-    ask: Callable[[Engine, Case], T],
-    model: Model,
-    batch: Any,
-    loss: Any,
-    optimizer: Optimizer,
-    *,
-    device: str,
-    **words: Any,
-) -> T:
+def rehearsed(ask: Callable[[Engine, Case], T], given: Given, *, device: str, **words: Any) -> T:
     """Return what is asked of a rehearsed model, as `answer` does. Raises NotRehearsed if it can only be estimated."""
     why: list[str] = []
-    word = for_gpus(device or device_choice.SEVERAL, say=why.append)
-    case = case_of(model, Request(device=word, **words), optimizer, device_choice.any_device)
-    build = factory(model, batch, loss, optimizer)
+    request = Request(device=for_gpus(device or device_choice.SEVERAL, say=why.append), **words)
+    case, build = given.case(request, device_choice.any_device), given.factory()
     if not case.is_rehearsed:
         raise NotRehearsed("".join(why).rpartition("not rehearsed: ")[2])
     try:
         with TemporaryDirectory(prefix="gcprof-") as folder:
             if build is not None:
                 path = Path(folder) / "model.pickle"
-                pack(parts_of(model, batch, loss, optimizer) if isinstance(model, nn.Module) else model, path)
+                pack(given.parts if isinstance(given.model, nn.Module) else given.model, path)
                 case = msgspec.structs.replace(case, model=Choice.of(live.NAME, {"path": path}))
             return ask(_engine(), case)
     except (Unsupported, UserError) as error:
@@ -139,25 +117,16 @@ def rehearsed(
 
 
 @undisturbed
-def _estimated(
-    ask: Callable[[Engine, Case], T],
-    model: Model,
-    batch: Any,
-    loss: Any,
-    optimizer: Optimizer,
-    *,
-    device: str,
-    **words: Any,
-) -> T:
+def _estimated(ask: Callable[[Engine, Case], T], given: Given, *, device: str, **words: Any) -> T:
     request = Request(device=to_predict(device or device_choice.SEVERAL), **words)
-    case = case_of(model, request, optimizer, device_choice.any_device)
-    engine: Any = Estimates(fresh_workload(factory(model, batch, loss, optimizer)))
+    case = given.case(request, device_choice.any_device)
+    engine: Any = Estimates(fresh_workload(given.factory()))
     return ask(engine, case)
 
 
-def named(case: Case, model: Model) -> Case:
+def named(case: Case, given: Given) -> Case:
     """Return the case with the model's own name, where it was sent to another process by a file."""
-    return case if isinstance(model, str) else msgspec.structs.replace(case, model=Choice(name_of(model)))
+    return case if isinstance(given.model, str) else msgspec.structs.replace(case, model=Choice(given.name))
 
 
 def _engine() -> Engine:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import torch
@@ -98,23 +98,6 @@ def fresh_workload(build: Callable[[], Any] | None) -> Build | None:
     return made
 
 
-def case_of(model: Model, words: Request, optimizer: Optimizer, choose_device: Callable[[str], str]) -> Case:
-    """Return the one case asked for, checked as the command line does, without its strategy."""
-    word = model if isinstance(model, str) else None
-    named = optimizer if isinstance(optimizer, str) else None
-    if not isinstance(model, nn.Module) and optimizer is not named:
-        kind = f"torch:{type(optimizer).__name__}"
-        hint = f"optimizer='{kind}:lr=0.1'; a module that is given itself takes the object"
-        raise UserError("the optimizer is of another model than the one that is made: name it", hint=hint)
-    request = msgspec.structs.replace(words, model=word or "mlp", strategies="none", optimizer=named)
-    for name in ("precision", "device", "optimizer", "model"):
-        value = getattr(request, name)
-        if value and len(split_choices(value)) > 1:
-            raise UserError(f"{name}: '{value}' is more than one", hint="ask for each by itself")
-    case = spec.check(request, choose_device).trials[0].case
-    return case if word else msgspec.structs.replace(case, model=Choice(name_of(model)), batch_size=None)
-
-
 def refuse_other_strategies(*strategies: object) -> None:
     """Raise UserError for what is neither a word nor a plan, as a loss in a strategy's place."""
     for strategy in strategies:
@@ -123,32 +106,73 @@ def refuse_other_strategies(*strategies: object) -> None:
             raise UserError(message, hint="give a loss by its name: loss=criterion")
 
 
-def factory(model: Model, batch: Any, loss: Any, optimizer: Optimizer = None) -> Callable[[], Any] | None:
-    """Return a function that makes a fresh module and batch; None for a word, which the catalogue knows.
+class Given(NamedTuple):
+    """What the caller gives: a model, and with a live module its batch, perhaps a loss and an optimizer."""
 
-    A live module stays as it is: each call returns a copy, which takes no memory while a step is traced. Raises
-    UserError for a module without a batch; for one without a loss whose forward does not take the batch as it is; and
-    for a batch or a loss if the model brings its own.
-    """
-    if isinstance(model, nn.Module):
-        if batch is None:
-            raise UserError("a module needs a batch", hint="batch=, as the module takes it, or (inputs, targets)")
-        if loss is None:
-            try:
-                refuse_other_arguments(model, batch)
-            except TypeError as error:
-                message = str(error).replace(BY_FACTORY, "")
-                raise UserError(message, hint="loss=, a function of (output, targets)") from None
-        elif not callable(loss):
-            hint = "for example loss=torch.nn.functional.cross_entropy"
-            raise UserError(f"a loss is a function of (output, targets), not {loss!r}", hint=hint)
-        _refuse_spread(model)
-        _refuse_lazy(model)
-        return _copies(parts_of(model, dict(batch) if isinstance(batch, Mapping) else batch, loss, optimizer))
-    for name, value in (("batch", batch), ("loss", loss)):
-        if value is not None:
-            raise UserError(f"{name} has no effect: the model brings its own", hint="leave it out, or give a module")
-    return None if isinstance(model, str) else model
+    model: Model
+    batch: Any
+    loss: Any
+    optimizer: Optimizer
+
+    @property
+    def name(self) -> str:
+        """The name of the model in a record."""
+        if isinstance(self.model, nn.Module):
+            return type(self.model).__name__
+        return self.model if isinstance(self.model, str) else getattr(self.model, "__qualname__", "model")
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What a factory of this module would return; an optimizer by its name is of the case."""
+        own = None if isinstance(self.optimizer, str) else self.optimizer
+        parts = (self.model, self.batch, self.loss, own)
+        return parts if own is not None else parts[:3] if self.loss is not None else parts[:2]
+
+    def case(self, words: Request, choose_device: Callable[[str], str]) -> Case:
+        """Return the one case asked for, checked as the command line does, without its strategy."""
+        word = self.model if isinstance(self.model, str) else None
+        named = self.optimizer if isinstance(self.optimizer, str) else None
+        if not isinstance(self.model, nn.Module) and self.optimizer is not named:
+            kind = f"torch:{type(self.optimizer).__name__}"
+            hint = f"optimizer='{kind}:lr=0.1'; a module that is given itself takes the object"
+            raise UserError("the optimizer is of another model than the one that is made: name it", hint=hint)
+        request = msgspec.structs.replace(words, model=word or "mlp", strategies="none", optimizer=named)
+        for name in ("precision", "device", "optimizer", "model"):
+            value = getattr(request, name)
+            if value and len(split_choices(value)) > 1:
+                raise UserError(f"{name}: '{value}' is more than one", hint="ask for each by itself")
+        case = spec.check(request, choose_device).trials[0].case
+        return case if word else msgspec.structs.replace(case, model=Choice(self.name), batch_size=None)
+
+    def factory(self) -> Callable[[], Any] | None:
+        """Return a function that makes a fresh module and batch; None for a word, which the catalogue knows.
+
+        A live module stays as it is: each call returns a copy, which takes no memory while a step is traced. Raises
+        UserError for a module without a batch; for one without a loss whose forward does not take the batch as it is;
+        and for a batch or a loss if the model brings its own.
+        """
+        model, batch, loss, _ = self
+        if isinstance(model, nn.Module):
+            if batch is None:
+                raise UserError("a module needs a batch", hint="batch=, as the module takes it, or (inputs, targets)")
+            if loss is None:
+                try:
+                    refuse_other_arguments(model, batch)
+                except TypeError as error:
+                    message = str(error).replace(BY_FACTORY, "")
+                    raise UserError(message, hint="loss=, a function of (output, targets)") from None
+            elif not callable(loss):
+                hint = "for example loss=torch.nn.functional.cross_entropy"
+                raise UserError(f"a loss is a function of (output, targets), not {loss!r}", hint=hint)
+            _refuse_spread(model)
+            _refuse_lazy(model)
+            batch = dict(batch) if isinstance(batch, Mapping) else batch
+            return _copies(self._replace(batch=batch).parts)
+        for name, value in (("batch", batch), ("loss", loss)):
+            if value is not None:
+                hint = "leave it out, or give a module"
+                raise UserError(f"{name} has no effect: the model brings its own", hint=hint)
+        return None if isinstance(model, str) else model
 
 
 def _refuse_lazy(module: nn.Module) -> None:
@@ -171,20 +195,6 @@ def _refuse_spread(module: nn.Module) -> None:
 
 def _where(name: str) -> str:
     return f"its '{name}'" if name else "it"
-
-
-def name_of(model: Model) -> str:
-    """Return the name of the model in a record."""
-    if isinstance(model, nn.Module):
-        return type(model).__name__
-    return model if isinstance(model, str) else getattr(model, "__qualname__", "model")
-
-
-def parts_of(module: nn.Module, batch: Any, loss: Any, optimizer: Optimizer) -> tuple[Any, ...]:
-    """Return what a factory of this module would return; an optimizer by its name is of the case."""
-    own = None if isinstance(optimizer, str) else optimizer
-    parts = (module, batch, loss, own)
-    return parts if own is not None else parts[:3] if loss is not None else parts[:2]
 
 
 def _copies(parts: tuple[Any, ...]) -> Callable[[], Any]:

@@ -30,7 +30,7 @@ from profiler.views.tables.plans import workspace_text
 from profiler.workflows import SILENT
 from profiler.workflows.fit import FitRequest, Room, searched
 from profiler.workflows.in_process.answering import NotRehearsed, answer, named, rehearsed
-from profiler.workflows.in_process.arguments import Model, Optimizer
+from profiler.workflows.in_process.arguments import Given, Model, Optimizer
 from profiler.workflows.in_process.results import Fit, Found, Plan
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.plan_fitting import Steps, fit_plan, frontiers
@@ -83,12 +83,12 @@ def plan(
     """
     if budget is None:
         raise UserError("plan needs a budget", hint="budget='8GiB', bytes, or '60%' of the peak without checkpointing")
-    asked = budget
+    given, asked = Given(model, batch, loss, optimizer), budget
 
     def ask(engine: Engine, case: Case) -> Plan:
-        return _planned(engine, case, asked, named(case, model))
+        return _planned(engine, case, asked, named(case, given))
 
-    made, _ = answer(ask, model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
+    made, _ = answer(ask, given, device=device, precision=precision, blocks=blocks, seed=seed)
     return made
 
 
@@ -155,6 +155,7 @@ def fit(
     """
     request = FitRequest(words=Request(), limit=1.0, allow=tuple(allow.split(",")) if allow else (), emit="python")
     request.check()
+    given = Given(model, batch, loss, optimizer)
 
     def ask(engine: Engine, case: Case) -> Fit:
         step = _Step(roomy(case), engine)
@@ -165,7 +166,7 @@ def fit(
             room = Room(limit, context, "assumed" if context == CONTEXT_BYTES else "as asked")
             found = searched(step, request, room, partial(file_of, Path(folder)), step.run, SILENT)
             table = found.table
-        title = table.title.replace(str(case.model), str(named(case, model).model))
+        title = table.title.replace(str(case.model), str(named(case, given).model))
         gone = [folder]  # its files; and it is no news that a live model has its own optimizer
         if not isinstance(optimizer, str | None):
             title = title.replace(OWN_OPTIMIZER, type(optimizer).__name__)
@@ -173,9 +174,8 @@ def fit(
         below = tuple(line for line in table.below if not any(word in line for word in gone))
         return Fit(fitted=found, table=msgspec.structs.replace(table, title=title, below=below))
 
-    words: dict[str, Any] = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
     try:
-        return rehearsed(ask, model, batch, loss, optimizer, **words)
+        return rehearsed(ask, given, device=device, precision=precision, blocks=blocks, seed=seed)
     except NotRehearsed as error:
         why = str(error)
         hint = None if why else 'name a GPU that need not be here: device="t4"'

@@ -28,14 +28,7 @@ from profiler.training.models.user import as_workload
 from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.workflows.explain import assumed, explanation_of, followed, heading
 from profiler.workflows.in_process.answering import answer, named
-from profiler.workflows.in_process.arguments import (
-    Model,
-    Optimizer,
-    case_of,
-    factory,
-    refuse_other_strategies,
-    undisturbed,
-)
+from profiler.workflows.in_process.arguments import Given, Model, Optimizer, refuse_other_strategies, undisturbed
 from profiler.workflows.in_process.results import PeakMemory, ShownRecord, StepExplanation, Timeline
 
 REHEARSED = "by='predicted' rehearses a GPU where that is possible"
@@ -83,8 +76,9 @@ def measure(
     )
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = ["cpu", *(f"cuda:{index}" for index in range(count))]
-    checked = case_of(model, words, optimizer, lambda word: device_choice.choose_device(word, devices))
-    make = factory(model, batch, loss, optimizer)
+    given = Given(model, batch, loss, optimizer)
+    checked = given.case(words, lambda word: device_choice.choose_device(word, devices))
+    make = given.factory()
     made = None if make is None else lambda: as_workload(make())
 
     with under(checked, strategy) as (case, shown):
@@ -134,17 +128,16 @@ def predict(
         after = gcprof.predict(build, strategy="segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
     refuse_other_strategies(strategy)
+    given = Given(model, batch, loss, optimizer)
 
     def ask(engine: Engine, case: Case) -> Record:
         with under(case, strategy) as (chosen, shown):
             (record,) = engine.run([Trial(case=chosen)])
             if record.outcome not in ("ok", "out_of_memory"):  # the device did not decide
                 raise Unsupported(record.detail or record.outcome)
-            return msgspec.structs.replace(record, case=named(shown, model))
+            return msgspec.structs.replace(record, case=named(shown, given))
 
-    record, why = answer(
-        ask, model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
-    )
+    record, why = answer(ask, given, device=device, precision=precision, blocks=blocks, seed=seed)
     if why:
         record = msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP068", text=why)))
     return ShownRecord.of(record)
@@ -179,10 +172,11 @@ def explain(
         batch = torch.randn(4096, 256), torch.zeros(4096, 256)
         gcprof.explain(model, batch, loss=nn.functional.mse_loss, optimizer="adamw", device="h100")
     """
+    strategies = ["none", *([strategy] if strategy != "none" else [])]
+    given = Given(model, batch, loss, optimizer)
     steps, why = _steps(
-        ["none", *([strategy] if strategy != "none" else [])], model, batch, loss, optimizer, device=device,
-        precision=precision, blocks=blocks, seed=seed, with_choices=True,
-    )  # fmt: skip
+        strategies, given, device=device, precision=precision, blocks=blocks, seed=seed, with_choices=True
+    )
     (_, baseline), (step, chosen) = steps[0], steps[-1]
     explained = explanation_of(step, chosen, baseline)
     is_given = not isinstance(optimizer, str | None)  # then it is no news that the model has its own
@@ -220,19 +214,18 @@ def timeline(
         gcprof.timeline(model, batch, "none,segments:k=4", loss=nn.functional.mse_loss).peak_bytes
     """
     chosen = split_choices(strategies) if isinstance(strategies, str) else strategies
-    steps, _ = _steps(
-        list(chosen), model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
-    )
+    given = Given(model, batch, loss, optimizer)
+    steps, _ = _steps(list(chosen), given, device=device, precision=precision, blocks=blocks, seed=seed)
     traces = {str(case.label): step.trace for case, step in steps}
     return Timeline(title=heading(*steps[0]), traces=traces)
 
 
 def _steps(
-    strategies: Sequence[str | PlanFile | Path], *model: Any, with_choices: bool = False, **words: Any
+    strategies: Sequence[str | PlanFile | Path], given: Given, *, with_choices: bool = False, **words: Any
 ) -> tuple[list[tuple[Case, Followed]], str]:
     """Return the cases of these strategies, each with its step, and why they are estimated if they could be rehearsed.
 
-    `model` and `words` are as of `answer`. With choices, the first step also has what other blocks come to.
+    `words` are as of `answer`. With choices, the first step also has what other blocks come to.
     """
     refuse_other_strategies(*strategies)
 
@@ -241,10 +234,10 @@ def _steps(
         for place, strategy in enumerate(strategies):
             with under(case, strategy) as (chosen, shown):
                 step = followed(engine, Trial(case=chosen), with_choices=with_choices and not place)
-                steps.append((named(shown, model[0]), step))
+                steps.append((named(shown, given), step))
         return steps
 
-    return answer(ask, *model, **words)
+    return answer(ask, given, **words)
 
 
 @contextmanager
