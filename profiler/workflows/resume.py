@@ -12,7 +12,7 @@ from msgspec import UNSET
 from profiler import engines
 from profiler.analysis import progress, rows
 from profiler.core import catalogue
-from profiler.core.case import Case, Trial, split_choices
+from profiler.core.case import Choice, split_choices
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
@@ -22,17 +22,8 @@ from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, STARTING, Screen, consent
-from profiler.workflows.run import (
-    Ran,
-    RunRequest,
-    Started,
-    begin,
-    checked_on,
-    go_on,
-    in_folder,
-    refuse_exclusive,
-    survey,
-)
+from profiler.workflows import run as workflow
+from profiler.workflows.run import Ran, RunRequest, Started
 
 THREADS = "OMP_NUM_THREADS"  # the variable that sets how many threads PyTorch uses
 
@@ -47,17 +38,17 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
     before = store.load(run_folder(request.resume))
     if before.is_script:
         raise UserError(f"'{request.resume}' is of a script, which cannot be resumed", hint="run its command again")
+    plan, shard = before.manifest.plan, before.manifest.shard or None
     words = None if _names_only(before, request) else request.checked()
     data = (words or request.words).data
     _refuse_other_data(before, data)
     if request.anew and words:
-        shard = str(before.manifest.shard) if before.manifest.shard else None
-        request = msgspec.structs.replace(request, words=words, config=None, shard=shard)
-        return begin(request, _changed(before, request), screen, remarks=before.warnings)
+        request = msgspec.structs.replace(request, words=words, config=None, shard=str(shard) if shard else None)
+        return workflow.begin(request, _changed(before, request), screen, remarks=before.warnings)
     is_complete = words is None and not request.anew and not _owed(before)
     if not is_complete:
         consent.refuse_unnamed(before, _named_words(before, request.words), request.typed)
-    refuse_exclusive(before.manifest.plan, exclusive=request.exclusive)
+    workflow.refuse_exclusive(plan, exclusive=request.exclusive)
     if request.anew:
         store.refuse_existing(request.output or RESULTS / "new")
     else:
@@ -66,28 +57,25 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
         return _nothing_left(before, screen)
     with ExitStack() as stack:
         with screen.doing(STARTING):
-            engine = stack.enter_context(engines.connect(request.engine, plan=before.manifest.plan))
-            devices = survey(engine, request, before.manifest.plan)
-        checked = CheckedRequest(
-            trials=before.manifest.plan, data_directory=data, shard=before.manifest.shard or None,
-            remarks=(*before.warnings, *(() if request.anew else _again(before))),
-        )  # fmt: skip
-        begun = Started(engine, devices, checked)
+            engine = stack.enter_context(engines.connect(request.engine, plan=plan))
+            devices = workflow.survey(engine, request, plan)
         if request.anew or engines.EngineChoice(request.engine).name == "local":
-            for device in dict.fromkeys(trial.case.device for trial in checked.trials):
+            for device in dict.fromkeys(trial.case.device for trial in plan):
                 device_choice.choose_device(device, list(devices))  # every trial would fail, and the run be complete
+        remarks = before.warnings if request.anew else (*before.warnings, *_again(before))
+        checked = CheckedRequest(trials=plan, data_directory=data, shard=shard, remarks=remarks)
+        begun, manifest = Started(engine, devices, checked), before.manifest
         if request.anew:
-            if gone := store.missing_code(trial.case for trial in checked.trials):
+            if gone := store.missing_code(trial.case for trial in plan):
                 message = f"this run is of files that are not here: {', '.join(gone)}"
                 raise UserError(message, hint="put them back, or go to the folder where the run was begun")
-            manifest = before.manifest
-            return in_folder(begun, request, screen, command=manifest.command, words=manifest.words)
-        asked = checked_on(devices, _changed(before, request), before.manifest.shard or None) if words else None
+            return workflow.in_folder(begun, request, screen, command=manifest.command, words=manifest.words)
+        asked = workflow.checked_on(devices, _changed(before, request), shard) if words else None
         _refuse_changes(before, request, asked, devices)
         if not _owed(before):
             return _nothing_left(before, screen)
-        device_choice.refuse_crowded([trial.case for trial in checked.trials], devices)
-        return go_on(begun, before, request, screen)
+        device_choice.refuse_crowded([trial.case for trial in plan], devices)
+        return workflow.go_on(begun, before, request, screen)
 
 
 def _names_only(before: Run, request: RunRequest) -> bool:
@@ -100,25 +88,24 @@ def _names_only(before: Run, request: RunRequest) -> bool:
     naming = {key: getattr(words, key) for key in consent.FLAGS}
     if request.config is not None or words != Request(**naming, data=words.data):
         return False
-    own = {"model": {trial.case.model for trial in before.manifest.plan}}
-    must = {field: set(named) for field, named in consent.needs_naming(before).items()}
+    models, must = {trial.case.model for trial in before.manifest.plan}, consent.needs_naming(before)
     typed = _named_words(before, words)
-    return all(named in (own.get(field), must.get(field)) for field, named in typed.items())
+    return all(
+        named == {*must.get(field, ())} or (field == "model" and named == models) for field, named in typed.items()
+    )
 
 
-def _named_words(before: Run, words: Request) -> dict[str, set[str]]:
+def _named_words(before: Run, words: Request) -> dict[str, set[Choice]]:
     """Return the words that were typed, by the field of a case, as the run has them, or else in canonical form."""
     cases = [trial.case for trial in before.manifest.plan]
-    named: dict[str, set[str]] = {}
+    named = {}
     for key, field in consent.FLAGS.items():
-        of_run = {getattr(case, field) for case in cases}
-        if (text := getattr(words, key)) is not None and field in TABLES:
-            choices = [one.parts[0] for one in split_choices(text)]  # a lever leads nowhere
+        if (text := getattr(words, key)) is not None:
+            own = {getattr(case, field) for case in cases}
+            choices = [choice.parts[0] for choice in split_choices(text)]  # a lever leads nowhere
             named[field] = {
-                one if one in of_run else catalogue.resolve(one, TABLES[field], what=field) for one in choices
+                choice if choice in own else catalogue.resolve(choice, TABLES[field], what=field) for choice in choices
             }
-        elif text is not None:
-            named[field] = {text}
     return named
 
 
@@ -168,7 +155,10 @@ def _refuse_changes(
     sources = store.code_digests(trial.case for trial in trials)
     manifest = msgspec.structs.replace(before.manifest, environment=then)
     changes = [*store.changes(manifest, environment=now, sources=sources)]
-    if asked and {*map(_key, asked.trials)} != {*map(_key, trials)}:
+    then_and_now = [
+        {(one.case, one.round, one.passes) for one in of} for of in (trials, asked.trials if asked else trials)
+    ]
+    if then_and_now[0] != then_and_now[1]:
         changes = [*_other_words(before, request), *changes]
     if changes:
         message = f"this run began with other settings, which would be mixed: {'; '.join(changes)}"
@@ -177,10 +167,6 @@ def _refuse_changes(
             again = shlex.join([f"{THREADS}={then.num_threads}", "gcprof", *typed])
             ways = [f"{again} goes on with it", *ways]
         raise UserError(message, hint="; ".join(ways))
-
-
-def _key(trial: Trial) -> tuple[Case, int, tuple[str, ...]]:
-    return trial.case, trial.round, trial.passes
 
 
 def _other_words(before: Run, request: RunRequest) -> list[str]:
