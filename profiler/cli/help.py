@@ -52,7 +52,7 @@ RUNS: dict[str, dict[str, str]] = {  # the same for `gcprof runs`
 MODEL = "Model"
 PANELS: dict[str, tuple[str, ...]] = {  # panel -> the names of its options, in any command
     MODEL: (
-        "model_flag", "optimizer", "batch_size", "precision", "accumulate", "blocks", "pattern", "parallel", "ranks",
+        "optimizer", "batch_size", "precision", "accumulate", "blocks", "pattern", "parallel", "ranks",
         "repair_batchnorm", "routing", "data", "seed", "stages",
     ),
     "Strategies": ("segments", "strategies", "strategy", "budget", "levels", "frontier"),
@@ -113,7 +113,7 @@ SCRIPT_EXAMPLES: dict[str, tuple[str, str]] = {  # the same, of those that take 
 }
 MOST = 20  # options of a command's help, --help and --help-all among them; of more the RARE ones are left out
 RARE = (
-    "model_flag", "parallel", "routing", "data", "seed", "keep_grads", "repair_batchnorm", "gpus", "predict",
+    "parallel", "routing", "data", "seed", "keep_grads", "repair_batchnorm", "gpus", "predict",
     "precision_target", "max_samples", "max_seconds", "warmup", "new_run", "engine", "devices", "allow_parallel",
     "shard", "exclusive", "stage_limit", "color", "cudnn_workspace", "calibrate", "levels", "stages", "force",
     "allow_writes",

@@ -22,6 +22,9 @@ OPTIONS = {
     "--optim": "--optimizer",
     "--strategy": "--strategies",
 }
+TAKES_MODEL = (  # commands whose first word is a model, or a run's name; --model may stand before it
+    "run", "rehearse", "predict", "explain", "timeline", "plan", "stages", "fit", "blocks",
+)  # fmt: skip
 OF_COMMAND = {("plan", "--memory"): "--budget", ("fit", "--budget"): "--memory"}
 SWITCHES = {"--amp": "amp-bf16", "--bf16": "amp-bf16", "--fp16": "amp-fp16"}  # the precision that each asks for
 PRECISIONS = {
@@ -49,14 +52,16 @@ COMMANDS = {
 
 
 def understood(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with options of other tools, and with `_` in an option, as ours; others stay."""
+    """Return the words of a command with --model, options of other tools and `_` in options as ours; others stay."""
     read: list[str] = []
     before = ""  # the option as it was typed, whose value comes next
     for word in words:
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-") if flag.startswith("--") else flag
         ours = OF_COMMAND.get((words[0], flag)) or OPTIONS.get(flag, flag)
-        if flag in SWITCHES and not equals:
+        if flag == "--model" and words[0] in TAKES_MODEL:
+            read += [value] if equals else []
+        elif flag in SWITCHES and not equals:
             read += ["--precision", SWITCHES[flag]]
         elif flag.startswith("--"):
             read.append(f"{ours}{equals}{_value(flag, value)}")
