@@ -88,15 +88,6 @@ def test_what_is_live_before_counts_and_what_is_freed_before_the_peak_does_not()
     assert list(replayed.live) == [0, 4096]
 
 
-def test_inputs_are_those_at_their_addresses_when_the_model_is_called():
-    entries = [entry("alloc", 0, 512), *freed(0, 512), entry("alloc", 0, 512), entry("alloc", 512, 512)]
-
-    replayed = history.replay({}, history.Space(), entries, inputs=[(1, {0, 512})])
-
-    assert [block.category for block in replayed.held] == [None, None]
-    assert history.replay({}, history.Space(), entries, inputs=[(2, {0})]).held[0].category == "inputs"
-
-
 def test_holders_are_together_all_of_the_bytes():
     blocks = [history.Block(at, 512 * at, 1, line=f"a.py:{at}", category="other", module="m.0") for at in range(1, 9)]
 

@@ -104,35 +104,25 @@ class Replayed(NamedTuple):
     live: dict[int, Block]  # at the end, by address
 
 
-def replay(
-    live: Mapping[int, Block],
-    space: Space,
-    entries: Iterable[Entry],
-    *,
-    phase: str = "",
-    inputs: Sequence[tuple[int, set[int]]] = (),
-) -> Replayed:
+def replay(live: Mapping[int, Block], space: Space, entries: Iterable[Entry], *, phase: str = "") -> Replayed:
     """Return the peak of a history, what was live then, and what is at its end; `space` is changed along.
 
-    `live` is what was live before, `phase` is noted at what is allocated, and `inputs` are addresses of a model's
-    inputs, each with the number of allocations before it was called, in order.
+    `live` is what was live before, and `phase` is noted at what is allocated.
     """
-    now, waiting = dict(live), list(inputs)
+    now = dict(live)
     total = most = sum(block.nbytes for block in live.values())
     peak: Block | None = None
     changes: list[tuple[int, Block | None]] = []
-    num_at_peak = num = 0  # changes, allocations
-    _note_inputs(now, waiting, num)
+    num_at_peak = 0  # changes
     for entry in entries:
         action, address = entry["action"], entry.get("addr", 0)
         if action == "alloc":
             size = space.take(address, entry["size"])
             now[address] = block = Block(address, size, entry["size"], entry["frames"], phase)
             changes.append((address, block))
-            total, num = total + size, num + 1
+            total += size
             if total > most:
                 most, peak, num_at_peak = total, block, len(changes)
-            _note_inputs(now, waiting, num)
         elif action == "free_requested":
             total -= now.pop(address).nbytes if address in now else 0
             changes.append((address, None))
@@ -144,14 +134,6 @@ def replay(
             space.remove(address)
     held: dict[int, Block | None] = {**live, **dict(changes[:num_at_peak])}
     return Replayed(most, peak, [block for block in held.values() if block], now)
-
-
-def _note_inputs(live: Mapping[int, Block], waiting: list[tuple[int, set[int]]], num: int) -> None:
-    while waiting and waiting[0][0] <= num:
-        for address in waiting.pop(0)[1]:
-            block = live.get(address)
-            if block and block.category is None and block.phase not in ("forward", "backward"):
-                block.category = "inputs"
 
 
 def of_segments(segments: Iterable[Mapping[str, Any]], known: Mapping[int, Block], phase: str) -> dict[int, Block]:

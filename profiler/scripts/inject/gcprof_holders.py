@@ -58,6 +58,10 @@ class Counters:
         found: Stats = self._plain.get(read, getattr(torch._C, read))(device)
         return found
 
+    def allocated(self, device: int) -> int:
+        """Return how many allocations there have been on a device."""
+        return int(self.stats(device)["allocation"]["all"]["allocated"])
+
     def begin(self) -> None:
         """Hide what is reset from now on."""
         self._is_ended = False
@@ -129,7 +133,6 @@ class _OneDevice:
         self.live: dict[int, Any] = {}
         self.space = history.Space()
         self.num_allocations = 0  # before the history that is read next
-        self.inputs: list[tuple[int, set[int]]] = []
         self.begin()
 
     def begin(self) -> None:
@@ -185,15 +188,14 @@ class Holders:
         """Note the inputs of a model that is called now, and read the history so far if it is long."""
         if not self._is_on:
             return
-        found: dict[int, set[int]] = {}
         for tensor in _tensors(arguments):
-            found.setdefault(tensor.device.index, set()).update(_addresses(tensor))
-        for device, addresses in found.items():
-            one = self.devices.setdefault(device, _OneDevice())
-            num = counters.stats(device)["allocation"]["all"]["allocated"] - one.num_allocations
-            one.inputs.append((num, addresses))
-            if num > LOOK_AFTER:
-                self.read(phase, line)
+            live = self.devices.setdefault(tensor.device.index, _OneDevice()).live
+            for block in filter(None, map(live.get, _addresses(tensor))):
+                if block.category is None and block.phase not in ("forward", "backward"):
+                    block.category = "inputs"
+        nums = (counters.allocated(device) - one.num_allocations for device, one in self.devices.items())
+        if any(num > LOOK_AFTER for num in nums):
+            self.read(phase, line)
 
     def ended(self, phase: str, step: int, line: str, devices: Mapping[int, tuple[int, int, int]]) -> dict[str, Any]:
         """End a phase: return its line and holders at its peak, on the device with the largest, if that is new."""
@@ -268,15 +270,14 @@ class Holders:
                 one = self.devices.setdefault(device, _OneDevice())
                 segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
                 self._read_one(one, entries, segments, known, phase, line)
-                one.num_allocations = counters.stats(device)["allocation"]["all"]["allocated"]
+                one.num_allocations = counters.allocated(device)
 
     def _read_one(self, one: _OneDevice, entries: Any, segments: Any, known: Known, phase: str, line: str) -> None:
         if len(entries) >= MOST_ENTRIES:
             one.lost = True
             self.why = TOO_LONG
-        replayed = history.replay(one.live, one.space, entries, phase=phase, inputs=one.inputs)
+        replayed = history.replay(one.live, one.space, entries, phase=phase)
         workspaces = _workspaces()
-        one.inputs = []
         one.live = history.of_segments(segments, replayed.live, phase)
         one.space = history.Space(segments)
         for block in one.live.values():

@@ -129,12 +129,14 @@ def _distributed(module: Any) -> None:
     files.rm_file = _removing(files.rm_file)
 
 
-def _pretrained(*names: str) -> Callable[[Any], None]:
-    def redirect(module: Any) -> None:
-        for kind in filter(None, (getattr(module, name, None) for name in names)):
+def _hub(module: Any) -> None:
+    """Redirect `save_pretrained` of every class that has one: all of them can be pushed to the hub."""
+
+    def __init_subclass__(kind: Any, **keywords: Any) -> None:
+        if "save_pretrained" in vars(kind):
             kind.save_pretrained = _with(folder_there, kind.save_pretrained, 1, "save_directory")
 
-    return redirect
+    module.PushToHubMixin.__init_subclass__ = classmethod(__init_subclass__)
 
 
 def _trainer(module: Any) -> None:
@@ -159,13 +161,7 @@ HOOKS: dict[str, Callable[[Any], None]] = {
     "safetensors": _safetensors,
     "safetensors.torch": _safetensors,
     "torch.distributed.checkpoint.filesystem": _distributed,
-    "transformers.modeling_utils": _pretrained("PreTrainedModel"),
-    "transformers.configuration_utils": _pretrained("PreTrainedConfig", "PretrainedConfig"),
-    "transformers.generation.configuration_utils": _pretrained("GenerationConfig"),
-    "transformers.tokenization_utils_base": _pretrained("PreTrainedTokenizerBase"),
-    "transformers.feature_extraction_utils": _pretrained("FeatureExtractionMixin"),
-    "transformers.image_processing_base": _pretrained("ImageProcessingMixin"),
-    "transformers.processing_utils": _pretrained("ProcessorMixin"),
+    "transformers.utils.hub": _hub,
     "transformers.training_args": _trainer,
     "lightning.fabric.plugins.io.torch_io": _lightning,
     "lightning_fabric.plugins.io.torch_io": _lightning,
