@@ -72,6 +72,7 @@ ROOMS = {
         (
             "profiler/measuring/meters/equality.py",
             "profiler/measuring/meters/step_results.py",
+            "profiler/measuring/meters/tensor_difference.py",
             "profiler/measuring/equality_pass.py",
             "profiler/measuring/trial.py",
         ),

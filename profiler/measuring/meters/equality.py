@@ -17,16 +17,12 @@ from profiler.measuring.meters.step_results import (
     Second,
     collect,
     collect_two,
-    dense,
-    difference,
     equal_bits,
-    largest,
 )
+from profiler.measuring.meters.tensor_difference import LEAST_SCALE, ROUNDING, dense, difference, largest
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import kept_state
 
-ROUNDING = 2.0**-12  # relative, the square root of fp32's last bit: kernels that differ by more do different work
-LEAST_SCALE = 2.0**-8  # of the model's largest gradient; fp32 rounds a 0 to up to 2**-19 of it, < 0.001 of this
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
 
 

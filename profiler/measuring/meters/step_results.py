@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -12,11 +11,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from profiler.measuring.meters.tensor_difference import HOST, bytes_of, dense
 from profiler.training import kept_state, random_sources
 from profiler.training.workload import Mark, Workload, batch_counts, compared, local, trained
 
-CHUNK = 2**24  # values that are reduced at a time: a GPU that the step leaves full has room for 0.5 GiB of float64
-HOST = torch.device("cpu")
 Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name; sparse where the step's are
 
 
@@ -217,39 +215,6 @@ class StepDigests:
         self.lost = without_gradient(module)
 
 
-def difference(
-    reference: torch.Tensor | None,
-    other: torch.Tensor | None,
-    *,
-    least_scale: float = 0.0,
-    device: torch.device = HOST,
-) -> float:
-    """Return the relative difference of two tensors, from 0 to 2, reduced on the device.
-
-    That is the largest absolute difference over the largest absolute value of both, or over `least_scale` if that is
-    larger. It is 2 if it is not finite, one tensor is missing, or the shapes differ.
-    """
-    if reference is None or other is None:
-        return 0.0 if reference is other else 2.0
-    if reference.shape != other.shape:
-        return 2.0
-    reference, other = dense(reference), dense(other)
-    if torch.equal(bytes_of(reference), bytes_of(other)):
-        return 0.0
-    sizes, apart = [], []
-    for part, other_part in zip(_chunks(reference, device), _chunks(other, device), strict=True):
-        wide, other_wide = widest(part), widest(other_part)
-        sizes += [wide.abs().max(), other_wide.abs().max()]
-        apart.append((wide - other_wide).abs().max())
-    relative = float(torch.stack(apart).max() / torch.stack(sizes).max().clamp(min=least_scale))
-    return relative if math.isfinite(relative) else 2.0
-
-
-def _chunks(tensor: torch.Tensor, device: torch.device) -> Iterator[torch.Tensor]:
-    """Yield the values on the device, a part at a time."""
-    return (part.to(device) for part in tensor.flatten().split(CHUNK))
-
-
 def equal_bits(tensors: Mapping[str, torch.Tensor | None], others: Mapping[str, torch.Tensor | None]) -> bool:
     """Whether both have the same names, in order, each with a tensor of the same shape, type and bits, or with none."""
 
@@ -260,16 +225,6 @@ def equal_bits(tensors: Mapping[str, torch.Tensor | None], others: Mapping[str, 
         return are_alike and torch.equal(bytes_of(dense(tensor)), bytes_of(dense(other)))
 
     return list(tensors) == list(others) and all(equal(tensors[name], others[name]) for name in tensors)
-
-
-def largest(tensor: torch.Tensor, *, device: torch.device = HOST) -> float:
-    """Return the largest finite absolute value, found on the device; 0 if there is none."""
-    sizes = [part.abs() for part in _chunks(dense(tensor), device) if part.numel()]
-    return max((float(size.masked_fill(~size.isfinite(), 0).max()) for size in sizes), default=0.0)
-
-
-def widest(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -289,10 +244,6 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
         .to("cpu", copy=True)
         .contiguous()
     )
-
-
-def dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:
@@ -323,7 +274,3 @@ class Digest:
     def text(self) -> str:
         """Return the digest of all that was added."""
         return self._hash.hexdigest()
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.flatten().view(torch.uint8)  # (bytes,)

@@ -16,6 +16,7 @@ import hashlib
 import multiprocessing
 import os
 import platform
+import runpy
 import signal
 import sys
 import threading
@@ -42,7 +43,7 @@ TERM = signal.SIGTERM
 MARK, ASIDE = "gcprof: mark", "gcprof: aside"  # the end of a phase; the begin and the end of work of ours
 COMPARED_STEPS = 2  # the first has the weights that all runs begin with; the second shows what follows from them
 MOST_BYTES = 2**30  # kept of one step
-LEAST_SCALE = 2.0**-8  # of the largest gradient, as in profiler/measuring/meters/equality.py
+comparing = runpy.run_path(os.path.join(lines.PACKAGE, "measuring", "meters", "tensor_difference.py"))
 FAR = 2.0  # the relative difference of what cannot be compared
 Values = dict[str, torch.Tensor | None]
 Stats = dict[str, Any]
@@ -298,7 +299,7 @@ def _on_host(gradient: Any) -> torch.Tensor | None:
     if gradient is None:
         return None
     plain = (gradient.to_local() if hasattr(gradient, "to_local") else gradient).detach()
-    dense: torch.Tensor = plain.to_dense() if plain.is_sparse else plain
+    dense: torch.Tensor = comparing["dense"](plain)
     return dense.cpu().contiguous()
 
 
@@ -314,31 +315,18 @@ def _keep(path: str, gradients: Values, digests: dict[str, str | None]) -> None:
 
 
 def _differences(path: str, gradients: Values, digests: dict[str, str | None]) -> dict[str, float | None]:
-    """Return the relative difference of each gradient that is not that of the file, None where it was not kept.
-
-    It is the largest absolute difference over the largest absolute value, or over a fraction of the largest gradient of
-    all, for those that are 0 but for rounding.
-    """
+    """Return the relative difference of each gradient that is not that of the file, None where it was not kept."""
     kept = torch.load(path, mmap=True, weights_only=True) if os.path.exists(path) else None
     changed = [name for name in gradients if kept is not None and kept.get(name, (None, None))[0] != digests[name]]
-    sizes = [_largest(gradient) for gradient in gradients.values() if changed and gradient is not None]
+    sizes = [comparing["largest"](gradient) for gradient in gradients.values() if changed and gradient is not None]
     found: dict[str, float | None] = {}
     for name in changed:
         gradient, (known, other) = gradients[name], kept.get(name, (None, None)) if kept else (None, None)
         if known is not None and other is None and gradient is not None:
             found[name] = None
-        elif gradient is None or other is None or (other.dtype, other.shape) != (gradient.dtype, gradient.shape):
+        elif gradient is None or other is None or other.dtype != gradient.dtype:
             found[name] = FAR
         else:
-            scale = max(_largest(gradient), _largest(other), LEAST_SCALE * max(sizes))
-            relative = float((_wide(gradient) - _wide(other)).abs().max()) / scale if scale else 0.0
-            found[name] = relative if relative < FAR else FAR  # nan is no number
+            least_scale = comparing["LEAST_SCALE"] * max(sizes)
+            found[name] = comparing["difference"](other, gradient, least_scale=least_scale)
     return found
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    return float(_wide(tensor).abs().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -132,7 +132,7 @@ def _distributed(module: Any) -> None:
 def _hub(module: Any) -> None:
     """Redirect `save_pretrained` of every class that has one: all of them can be pushed to the hub."""
 
-    def __init_subclass__(kind: Any, **keywords: Any) -> None:
+    def __init_subclass__(kind: Any, /, **keywords: Any) -> None:
         if "save_pretrained" in vars(kind):
             kind.save_pretrained = _with(folder_there, kind.save_pretrained, 1, "save_directory")
 

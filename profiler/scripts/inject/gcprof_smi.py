@@ -1,4 +1,4 @@
-"""`nvidia-smi` of the hollow GPUs, as scripts ask it: its table, `-L`, and `--query-gpu=... --format=csv`.
+"""`nvidia-smi` of the hollow GPUs, as scripts ask it: its versions, `-L`, and `--query-gpu=... --format=csv`.
 
 What it says is what the stand-in for NVML says of them, of quiet boards on which nothing runs.
 """
@@ -26,13 +26,13 @@ def main() -> None:
         gpus = [gpu for gpu in gpus if {gpu["index"], gpu["uuid"], gpu["pci.bus_id"]} & {*asked.id.split(",")}]
     if asked.query_gpu:
         _print_query(gpus, [field.strip() for field in asked.query_gpu.split(",")], asked.format)
-    elif asked.list_gpus:
-        for gpu in gpus:
-            print(f"GPU {gpu['index']}: {gpu['name']} (UUID: {gpu['uuid']})")
     elif asked.query_compute_apps:
         print(", ".join(asked.query_compute_apps.split(",")))
     else:
-        _print_table(gpus)
+        if not asked.list_gpus:
+            print(f"NVIDIA-SMI {DRIVER}    Driver Version: {DRIVER}    CUDA Version: {CUDA}")
+        for gpu in gpus:
+            print(f"GPU {gpu['index']}: {gpu['name']} (UUID: {gpu['uuid']})")
 
 
 def _facts(index: int) -> dict[str, str]:
@@ -58,18 +58,6 @@ def _print_query(gpus: list[dict[str, str]], names: list[str], form: str) -> Non
     for gpu in gpus:
         values = [(name, gpu.get(name, UNKNOWN)) for name in names]
         print(", ".join(text.split()[0] if "nounits" in ways and name in units else text for name, text in values))
-
-
-def _print_table(gpus: list[dict[str, str]]) -> None:
-    line = "+" + "-" * 77 + "+"
-    print(datetime.now().strftime("%a %b %d %H:%M:%S %Y"))
-    print(line)
-    print(f"| {f'NVIDIA-SMI {DRIVER}    Driver Version: {DRIVER}    CUDA Version: {CUDA}':<75} |")
-    print(line)
-    for gpu in gpus:
-        memory = f"0MiB / {gpu['memory.total'].replace(' ', '')}"
-        print(f"| {gpu['index']:>3}  {gpu['name']:<36} {memory:>22} {'0%':>10} |")
-    print(line)
 
 
 if __name__ == "__main__":
