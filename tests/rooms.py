@@ -38,7 +38,7 @@ ROOMS = {
     "engines": _room(
         "core analysis training request rehearsal measuring predicting scripts runs", "torch ray submitit"
     ),
-    "views": _room("core planning analysis training runs scripts", "pandas matplotlib jinja2 pyarrow rich"),
+    "views": _room("core planning analysis training runs scripts", "matplotlib jinja2 pyarrow rich"),
     "integrations": _room("core analysis runs", "tensorboard wandb mlflow"),
     "workflows": _room("core planning analysis training request scripts runs engines views", "pandas"),
     "workflows/in_process": _room(

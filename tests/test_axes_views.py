@@ -14,7 +14,7 @@ from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.views.plots.plot import draw
-from profiler.views.tables import grid, pivot
+from profiler.views.tables import details, grid
 from profiler.views.tables.grid import Paper
 from tests import examples, golden_files, make
 
@@ -35,7 +35,7 @@ CASES = {
 
 def printed(name: str, **how) -> str:
     records, over = CASES[name]
-    return f"{grid.text(pivot.tables(examples.table(records), over=over), Paper(**how)).plain}\n"
+    return f"{grid.text(details.over_axes(examples.table(records), over=over), Paper(**how)).plain}\n"
 
 
 def legend(figure):
@@ -234,7 +234,7 @@ def test_a_hundred_columns_are_strips_with_the_names_before_each():
         for name in ("none", "all")
     ]
 
-    tables = pivot.tables(examples.table(records), over=("batch_size", "strategy"))
+    tables = details.over_axes(examples.table(records), over=("batch_size", "strategy"))
     lines = grid.text(tables, Paper(80)).plain.splitlines()
 
     peaks = lines[lines.index("peak memory (MiB) by batch size") : lines.index("saved memory (MiB) by batch size")]

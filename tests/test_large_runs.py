@@ -17,7 +17,7 @@ from profiler.core.case import Choice, encode
 from profiler.core.record import Record
 from profiler.runs import store
 from profiler.views.sanitize import plain, plain_cells
-from profiler.views.tables import grid, samples
+from profiler.views.tables import details, grid
 from profiler.views.tables import grid as grids
 from profiler.views.tables.columns import UNSHOWN, main
 from profiler.views.tables.grid import Paper
@@ -44,7 +44,7 @@ def test_the_table_needs_no_reading_that_is_dropped(tmp_path, name):
 
 def tables(run: store.Run) -> list[str]:
     table = rows(run.records)
-    return [grid.text([*main(table), *samples.ranks(table)], Paper(width)).plain for width in (None, 80)]
+    return [grid.text([*main(table), *details.ranks(table)], Paper(width)).plain for width in (None, 80)]
 
 
 @pytest.mark.parametrize("name", RUNS)

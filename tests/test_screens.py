@@ -81,9 +81,8 @@ def screen(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setattr(Follow, "__enter__", lambda self: self)  # what turns while it works is gone in the end
     assert answer([name, *shlex.split(SCREENS[name]), "--color", "always"]) == 0
-    return re.sub(
-        r"\d{8}T\d{6}Z-plan-transformer-[0-9a-f]{6}", "20261120T174902Z-plan-42ab19", file.buffer.getvalue().decode()
-    )
+    text = re.sub(r"(?<=built_in.py:)\d{3}", "100", file.buffer.getvalue().decode())  # lines of the model that move
+    return re.sub(r"\d{8}T\d{6}Z-plan-transformer-[0-9a-f]{6}", "20261120T174902Z-plan-42ab19", text)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

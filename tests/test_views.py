@@ -16,8 +16,8 @@ from profiler.core.units import MISSING
 from profiler.views.sanitize import plain
 from profiler.views.tables import grid
 from profiler.views.tables.columns import group_table, main, remarks
+from profiler.views.tables.details import samples
 from profiler.views.tables.grid import Paper, show
-from profiler.views.tables.samples import samples
 from tests import examples, golden_files, make
 from tests.make import MIB
 

@@ -17,7 +17,7 @@ from profiler.core.case import Choice
 from profiler.core.record import BlockSummary, ModelSummary, Readings
 from profiler.core.stats import Sampling
 from profiler.training import models, strategies
-from profiler.views.tables import explanation, fit, listing, reproduction, samples
+from profiler.views.tables import details, explanation, fit, listing, reproduction
 from profiler.views.tables.columns import main
 from profiler.views.tables.grid import Paper, Table, text
 from tests import examples, golden_files, make
@@ -35,7 +35,7 @@ def _explanation() -> list[Table]:
 def _samples() -> list[Table]:
     case = make.case("segments:k=2", sampling=Sampling(precision_target=0.02))
     noisy = make.record(case=case, seconds=tuple(0.1 + 0.013 * (step % 7) for step in range(23)))
-    return samples.samples(examples.table([*examples.troubled(), noisy]))
+    return details.samples(examples.table([*examples.troubled(), noisy]))
 
 
 def _beside() -> list[Table]:

@@ -72,7 +72,7 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
     "blocks": "profiler.cli.look_up:blocks",
     "reproduce": "profiler.cli.reproduce:reproduce",
     "doctor": "profiler.cli.look_up:doctor",
-    "note": "profiler.cli.note:note",
+    "note": "profiler.cli.look_up:note",
 }
 
 

@@ -1,25 +1,29 @@
-"""gcprof models, strategies and blocks: the names that other commands take; and doctor: whether this machine works."""
+"""gcprof models, strategies, blocks and note: names and their meaning; and doctor: whether this machine works."""
 
 from __future__ import annotations
 
 import platform
+import re
+import sys
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import Terminal, next_command, say, say_json
-from profiler.core.errors import UserError, refuse_idle
+from profiler.cli.output import Terminal, folded, next_command, say, say_json
+from profiler.core.errors import UserError, nearest, refuse_idle
 from profiler.core.units import batch_text, bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from profiler.core.case import Case
     from profiler.core.record import Environment
     from profiler.engines import Engine
 
+PACKAGES = ("torch", "torchvision", "typer", "rich", "pandas", "matplotlib", "msgspec", "psutil", "nvidia-ml-py")
 FEW = 2  # samples: enough to see every shape
+PAGE = Path(__file__).parent.parent / "views" / "notes.md"
 FACTS = ("device_name", "device_bytes", "driver", "cuda", "num_threads")  # of each device
 
 
@@ -101,56 +105,40 @@ def blocks(
     Example: gcprof blocks torchvision:resnet18 --pattern 'layer?.*'
     """
     from profiler import engines
-    from profiler.core.case import encode
+    from profiler.core import catalogue
+    from profiler.core.case import Case, Choice, encode
     from profiler.core.record import ModelSummary
+    from profiler.request import device_choice, spec
+    from profiler.training.models import TABLE, meant
     from profiler.views.tables.listing import blocks as table
     from profiler.workflows.stages import better_blocks_text
-
-    case = _case(model, pattern, batch_size)
-    with Terminal(is_quiet=quiet).doing("looking at the model"), engines.connect(measures=False) as engine:
-        answer = engine.ask(
-            f"{engines.WORKER}:outline", encode(case).decode(), failing=f"'{case.model}' ended without a result"
-        )
-        hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name"
-        summary = engines.read_answer(answer, "outline", ModelSummary, hint=hint)
-        step = _step(model, pattern, batch_size)
-        better = None if json else better_blocks_text(engine, step)
-    if json:
-        say_json(summary)
-        return
-    note = f"predicted for CUDA, {batch_text(step.batch_size)}: {better}" if better else None
-    say(table(summary, better=note))
-    chosen = ["--blocks", pattern] if pattern else []
-    next_command("gcprof", "run", str(case.model), *chosen, "--strategies", "all")
-
-
-def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
-    from profiler.core import catalogue
-    from profiler.core.case import Case, Choice
-    from profiler.training.models import TABLE, meant
 
     chosen = catalogue.resolve(meant(Choice(model)), TABLE, what="model")
     takes_size = "batch_size" in catalogue.read(chosen.name, TABLE).parameters
     if batch_size is not None and not takes_size:
         hint = "leave it out, or give the function a parameter batch_size"
         raise UserError(f"--batch-size has no effect on '{chosen}', which makes its own batch", hint=hint)
-    return Case(
-        model=chosen,
-        strategy=Choice("none"),
-        optimizer=Choice("sgd"),
-        batch_size=(batch_size or FEW) if takes_size else None,
-        device="cpu",
-        blocks=pattern,
+    size = (batch_size or FEW) if takes_size else None
+    case = Case(
+        model=chosen, strategy=Choice("none"), optimizer=Choice("sgd"), batch_size=size, device="cpu", blocks=pattern
     )
-
-
-def _step(model: str, pattern: str | None, batch_size: int | None) -> Case:
-    """Return the case that `gcprof explain` traces for this model."""
-    from profiler.request import device_choice, spec
-
-    size = None if batch_size is None else str(batch_size)
-    words = spec.Request(model=model, strategies="none", device="cuda", blocks=pattern, batch_size=size)
-    return spec.check(words, device_choice.any_device).trials[0].case
+    with Terminal(is_quiet=quiet).doing("looking at the model"), engines.connect(measures=False) as engine:
+        answer = engine.ask(
+            f"{engines.WORKER}:outline", encode(case).decode(), failing=f"'{case.model}' ended without a result"
+        )
+        hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name"
+        summary = engines.read_answer(answer, "outline", ModelSummary, hint=hint)
+        asked = None if batch_size is None else str(batch_size)
+        words = spec.Request(model=model, strategies="none", device="cuda", blocks=pattern, batch_size=asked)
+        step = spec.check(words, device_choice.any_device).trials[0].case  # that `gcprof explain` traces
+        better = None if json else better_blocks_text(engine, step)
+    if json:
+        say_json(summary)
+        return
+    note = f"predicted for CUDA, {batch_text(step.batch_size)}: {better}" if better else None
+    say(table(summary, better=note))
+    named = ["--blocks", pattern] if pattern else []
+    next_command("gcprof", "run", str(case.model), *named, "--strategies", "all")
 
 
 def doctor(
@@ -163,7 +151,7 @@ def doctor(
 
     Example: gcprof doctor
     """
-    from profiler import engines
+    from profiler import __version__, engines
     from profiler.core.case import Case, Choice, Trial
     from profiler.engines.local import rehearsal
 
@@ -174,8 +162,11 @@ def doctor(
         devices: dict[str, Environment] = engine.survey()
         trials = {name: next(engine.run([Trial(case=msgspec.structs.replace(tiny, device=name))])) for name in devices}
         wrong = {name: _wrong(engine, name) for name in devices}
+    installed = {str(one.metadata["Name"]).lower(): one.version for one in metadata.distributions()}
+    versions = {name: installed.get(name) for name in PACKAGES}
+    system = f"{platform.system()} {platform.machine()}"
     findings: dict[str, Any] = {
-        "versions": _versions(),
+        "versions": {"gcprof": __version__, "python": platform.python_version(), "system": system, **versions},
         "devices": {name: {fact: getattr(devices[name], fact) for fact in FACTS} for name in devices},
         "trials": {name: record.detail or record.outcome for name, record in trials.items()},
         "arithmetic": {name: text or "right" for name, text in wrong.items()},
@@ -205,19 +196,6 @@ def _wrong(engine: Engine, device: str) -> str | None:
     return wrong
 
 
-def _versions() -> dict[str, str | None]:
-    from profiler import __version__
-
-    packages = ("torch", "torchvision", "typer", "rich", "pandas", "matplotlib", "msgspec", "psutil", "nvidia-ml-py")
-    installed = {str(one.metadata["Name"]).lower(): one.version for one in metadata.distributions()}
-    return {
-        "gcprof": __version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        **{name: installed.get(name) for name in packages},
-    }
-
-
 def _lines(findings: dict[str, Any]) -> list[str]:
     lines = [f"{name:14} {version or 'not installed'}" for name, version in findings["versions"].items()]
     for name, facts in findings["devices"].items():
@@ -232,3 +210,35 @@ def _lines(findings: dict[str, Any]) -> list[str]:
         lines.append("no CUDA device: torch sees none, so `gcprof run` measures the CPU")
     lines.append(f"{'rehearsal':14} {findings['rehearsal']}")
     return lines
+
+
+def propose_notes(incomplete: str) -> list[tuple[str, str]]:
+    """Complete a note's code, with its title."""
+    return [(code, title) for code, title, _ in notes() if code.startswith(incomplete.upper())]
+
+
+def note(
+    code: Annotated[str, typer.Argument(help="The code of a note, as GCP012.", autocompletion=propose_notes)],
+) -> None:
+    """Explain a note that stands below a table: why it matters, and what to do.
+
+    Example: gcprof note GCP012
+    """
+    pages = {known: (title, text) for known, title, text in notes()}
+    known = code.upper() if not code.isdecimal() else f"GCP{code:0>3}"
+    if known not in pages:
+        hint = nearest(known, pages) or f"{min(pages)} to {max(pages)}"
+        raise UserError(f"no note is called '{code}'", hint=hint)
+    title, text = pages[known]
+    for line in (f"{known}: {title}", "", *text.splitlines()):
+        print(folded(line, file=sys.stdout))
+
+
+def notes() -> list[tuple[str, str, str]]:
+    """Return the code, the title and the text of every note, as a terminal shows them: without marks of Markdown."""
+    _, *parts = re.split(r"^## (GCP\d{3}): (.*)\n", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = (
+        re.sub(r"\[([^]]*)\]\([^)]*\)|\*\*|<a .*?</a>\n*|^```\n?", r"\1", text, flags=re.MULTILINE)
+        for text in parts[2::3]
+    )
+    return [(code, title, text.strip()) for code, title, text in zip(parts[::3], parts[1::3], texts, strict=True)]

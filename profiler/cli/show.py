@@ -76,17 +76,16 @@ def show(
 def _show_rows(loaded: Run, word: str, *, samples: bool, over: str | None, columns: int | None) -> None:
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
-    from profiler.views.tables import pivot
-    from profiler.views.tables import samples as sampled
+    from profiler.views.tables import details
     from profiler.views.tables.columns import groups, main
     from profiler.views.tables.grid import MOST_STYLED
 
     table = rows(loaded.records, largest=None if samples or over else MOST_STYLED)
     if over and table:
-        shown = pivot.tables(table, over=over.split(","))
+        shown = details.over_axes(table, over=over.split(","))
     else:
-        shown = (sampled.samples if samples else main)(table)
-    say(*shown, *(found for group in groups(table) for found in sampled.ranks(group)), columns=columns)
+        shown = (details.samples if samples else main)(table)
+    say(*shown, *(found for group in groups(table) for found in details.ranks(group)), columns=columns)
     plan = loaded.manifest.plan
     if owed := len(progress.owed(plan, loaded.records)):
         aside(f"partial: {owed} of {len(plan)} trials are still to run: gcprof run --resume {word}")

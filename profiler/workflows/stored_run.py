@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+import pandas as pd
 
+from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core.units import count_text
 from profiler.runs import store
 from profiler.runs.find import run_folder
-from profiler.views.export.frame import frame
 from profiler.views.export.markdown import run_html
 
-if TYPE_CHECKING:
-    import pandas as pd
+KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "object"}  # integers stay so beside NA
 
 
 class Run(store.Run, frozen=True, kw_only=True, dict=True):
@@ -33,7 +32,10 @@ class Run(store.Run, frozen=True, kw_only=True, dict=True):
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a DataFrame with the columns of the CSV export: bytes and seconds, samples as tuples."""
-        return frame(self.rows())
+        lines = [flat_row(row) for row in self.rows()]
+        return pd.DataFrame(
+            {name: pd.Series([line[name] for line in lines], dtype=KINDS[kind]) for name, kind in COLUMNS.items()}
+        )
 
     def __repr__(self) -> str:
         return f"<gcprof run {self.folder.name}: {count_text(len(self.rows()), 'row')}, {self.status}>"

@@ -15,8 +15,8 @@ from profiler.views.plots import theme
 from profiler.views.plots.panels import Plot, alike
 from profiler.views.plots.theme import BLUE, GREEN, GREY, INK, ORANGE, SKY, sized
 from profiler.views.tables.columns import change, ratio_text
+from profiler.views.tables.details import samples_of
 from profiler.views.tables.evidence import marked, outcome
-from profiler.views.tables.samples import samples_of
 
 WIDTH = 9.0  # inches
 BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar with its gap; the smaller one for more than CROWD bars

@@ -20,10 +20,10 @@ from profiler.core.units import MISSING, bytes_text, change_range_text, error_te
 from profiler.views.report import pictures
 from profiler.views.sanitize import plain, short, shortened
 from profiler.views.tables.columns import NOISE, UNSURE, group_table, heading, ratio_text, reasons, remarks
+from profiler.views.tables.details import TIMES, samples_of
 from profiler.views.tables.evidence import card, outcome, peak_name
 from profiler.views.tables.explanation import module_name
 from profiler.views.tables.grid import Table, of_lines
-from profiler.views.tables.samples import TIMES, samples_of
 
 LONGEST_REASON, LONGEST_NOTE, LONGEST_TITLE = 300, 600, 240  # letters
 NUM_STOPS = 40  # of the slider, evenly spaced, besides those at the choices

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.analysis import progress
-from profiler.analysis.rows import Row, rows
+from profiler.analysis.rows import rows
 from profiler.core.catalogue import KINDS, Entry
 from profiler.core.errors import UserError
 from profiler.core.record import Evidence, ModelSummary, evidence
@@ -101,26 +101,20 @@ def references() -> list[RunOverview]:
 def overview(run: Run, name: str) -> RunOverview:
     """Return the overview of a run: its planned models and devices, and how many rows are ok."""
     planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records, largest=0)
+    known = {row.case: row.evidence for row in table}
+    of_first = {case: run.manifest.environment for case in planned if case.device == planned[0].device}
+    owed = {evidence(case, of_first.get(case)) for case in planned if case not in known}  # what rows will have
     return RunOverview(
         name=name,
         status=run.status,
         created=run.manifest.created,
         models=tuple(dict.fromkeys(str(case.model) for case in planned)),
         devices=tuple(dict.fromkeys(case.device for case in planned)),
-        evidence=_evidence(run, table),
+        evidence=in_order(owed | {*known.values()}),
         num_ok=sum(row.outcome == "ok" for row in table),
         num_rows=len(planned),
         tags=read_tags(run.folder),
     )
-
-
-def _evidence(run: Run, table: Sequence[Row]) -> tuple[Evidence, ...]:
-    """Return the kinds of evidence of the rows, and those that planned rows without a record will have."""
-    planned = progress.rows_of(run.manifest.plan, run.records)
-    known = {row.case for row in table}
-    of_first = {case: run.manifest.environment for case in planned if case.device == planned[0].device}
-    owed = {evidence(case, of_first.get(case)) for case in planned if case not in known}
-    return in_order(owed | {row.evidence for row in table})
 
 
 def run_list(listed: Sequence[RunOverview]) -> Table:

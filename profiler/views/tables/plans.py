@@ -30,7 +30,7 @@ from profiler.planning.plan import words as words_of
 from profiler.planning.solver import Point
 from profiler.views.export.data import csv_text
 from profiler.views.tables.columns import NOISE, UNSURE, ratio_text
-from profiler.views.tables.grid import Column, Table, numbers, words
+from profiler.views.tables.grid import Column, Table, byte_columns, numbers, words
 
 COSTS_OFF = ("costs", "off by")
 STAGE_BYTES = {
@@ -104,26 +104,22 @@ def same_plans(lines: Sequence[ComparedPlan]) -> list[str]:
 
 
 def document(
-    *,
-    model: str | None,
-    budget_bytes: int | None,
-    none: Way,
-    points: Sequence[Point],
-    lines: Sequence[ComparedPlan],
+    *, model: str | None, budget_bytes: int | None, none: Way, points: Sequence[Point], lines: Sequence[ComparedPlan],
     facts: Mapping[str, Any],
-) -> bytes:
+) -> bytes:  # fmt: skip
     """Return one JSON document, one field per line."""
+
+    def costs(cost: Any) -> dict[str, Any]:
+        return {"peak_bytes": cost.peak_bytes, "step_seconds": cost.step_seconds}
+
     fields = {
         "schema": 1,
         "model": model,
         "budget_bytes": budget_bytes,
-        "uncheckpointed": {"peak_bytes": none.cost.peak_bytes, "step_seconds": none.cost.step_seconds},
+        "uncheckpointed": costs(none.cost),
         **facts,
         "ways": [_line(line) for line in lines],
-        "frontier": [
-            {"peak_bytes": point.peak_bytes, "step_seconds": point.step_seconds, "plan": render(point.plan)}
-            for point in points
-        ],
+        "frontier": [{**costs(point), "plan": render(point.plan)} for point in points],
     }
     return encode_indented(fields)
 
@@ -132,43 +128,29 @@ def way_columns(lines: Sequence[ComparedPlan], chain: Chain, none: Way) -> tuple
     """Return the columns of these plans: their costs, what was predicted or measured, and the plans as text."""
     mark = any(line.is_chosen for line in lines)
     names = [f"{MARK if line.is_chosen else ' '} {line.way.label}" if mark else line.way.label for line in lines]
-    rows = [line.measured for line in lines]
-    costs = [line.way.cost.peak_bytes for line in lines]
-    peaks = _peaks(rows, costs)
-    if any(line.predicted for line in lines) and not peaks:
-        peaks = [numbers("peak", "predicted", _peak_texts([line.predicted for line in lines], costs))]
-    is_timed = any(row and row.evidence != "rehearsed" for row in rows)
+    rows, costs = [line.measured for line in lines], [line.way.cost.peak_bytes for line in lines]
+    kinds = sorted({row.evidence for row in rows if row})
+    known = rows if kinds else [line.predicted for line in lines]
+    peaks, times = [], []
+    if any(known):
+        peaks = [numbers("peak", ", ".join(kinds) or "predicted", _peak_texts(known, costs))]
+    if kinds not in ([], ["rehearsed"]):
+        errors = [error_text(row.prediction_error if row else None) for row in rows]
+        peaks.append(numbers("predicted", "off by", errors))
+        times = [
+            numbers("time", "measured", [_time_change(row) for row in rows]),
+            numbers("range", "measured", [_range(row) for row in rows]),
+            numbers(*COSTS_OFF, [_cost_error(line, none) for line in lines]),
+            words("gradients", "", [row.gradients if row else MISSING for row in rows]),
+        ]
     return (
         words("way", "", names, ["bold" if line.is_chosen else "" for line in lines]),
         numbers("peak", "by costs", bytes_texts(costs, *_seen(rows))),
         *peaks,
         numbers("time", "by costs", [_by_costs(line.way, none) for line in lines]),
-        *(_times(lines, none) if is_timed else []),
+        *times,
         words("plan", "", [words_of(chain, line.way.plan) for line in lines]),
     )
-
-
-def _peaks(rows: Sequence[Row | None], costs: Sequence[int]) -> list[Column]:
-    """Return the columns of the peaks, and of the prediction errors where they were measured."""
-    kinds = sorted({row.evidence for row in rows if row})
-    if not kinds:
-        return []
-    errors = [error_text(row.prediction_error if row else None) for row in rows]
-    return [
-        numbers("peak", ", ".join(kinds), _peak_texts(rows, costs)),
-        *([numbers("predicted", "off by", errors)] if kinds != ["rehearsed"] else []),
-    ]
-
-
-def _times(lines: Sequence[ComparedPlan], none: Way) -> list[Column]:
-    """Return the columns of measured times, their intervals, the errors of the costs, and the gradients."""
-    rows = [line.measured for line in lines]
-    return [
-        numbers("time", "measured", [_time_change(row) for row in rows]),
-        numbers("range", "measured", [_range(row) for row in rows]),
-        numbers(*COSTS_OFF, [_cost_error(line, none) for line in lines]),
-        words("gradients", "", [row.gradients if row else MISSING for row in rows]),
-    ]
 
 
 def _time_change(row: Row | None) -> str:
@@ -186,8 +168,7 @@ def _range(row: Row | None) -> str:
 def _cost_error(line: ComparedPlan, none: Way) -> str:
     """Return the error of the step time by costs against the measured one, both relative to `none`."""
     ratio = line.measured.time_ratio if line.measured else None
-    reference = none.cost.step_seconds
-    return change_text(line.way.cost.step_seconds / reference / ratio if ratio and reference else None)
+    return _change(line.way.cost.step_seconds, none.cost.step_seconds * (ratio or 0.0))
 
 
 def _by_costs(way: Way, none: Way) -> str:
@@ -221,47 +202,37 @@ def _peak_texts(rows: Sequence[Row | None], costs: Sequence[int]) -> list[str]:
 
 
 def _line(line: ComparedPlan) -> dict[str, Any]:
-    measured, predicted = line.measured, line.predicted
+    measured, predicted, cost = line.measured, line.predicted, line.way.cost
     kind, peak_bytes = (measured.evidence, measured.readings.peak_bytes) if measured else (None, None)
+    found = ("time_ratio", "time_ratio_range", "gradients", "outcome")
+    ratio, ratios, gradients, outcome = (getattr(measured, name) if measured else None for name in found)
     return {
-        "way": line.way.label,
-        "same": line.way.same,
-        "plan": render(line.way.plan),
-        "peak_bytes": line.way.cost.peak_bytes,
-        "step_seconds": line.way.cost.step_seconds,
-        "error_seconds": line.way.cost.error_seconds,
-        "predicted_peak_bytes": predicted.readings.peak_bytes if predicted else None,
-        "evidence": kind,
+        "way": line.way.label, "same": line.way.same, "plan": render(line.way.plan), "peak_bytes": cost.peak_bytes,
+        "step_seconds": cost.step_seconds, "error_seconds": cost.error_seconds,
+        "predicted_peak_bytes": predicted.readings.peak_bytes if predicted else None, "evidence": kind,
         "measured_peak_bytes": peak_bytes if kind == "measured" else None,
         "rehearsed_peak_bytes": peak_bytes if kind == "rehearsed" else None,
-        "measured_time_ratio": measured.time_ratio if measured else None,
-        "measured_time_ratio_range": measured.time_ratio_range if measured else None,
-        "gradients": measured.gradients if measured else None,
-        "outcome": measured.outcome if measured else None,
-        "chosen": line.is_chosen,
-    }
+        "measured_time_ratio": ratio, "measured_time_ratio_range": ratios, "gradients": gradients,
+        "outcome": outcome, "chosen": line.is_chosen,
+    }  # fmt: skip
 
 
 def stages(chain: Chain, *, title: str) -> Table:
     """Return one line per stage: its memory and its times."""
     listed = chain.stages
-    size, unit = byte_unit(getattr(stage, name) for stage in listed for name in STAGE_BYTES.values())
+    counts = {head: [getattr(stage, name) for stage in listed] for head, name in STAGE_BYTES.items()}
+    size, unit = byte_unit(count for column in counts.values() for count in column)
     taken = {name: [getattr(stage, f"{name}_seconds") for stage in listed] for name in ("forward", "backward")}
     ticks, second = second_unit(together.from_iterable(taken.values()))
+
+    def options(stage: Stage) -> str:
+        named = [f"{option.name} {scaled(option.saved_bytes, size)} {unit}" for option in stage.options]
+        return "always kept" if stage.pinned else ", ".join(named) or "checkpointed"
+
     columns = (
         words("stage", "", [stage.name for stage in listed]),
-        *(
-            numbers(head, unit, [scaled(getattr(stage, name), size) for stage in listed])
-            for head, name in STAGE_BYTES.items()
-        ),
+        *byte_columns(counts),
         *(numbers(name, second, [scaled(seconds, ticks) for seconds in times]) for name, times in taken.items()),
-        words("can also be", "", [_options(stage, size, unit) for stage in listed]),
+        words("can also be", "", map(options, listed)),
     )
     return _cut(Table(title=title, columns=columns))
-
-
-def _options(stage: Stage, size: int, unit: str) -> str:
-    if stage.pinned:
-        return "always kept"
-    options = [f"{option.name} {scaled(option.saved_bytes, size)} {unit}" for option in stage.options]
-    return ", ".join(options) or "checkpointed"

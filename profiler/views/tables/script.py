@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
 from profiler.core import gpu_specs
@@ -15,18 +17,16 @@ from profiler.core.script import Applied, Gradients
 from profiler.core.stats import num_warmup, num_warmup_pairs, pair_ratios, ratio_of_pairs
 from profiler.core.units import (
     MISSING,
-    byte_unit,
     bytes_text,
     change_range_text,
     change_text,
     count_text,
     few,
-    scaled,
     seconds_text,
 )
 from profiler.scripts.report import IN_STEPS, Process, Variant, estimate_caveat, name_of, phase_name, phase_text
 from profiler.views.tables.columns import CLOSE, NOISE, UNSURE
-from profiler.views.tables.grid import Table, numbers, of_lines, telling, words
+from profiler.views.tables.grid import Table, byte_columns, numbers, telling, words
 
 SCHEMA = 1
 KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay
@@ -245,20 +245,15 @@ def process_table(group: Sequence[Process], among: Sequence[Process], *, below: 
     first = max(group, key=lambda process: len(process.phases))
     noun = first.steps_are if first.num_steps != 1 else ONE[first.steps_are]
     called = [first.module or "no model", *(process.label(among) for process in group), f"{first.num_steps} {noun}"]
-    size, unit = byte_unit(phase.peak_bytes for phase in first.phases)
-    kept = [name for name in SIZES if any(getattr(phase, f"{name}_bytes") is not None for phase in first.phases)]
-    lines = [
-        [
-            phase_name(phase),
-            str(phase.num),
-            *(scaled(getattr(phase, f"{name}_bytes"), size) for name in kept),
-            phase.line,
-        ]
-        for phase in first.phases
-    ]
-    figures = ("times", *(f"{name} {unit}" for name in kept))
-    bold = {at for at, phase in enumerate(first.phases) if kept and phase == first.peak}
-    columns = of_lines(("phase", *figures, "line"), lines, numbers=figures, bold=bold)
+    phases, peak = first.phases, first.peak if first.peak_bytes is not None else None
+    columns = (
+        words("phase", "", [phase_name(phase) for phase in phases]),
+        numbers("times", "", [str(phase.num) for phase in phases]),
+        *telling(byte_columns({name: [getattr(phase, f"{name}_bytes") for phase in phases] for name in SIZES})),
+        words("line", "", [phase.line for phase in phases]),
+    )
+    bold = ["bold" if phase == peak else "" for phase in phases]
+    columns = tuple(msgspec.structs.replace(column, styles=tuple(bold)) for column in columns)
     return Table(title=", ".join(filter(None, called)), columns=columns, below=tuple(below))
 
 
@@ -276,13 +271,12 @@ def _held(process: Process) -> Table:
     holders = process.peak.holders
     if process.outcome == "out_of_memory" and process.shortages:
         title, holders = f"live when memory ran out, at {process.shortages[-1]}", process.shortage_holders
-    size, unit = byte_unit(holder.nbytes for holder in holders)
     columns = (
         words("category", "", [holder.category for holder in holders]),
         words("line", "", [holder.line or MISSING for holder in holders]),
         *telling([words("module", "", [holder.module or MISSING for holder in holders])]),
         numbers("number", "", [str(holder.num) for holder in holders]),
-        numbers(unit, "", [scaled(holder.nbytes, size) for holder in holders]),
+        *byte_columns({"": [holder.nbytes for holder in holders]}),
     )
     return Table(title=title, columns=columns) if holders else Table()
 
@@ -318,12 +312,12 @@ def _growth(process: Process) -> list[str]:
 def summary(variants: Sequence[Variant]) -> Table:
     """Return a row for each variant: its words, its peak, its step against `none`, whether it fits, its gradients."""
     names = [*dict.fromkeys(name for variant in variants for name in variant.words)]
-    size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
     largest = [variant.largest if variant.processes and variant.outcome != "skipped" else None for variant in variants]
     kind = "estimated" if variants[0].gpu else ""
     figures = (
-        numbers("peak", unit, [scaled(one.peak_bytes if one else None, size) for one in largest]),
-        numbers("reserved", unit, [scaled(one.reserved_bytes if one else None, size) for one in largest]),
+        *byte_columns(
+            {name: [getattr(one, f"{name}_bytes") if one else None for one in largest] for name in ("peak", "reserved")}
+        ),
         numbers("step", kind, [seconds_text(seconds_of_step(variant)) for variant in variants]),
         numbers("time", "against none", [_time_change(variant, variants) for variant in variants]),
     )
