@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from profiler.analysis import axes
+from profiler.analysis.advice import holds, samples_per_second, throughput_frontier
 from profiler.analysis.axes import Space, exponent, nearest_growth
-from profiler.analysis.memory_fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError

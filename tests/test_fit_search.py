@@ -16,8 +16,7 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
 from profiler.planning.chain import Chain, Stage
 from profiler.planning.plan import Plan
-from profiler.views.plots import fit as picture
-from profiler.views.plots import theme
+from profiler.views.plots import frontier, plot
 from profiler.workflows import fit_search
 from profiler.workflows.fit_search import Search, Way
 from profiler.workflows.plan_fitting import moves_enough
@@ -154,17 +153,17 @@ def test_inputs_of_under_one_percent_of_the_peak_are_not_moved_to_the_host(outpu
 def test_the_picture_has_a_step_line_for_each_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A plan serves every memory from its own peak to that of the next plan."""
     drawn = dict[str, list[tuple[float, float]]]()
-    save = theme.save
 
-    def kept(figure: Any, **words: Any) -> Path:
+    def kept(*panels: Any, **words: Any) -> Any:
+        figure = plot.picture(*panels, **words)
         for line in figure.axes[0].get_lines():
             drawn[str(line.get_label())] = [(float(x), float(y)) for x, y in line.get_xydata()]
-        return save(figure, **words)
+        return figure
 
-    monkeypatch.setattr(theme, "save", kept)
+    monkeypatch.setattr(frontier, "picture", kept)
     rows = read_rows([make.record("none", peak=100 * MIB), make.record("all", peak=50 * MIB)])
     curves = {"without levers": [(50 * MIB, 1.3), (100 * MIB, 1.0)], "with all": [(25 * MIB, 1.5)]}
-    path = picture.plot(curves, rows, chosen=rows[1], limit=60 * MIB, path=tmp_path / "frontier.png")
+    path = frontier.plot_levers(curves, rows, chosen=rows[1], limit=60 * MIB, path=tmp_path / "frontier.png")
 
     assert path.read_bytes().startswith(b"\x89PNG")
     points = [(x, round(y)) for x, y in drawn["plans without levers"]]

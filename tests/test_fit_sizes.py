@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from profiler.analysis.memory_fit import Place
+from profiler.analysis.advice import Place
 from profiler.cli import answer
 from profiler.core import catalogue, gpu_specs, plan_file
 from profiler.core.case import Choice, Trial

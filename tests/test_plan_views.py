@@ -12,8 +12,7 @@ from profiler.analysis.rows import rows
 from profiler.planning import chain as chains
 from profiler.planning.candidates import none, ways
 from profiler.planning.solver import best, frontier
-from profiler.views.plots import lines as plan_lines
-from profiler.views.plots import theme
+from profiler.views.plots import frontier as plots
 from profiler.views.tables import grid, plans
 from profiler.views.tables.grid import Paper
 from profiler.views.tables.plans import ComparedPlan
@@ -145,9 +144,9 @@ def test_one_document_holds_plan_rivals_and_frontier():
 
 def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(theme, "save", lambda figure, **how: drawn.append(figure))
+    monkeypatch.setattr(plots, "write", lambda figure, **how: drawn.append(figure()))
 
-    plan_lines.plot_plans(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
+    plots.plot_plans(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
 
     (axes,) = drawn[0].axes
     lines = {line.get_label(): line for line in axes.get_lines()}

@@ -54,21 +54,21 @@ def texts(figure: Figure, panel: int = 0) -> list[str]:
 def test_the_peak_is_among_the_points_after_thinning(num_points: int):
     trace = huge()
 
-    found = curve(trace, num_points=num_points)
+    operators, nbytes = curve(trace, num_points=num_points)
 
-    assert len(found.operators) == num_points
-    at = found.operators.index(33_333)
-    assert sum(nbytes[at] for nbytes in found.nbytes.values()) == peak(trace).nbytes
+    assert len(operators) == num_points
+    at = operators.index(33_333)
+    assert sum(of_category[at] for of_category in nbytes.values()) == peak(trace).nbytes
 
 
 @pytest.mark.slow
 def test_a_short_step_is_not_thinned(traces: dict[str, Trace]):
     trace = traces["none"]
 
-    found = curve(trace, num_points=10**6)
+    operators, nbytes = curve(trace, num_points=10**6)
 
-    assert list(found.operators) == list(range(len(trace.operators) + 1))
-    assert {category: list(nbytes) for category, nbytes in found.nbytes.items()} == by_category(trace)
+    assert operators == list(range(len(trace.operators) + 1))
+    assert nbytes == by_category(trace)
 
 
 @settings(deadline=None, max_examples=60)
@@ -76,11 +76,11 @@ def test_a_short_step_is_not_thinned(traces: dict[str, Trace]):
 def test_the_points_of_any_trace_are_in_order_and_hold_what_is_live(trace: Trace):
     held = live(trace)
 
-    found = curve(trace, num_points=5)
+    operators, nbytes = curve(trace, num_points=5)
 
-    totals = [sum(nbytes[at] for nbytes in found.nbytes.values()) for at in range(len(found.operators))]
-    assert list(found.operators) == sorted(set(found.operators))
-    assert totals == [held[number] for number in found.operators]
+    totals = [sum(of_category[at] for of_category in nbytes.values()) for at in range(len(operators))]
+    assert operators == sorted(set(operators))
+    assert totals == [held[number] for number in operators]
     assert max(totals) == max(held)
 
 

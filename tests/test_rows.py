@@ -146,8 +146,7 @@ def test_the_parts_of_the_peak_sum_to_the_peak():
 
     parts = peak_parts(readings)
 
-    assert parts is not None
-    assert (parts.static, parts.saved, parts.transient) == (15, 60, 100 - 15 - 60)
+    assert parts == {"static": 15, "saved": 60, "transient": 100 - 15 - 60}
 
 
 def test_a_peak_in_the_optimizer_holds_no_saved_activations():
@@ -155,12 +154,11 @@ def test_a_peak_in_the_optimizer_holds_no_saved_activations():
 
     parts = peak_parts(readings)
 
-    assert parts is not None
-    assert (parts.static, parts.saved, parts.transient) == (20, 0, 10)
+    assert parts == {"static": 20, "saved": 0, "transient": 10}
 
 
 def test_a_peak_of_which_a_part_was_not_measured_is_not_split():
-    assert peak_parts(Readings(peak_bytes=100, saved_bytes=60)) is None
+    assert peak_parts(Readings(peak_bytes=100, saved_bytes=60)) == {}
 
 
 def test_a_plan_owes_what_has_no_record():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.analysis.memory_fit import MOST_TRIED, largest_that_fits
+from profiler.analysis.advice import MOST_TRIED, largest_that_fits
 
 
 class Counted:

@@ -17,7 +17,7 @@ from matplotlib.text import Text as Drawn
 
 import profiler
 from profiler import views
-from profiler.analysis.memory_fit import Place, Rung
+from profiler.analysis.advice import Place, Rung
 from profiler.analysis.rows import Row, rows
 from profiler.cli import answer
 from profiler.core.case import Choice

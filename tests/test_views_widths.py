@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from profiler.analysis.advice import Place, Rung
 from profiler.analysis.explanation import explain
-from profiler.analysis.memory_fit import Place, Rung
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.core import catalogue
 from profiler.core.case import Choice

@@ -1,30 +1,31 @@
-"""Recommends a strategy from the rows of one group.
+"""Recommends a strategy from the rows of one group, and tells what fits in memory.
 
 Only rows that are ok are recommended: wrong gradients are no saving, and neither is what did not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 
 import msgspec
+from msgspec.structs import replace
 
-from profiler.analysis.live_bytes import largest_part
+from profiler.analysis.live_bytes import peak_parts
+from profiler.analysis.pairing import Side, by_group
 from profiler.analysis.rows import SURE, Row, against, is_apart, slowness, time_verdict_of
+from profiler.core.case import Case, Choice
+from profiler.core.devices import parse
+from profiler.core.plan_file import PlanFile
+from profiler.core.record import Evidence, Record, bytes_needed, evidence
 
 MOST = 0.9  # fraction of the largest saving: the fastest row that saves so much is recommended
 LEAST = 0.02  # fraction of the baseline's peak: a smaller saving counts as none
 SAME = 0.005  # fraction of the lowest peak: peaks this close to it count as the same
 MOST_POINTS = 40  # most points of a frontier
-
-
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the lowest peak is no lower: its largest part. `kind` is optimizer, static, transient or saved."""
-
-    kind: str
-    nbytes: int
-    phase: str | None
-    num_alike: int  # different amounts of saved bytes among the strategies with the same peak
+MOST_TRIED = 2**24
+FARTHEST = 8  # at most so many times the last number that fit is tried next
+PATIENCE = 2  # consecutive guesses that may narrow the range by less than half: a line crawls along a bend
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +36,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     rivals: tuple[Row, ...] = ()  # save as much, in times that cannot be told apart from the chosen one's
     certainty: str = "missing"  # how sure the time of the chosen row is
     lowest: Row | None = None  # the row with the lowest peak
-    limit: Limit | None = None
+    limit: tuple[str, int] | None = None  # its largest part, static, saved, transient or optimizer, and its bytes
+    num_alike: int = 0  # different amounts of saved bytes among the strategies with the same peak
 
 
 def advise(rows: Sequence[Row]) -> Advice:
@@ -43,30 +45,29 @@ def advise(rows: Sequence[Row]) -> Advice:
 
     Of rows whose times cannot be told apart from the fastest, the one with the lowest peak is taken.
     """
-    measured = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
+    measured = [row for row in rows if row.has_peak]
     if not measured:
         return Advice()
     baseline = next((row for row in measured if row.case.label == "none"), None)
-    good = _good(measured, baseline) if baseline else measured
+    lowest, good = min(measured, key=_peak), measured
+    if baseline:
+        most = _peak(baseline) - _peak(lowest)  # that can be saved
+        least = MOST * most if most >= LEAST * _peak(baseline) else float("inf")
+        good = [row for row in measured if _peak(baseline) - _peak(row) >= least]
     chosen = _fastest(good) if good else baseline
     assert chosen, "where nothing is good, there is a baseline that it was compared with"
-    lowest = min(measured, key=_peak)
+    limit = max(peak_parts(lowest.readings).items(), key=lambda part: part[1], default=None)
+    if limit and lowest.readings.peak_phase == "optimizer":
+        limit = "optimizer", limit[1]
     return Advice(
         chosen=chosen,
         baseline=baseline,
         rivals=tuple(row for row in good if row is not chosen and _is_rival(row, chosen)),
         certainty=certainty(chosen, baseline=baseline),
         lowest=lowest,
-        limit=_limit(lowest, measured),
+        limit=limit,
+        num_alike=len({row.readings.saved_bytes for row in measured if _peak(row) <= (1 + SAME) * _peak(lowest)}),
     )
-
-
-def _good(measured: Sequence[Row], baseline: Row) -> list[Row]:
-    """Return the rows that save nearly as much as the best; empty if none saves."""
-    least = min(map(_peak, measured))
-    if _peak(baseline) - least < LEAST * _peak(baseline):
-        return []
-    return [row for row in measured if _peak(baseline) - _peak(row) >= MOST * (_peak(baseline) - least)]
 
 
 def _fastest(rows: Sequence[Row]) -> Row:
@@ -85,16 +86,6 @@ def _fastest(rows: Sequence[Row]) -> Row:
 def _is_rival(row: Row, chosen: Row) -> bool:
     timed = row.step_seconds is not None and chosen.step_seconds is not None
     return timed and not is_apart(row, chosen)
-
-
-def _limit(lowest: Row, measured: Sequence[Row]) -> Limit | None:
-    """Return the largest part of the lowest peak; None if its parts were not measured."""
-    part, phase = largest_part(lowest.readings), lowest.readings.peak_phase
-    if part is None:
-        return None
-    alike = {row.readings.saved_bytes for row in measured if _peak(row) <= (1 + SAME) * _peak(lowest)}
-    kind = "optimizer" if phase == "optimizer" else part[0]
-    return Limit(kind=kind, nbytes=part[1], phase=phase, num_alike=len(alike))
 
 
 def _peak(row: Row) -> int:
@@ -117,8 +108,7 @@ def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
     Times decide if they are known, else FLOPs, else the peak alone. Of more than MOST_POINTS points so many are
     returned, evenly and with both ends: each is true, but a budget in between may have a better one.
     """
-    measured = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
-    measured.sort(key=lambda row: (_peak(row), row.case.label != "none"))
+    measured = sorted((row for row in rows if row.has_peak), key=lambda row: (_peak(row), row.case.label != "none"))
     baseline = next((row for row in measured if row.case.label == "none"), None)
     best: list[Row] = []
     for row in measured:
@@ -170,3 +160,185 @@ def certainty(row: Row, *, baseline: Row | None) -> str:
         return "single"
     time_verdict = time_verdict_of(row, baseline)
     return "noisy" if time_verdict == "too noisy to tell" else "sure" if time_verdict in SURE else "same"
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A case without strategy and levers, and the memory that it has to fit in. Bytes."""
+
+    case: Case
+    limit: int
+    context_bytes: int  # of it, what CUDA takes
+
+    @property
+    def limited(self) -> Case:
+        """The case on its device; a rehearsed one has no more memory than the limit."""
+        device = parse(self.case.device)
+        if not device.is_rehearsed:
+            return self.case
+        device = replace(device, bytes=self.limit, context_bytes=self.context_bytes)
+        return replace(self.case, device=str(device))
+
+    @property
+    def foreseen(self) -> Place:
+        return replace(self, case=self.case.foreseen)
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to run the step, where it fits at the most, and what was run there."""
+
+    label: Choice  # the strategy or a plan's, and levers
+    reach: int  # the largest batch, or how many GPUs from the largest on; 0: it fits nowhere
+    place: Place  # if it fits nowhere, where it needs least
+    beyond: Place | None  # one sample more, or the next smaller GPU
+    plan: PlanFile | None = None
+    records: tuple[Record, ...] = ()  # at the place, of all rounds
+    further: Record | None = None  # beyond
+
+    @property
+    def record(self) -> Record | None:
+        """The first record of the step at its place."""
+        return self.records[0] if self.records else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median step of all rounds."""
+        samples = [second for record in self.records for second in record.readings.step_seconds or ()]
+        return median(samples) if samples else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        case, seconds = self.place.case, self.step_seconds
+        return case.batch_size * case.accumulate / seconds if seconds and case.batch_size else None
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """How the bytes are known."""
+        return evidence(self.record.case, self.record.environment) if self.record else None
+
+    def needed_bytes(self, record: Record | None) -> int | None:
+        """Return what a step took of its device, CUDA's context included; None if it did not run to its end."""
+        if record is None or record.outcome != "ok":
+            return None
+        return bytes_needed(record.readings, record.case.device, self.place.context_bytes)
+
+
+def samples_per_second(row: Row) -> float | None:
+    """Return the rate of the median step, over all micro-batches and ranks; None without a time or a batch size."""
+    case = row.case
+    if case.batch_size is None or not row.step_seconds:
+        return None
+    return case.batch_size * case.accumulate * case.num_ranks / row.step_seconds
+
+
+def taken_bytes(row: Row) -> int | None:
+    """Return the bytes that a step takes of its device: on a GPU what is reserved, and CUDA's own context.
+
+    None if it is not ok or was not measured.
+    """
+    return bytes_needed(row.readings, row.case.device) if row.outcome == "ok" else None
+
+
+def holds(row: Row) -> bool | None:
+    """Whether the step fits its device: a measured one did, a predicted one is compared. None: not known."""
+    if row.outcome != "ok" or not row.case.is_predicted:
+        return {"out_of_memory": False, "ok": True}.get(row.outcome)
+    limit, taken = row.environment.device_bytes if row.environment else None, taken_bytes(row)
+    return None if limit is None or taken is None else taken <= limit
+
+
+def device_memory(rows: Sequence[Row]) -> int | None:
+    """Return the memory of the rows' device; None if it is not known, or they have several."""
+    sizes = {row.environment.device_bytes for row in rows if row.environment}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def throughput_frontier(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows with more samples per second than all that take no more memory; the smallest first.
+
+    Rows that do not fit their device are left out.
+    """
+    fitting = [row for row in rows if row.has_peak and holds(row) is not False]
+    rated = [(rate, row) for row in fitting if (rate := samples_per_second(row)) is not None]
+    best: list[tuple[float, Row]] = []
+    for rate, row in sorted(rated, key=lambda point: (_peak(point[1]), -point[0])):
+        if not best or rate > best[-1][0]:
+            best.append((rate, row))
+    return [row for _, row in best]
+
+
+class SideAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest strategy that fits, in one group on one side, or why there is none."""
+
+    group: tuple[str, ...]
+    label: str
+    memory_bytes: int | None
+    strategy: str | None = None
+    needed_bytes: int | None = None  # of that strategy, else of the one that needs least
+    step_seconds: float | None = None
+    reason: str | None = None
+
+
+def advise_sides(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[SideAdvice, ...]:
+    """Return the advice for every group of the baseline, on every side."""
+    grouped = [by_group(side, align) for side in sides]
+    return tuple(
+        _side_advice(group, side.label, list(points.get(group, {}).values()))
+        for group in grouped[0]
+        for side, points in zip(sides, grouped, strict=True)
+    )
+
+
+def _side_advice(group: tuple[str, ...], label: str, rows: Sequence[Row]) -> SideAdvice:
+    memory = next((row.environment.device_bytes for row in rows if row.environment), None)
+    needs = [(taken, row) for row in rows if (taken := taken_bytes(row)) is not None]
+    fitting = [row for taken, row in needs if memory is not None and taken <= memory]
+    advice = SideAdvice(group=group, label=label, memory_bytes=memory)
+    if not needs:
+        return replace(advice, reason="nothing ran" if rows else "not in this run")
+    if memory is None:
+        return replace(advice, reason="its memory is not known")
+    if not fitting:
+        return replace(advice, needed_bytes=min(taken for taken, _ in needs), reason="none of these fits")
+    if all(row.step_seconds is None for row in fitting):
+        return replace(advice, reason="no times")
+    best = budget_frontier(fitting)[-1].best
+    strategy = str(best.case.label)
+    return replace(advice, strategy=strategy, needed_bytes=taken_bytes(best), step_seconds=best.step_seconds)
+
+
+def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start: int) -> int:
+    """Return the largest n >= 1 with needed(n) <= limit, where `needed` grows; 0 if there is none.
+
+    None from `needed` is more than any limit. The next guess is where a line through the two nearest known points, of
+    one point and 0, meets the limit, or the middle if that does not narrow it down.
+    """
+    sizes: dict[int, int] = {}
+    low, high, guess, slow = 0, MOST_TRIED + 1, min(start, MOST_TRIED), 0
+    while high - low > 1:
+        width, before = high - low, low
+        size = needed(guess)
+        if size is not None:
+            sizes[guess] = size
+        if size is not None and size <= limit:
+            low = guess
+        else:
+            high = guess
+        is_narrow = 2 * (high - low) <= width or low >= 2 * before > 0
+        slow = 0 if is_narrow else slow + 1
+        line = _line_meets(sizes, low, high, limit) if slow < PATIENCE else None
+        middle = (low + high) // 2 if high <= MOST_TRIED else low * FARTHEST
+        guess = middle if line is None else min(line, low * FARTHEST or high - 1)
+        guess = max(low + 1, min(guess, high - 1))
+    return low
+
+
+def _line_meets(sizes: dict[int, int], low: int, high: int, limit: int) -> int | None:
+    """Return where the line through the two nearest points meets the limit; None if there is no rising line."""
+    nearest = sorted(sizes, key=lambda number: min(abs(number - low), abs(number - high)))[:2]
+    if not nearest:
+        return None
+    lower, upper = sorted([0, *nearest][-2:])
+    rise = (sizes[upper] - sizes.get(lower, 0)) / (upper - lower)
+    if rise <= 0:
+        return None
+    return int(lower + (limit - sizes.get(lower, 0)) / rise)

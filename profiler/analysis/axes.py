@@ -172,37 +172,34 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nearest_growth(sizes: Sequence[float], values: Sequence[float]) -> Growth | None:
-    """Return the fit with the smallest maximum of the relative errors, of the three forms.
+    """Return the fit with the smallest maximum of the relative errors: constant plus n or 1/n, or a power.
 
     None for fewer than three points above zero, or if all sizes are the same.
     """
-    points = _points(sizes, values)
-    growths = (_power(points), _line(points, 1.0), _line(points, -1.0)) if points else ()
+    points = [(size, value) for size, value in zip(sizes, values, strict=True) if size > 0 and value > 0]
+    power = _power(points)
+    growths = (power, *(_line(points, sign) or power for sign in (1.0, -1.0))) if power else ()
     return min(growths, key=lambda growth: round(growth.largest_error, 6), default=None)
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
     """Return the exponent of a power law, by least squares on logarithms; None where `nearest_growth` is None."""
-    points = _points(sizes, values)
-    return _power(points).exponent if points else None
-
-
-def _points(sizes: Sequence[float], values: Sequence[float]) -> Sequence[tuple[float, float]]:
-    """Return the points above zero; none if they are too few to fit."""
-    points = [(size, value) for size, value in zip(sizes, values, strict=True) if size > 0 and value > 0]
-    return points if len(points) >= FEWEST and len({size for size, _ in points}) > 1 else []
+    growth = _power([(size, value) for size, value in zip(sizes, values, strict=True) if size > 0 and value > 0])
+    return growth.exponent if growth else None
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _power(points: Sequence[tuple[float, float]]) -> Growth:
+def _power(points: Sequence[tuple[float, float]]) -> Growth | None:
+    if len(points) < FEWEST or len({size for size, _ in points}) < 2:
+        return None
     line = linear_regression([log(size) for size, _ in points], [log(value) for _, value in points])
     return _with_error(Growth(scale=exp(line.intercept), exponent=line.slope), points)
 
 
-def _line(points: Sequence[tuple[float, float]], exponent: float) -> Growth:
+def _line(points: Sequence[tuple[float, float]], exponent: float) -> Growth | None:
     """Fit a line by least squares of the relative errors: constant / value + scale * size^exponent / value - 1."""
     inverse = [1 / value for _, value in points]
     shares = [size**exponent / value for size, value in points]
@@ -211,7 +208,7 @@ def _line(points: Sequence[tuple[float, float]], exponent: float) -> Growth:
     i, s = sum(inverse), sum(shares)
     determinant = ii * ss - si * si
     if determinant <= 1e-12 * ii * ss:  # the sizes hardly differ
-        return _power(points)
+        return None
     growth = Growth(constant=(i * ss - s * si) / determinant, scale=(s * ii - i * si) / determinant, exponent=exponent)
     return _with_error(growth, points)
 

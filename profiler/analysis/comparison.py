@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.analysis.memory_fit import SideAdvice, advise_sides
+from profiler.analysis.advice import SideAdvice, advise_sides
 from profiler.analysis.pairing import (
     MEANING,
     QUANTITIES,
@@ -103,40 +103,35 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare_sides(compared: Sequence[Side], *, align: Sequence[str], allowed: Sequence[str] = ()) -> Comparison:
     """Compare sides with the first. Raises UserError (exit code 4) if they differ in what is not allowed to differ."""
     refuse_mixed(compared, align=align, allowed=allowed)
+    baseline = compared[0]
     differences = list(_circumstances(compared))
-    keys = dict.fromkeys(key for side in compared for key in side.points)
+
+    def cell(side: Side, key: Key) -> Cell | None:
+        row, before = side.points.get(key), baseline.points.get(key) if side is not baseline else None
+        if row is None:
+            return None
+        return Cell(
+            outcome=row.outcome,
+            detail=row.detail,
+            predicted=row.case.is_predicted,
+            evidence=row.evidence,
+            peak_bytes=peak_of(row),
+            step_seconds=seconds_of(row),
+            peak=peaks(before, row) if before else None,
+            time=times(before, row) if before else None,
+        )
+
     return Comparison(
         sides=tuple(side.summary for side in compared),
         differences=tuple(difference for difference in differences if len(set(difference.values)) > 1),
         same=tuple(difference for difference in differences if len(set(difference.values)) == 1),
         matches=tuple(
-            Match(
-                key=dict(zip(align, key, strict=True)),
-                cells=tuple(
-                    _cell(side.points.get(key), None if side is compared[0] else compared[0].points.get(key))
-                    for side in compared
-                ),
-            )
-            for key in keys
+            Match(key=dict(zip(align, key, strict=True)), cells=tuple(cell(side, key) for side in compared))
+            for key in dict.fromkeys(key for side in compared for key in side.points)
         ),
         orders=tuple(_orders(compared, align)) if "strategy" in align else (),
         advice=advise_sides(compared, align=align),
         remarks=tuple(_remarks(compared, allowed)),
-    )
-
-
-def _cell(row: Row | None, baseline: Row | None) -> Cell | None:
-    if row is None:
-        return None
-    return Cell(
-        outcome=row.outcome,
-        detail=row.detail,
-        predicted=row.case.is_predicted,
-        evidence=row.evidence,
-        peak_bytes=peak_of(row),
-        step_seconds=seconds_of(row),
-        peak=peaks(baseline, row) if baseline else None,
-        time=times(baseline, row) if baseline else None,
     )
 
 
@@ -178,18 +173,23 @@ def _orders(sides: Sequence[Side], align: Sequence[str]) -> Iterator[Order]:
     baseline, *others = (by_group(side, align) for side in sides)
     for group, rows in baseline.items():
         for side, points in zip(sides[1:], others, strict=True):
-            for quantity in QUANTITIES:
-                order = _order(group, side.label, rows, points.get(group, {}), quantity)
-                if order:
-                    yield order
+            shared = [(row, points[group][key]) for key, row in rows.items() if key in points.get(group, {})]
+            for quantity, (_, compare) in QUANTITIES.items():
+                every = [both for both in shared if compare(*both) is not None]
+                if len(every) > 1:
+                    yield Order(
+                        group=group,
+                        label=side.label,
+                        quantity=quantity,
+                        num_left_out=max(0, len(every) - MOST_STRATEGIES) or UNSET,
+                        **_agreement(every[:MOST_STRATEGIES], compare),
+                    )
 
 
-def _order(group: Key, label: str, baseline: Mapping[Key, Row], side: Mapping[Key, Row], quantity: str) -> Order | None:
-    _, compare = QUANTITIES[quantity]
-    shared = [(row, side[key]) for key, row in baseline.items() if key in side]
-    every = [both for both in shared if compare(*both) is not None]
+def _agreement(shared: Sequence[tuple[Row, Row]], compare: Callable[[Row, Row], Contrast | None]) -> dict[str, Any]:
+    """Return the fields of an order that count its pairs; each row of the baseline is given with that of the side."""
     num_same, num_close, swapped = 0, 0, []
-    for first, second in combinations(every[:MOST_STRATEGIES], 2):
+    for first, second in combinations(shared, 2):
         contrasts = [compare(row, other) for row, other in zip(first, second, strict=True)]  # on the baseline, the side
         on_baseline, on_side = (SIGNS.get(contrast.verdict, 0) if contrast else 0 for contrast in contrasts)
         num_same += on_baseline * on_side > 0
@@ -197,22 +197,13 @@ def _order(group: Key, label: str, baseline: Mapping[Key, Row], side: Mapping[Ke
         if on_baseline * on_side < 0:
             better, worse = (first, second) if on_baseline > 0 else (second, first)
             swapped.append((str(better[0].case.label), str(worse[0].case.label)))
-    if len(every) < 2:
-        return None
-    return Order(
-        group=group,
-        label=label,
-        quantity=quantity,
-        num_same=num_same,
-        num_close=num_close,
-        swapped=tuple(swapped),
-        num_left_out=max(0, len(every) - MOST_STRATEGIES) or UNSET,
-    )
+    return {"num_same": num_same, "num_close": num_close, "swapped": tuple(swapped)}
 
 
 def _remarks(compared: Sequence[Side], allowed: Sequence[str]) -> Iterator[str]:
     baseline, *others = compared
-    once = [side.label for side in compared if _is_of_one_round(side)]
+    rounds = {side.label: [samples(row) for row in side.rows if _is_timed(row)] for side in compared}
+    once = [label for label, of_side in rounds.items() if of_side and all(len(of_row) == 1 for of_row in of_side)]
     if once:
         text = "of one round: its intervals cover the spread within a process, not that between processes"
         yield f"{', '.join(once)}: {text}; --rounds 3 covers both"
@@ -225,9 +216,8 @@ def _remarks(compared: Sequence[Side], allowed: Sequence[str]) -> Iterator[str]:
         yield f"--allow-different {','.join(idle)} has no effect: it does not differ"
 
 
-def _is_of_one_round(side: Side) -> bool:
-    timed = [samples(row) for row in side.rows if row.step_seconds and not row.case.has_estimated_times]
-    return bool(timed) and all(len(rounds) == 1 for rounds in timed)
+def _is_timed(row: Row) -> bool:
+    return bool(row.step_seconds) and not row.case.has_estimated_times
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):

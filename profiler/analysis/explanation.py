@@ -16,7 +16,6 @@ from profiler.analysis.live_bytes import (
     Peak,
     Share,
     floor,
-    largest_part,
     nbytes,
     recomputes,
     stage_of,
@@ -104,7 +103,7 @@ def explain(
     least = floor(baseline or trace, blocks=blocks)
     if least.nbytes > highest.nbytes:
         least = floor(trace, blocks=blocks)
-    has_lines = any(storage.line for storage in trace.allocations)
+    held = held_at(trace, highest.number) if any(storage.line for storage in trace.allocations) else []
     why = reason(trace, baseline=baseline, blocks=blocks) if baseline else None
     return Explanation(
         peak=highest,
@@ -126,7 +125,7 @@ def explain(
         baseline_bytes=live_bytes.peak(baseline).nbytes if baseline else None,
         split=split,
         reason=why,
-        holders=live_bytes.holders_at(trace, highest.number) if has_lines else (),
+        holders=live_bytes.holders((one.nbytes, one.operator, one.line, one.category) for one in held),
     )
 
 
@@ -180,84 +179,66 @@ def remedies(
     `checkpointing`. `half_batch_bytes` is the peak of the step with half the batch, where it is known.
     """
     highest = max(live(trace))
-    is_recomputed = any(operator.phase == "recompute" for operator in trace.operators)
-    changes: dict[str, Change] = {"optimizer": _no_state, "kept-gradients": _dropped_gradients(trace)}
-    if can_halve:
-        changes["batch"] = _half_batch(trace)
-    if not is_accumulated(trace):
-        changes["gradients"] = _freed_gradients
-    if trace.device != "cpu":
-        changes["host-inputs" if is_recomputed else "offload"] = _offloaded
-    if in_chunks := chunked(trace):
-        changes["loss"] = in_chunks
-    gains = {"coarser" if are_too_many else "checkpointing": highest - floor_bytes}
-    gains |= {
-        kind: highest - _changed_peak(trace, change, is_half_batch=kind == "batch") for kind, change in changes.items()
-    }
-    if can_halve and half_batch_bytes is not None:
-        gains["batch"] = highest - half_batch_bytes
-    worth = [Remedy(kind=kind, nbytes=gain) for kind, gain in gains.items() if gain >= max(1, LEAST_GAIN * highest)]
+    peaks = {"coarser" if are_too_many else "checkpointing": floor_bytes}
+    for kind, change in _changes(trace).items():
+        held = summed(chain.from_iterable(map(change, trace.allocations)), len(trace.operators))
+        halved = kind == "batch"  # then operators hide fewer bytes too
+        hidden = (0, *(operator.hidden_bytes - halved * operator.batch_bytes for operator in trace.operators))
+        peaks[kind] = max(bytes_ + more for bytes_, more in zip(held, hidden, strict=True))
+    if half_batch_bytes is not None:
+        peaks["batch"] = half_batch_bytes
+    if not can_halve:
+        del peaks["batch"]
+    gains = [Remedy(kind=kind, nbytes=highest - peak_bytes) for kind, peak_bytes in peaks.items()]
+    worth = [remedy for remedy in gains if remedy.nbytes >= max(1, LEAST_GAIN * highest)]
     return tuple(sorted(worth, key=lambda remedy: -remedy.nbytes))
 
 
-def is_accumulated(trace: Trace) -> bool:
-    """Whether the step has several backwards, whose gradients are added."""
-    return sum(phase == "backward" for phase, _ in trace.marks) > 1
-
-
-def _changed_peak(trace: Trace, change: Change, *, is_half_batch: bool = False) -> int:
-    """Return the peak with changed lifetimes; with half the batch, operators hide fewer bytes too."""
-    held = summed(chain.from_iterable(map(change, trace.allocations)), len(trace.operators))
-    hidden = (0, *(operator.hidden_bytes - is_half_batch * operator.batch_bytes for operator in trace.operators))
-    return max(bytes_ + more for bytes_, more in zip(held, hidden, strict=True))
-
-
-def _half_batch(trace: Trace) -> Change:
-    """Return a change that halves what may grow with the batch; sizes are rounded up as the allocator does.
-
-    It is an upper bound: some of it, such as weights that autocast makes, need not grow.
-    """
+def _changes(trace: Trace) -> dict[str, Change]:
+    """Return the possible remedies, each with the lifetimes that it leaves to a storage of the step."""
     granule = GRANULE if trace.device == "cuda" else 1
-
-    def change(storage: Allocation) -> list[Life]:
-        grows = storage.category in GROWING and storage.phase != "optimizer"
-        nbytes = -(-storage.nbytes // (2 * granule)) * granule if grows else storage.nbytes
-        return [(nbytes, storage.born, storage.died)]
-
-    return change
-
-
-def _no_state(storage: Allocation) -> list[Life]:
-    is_state = storage.category == "optimizer" or storage.phase == "optimizer"
-    return [] if is_state else [(storage.nbytes, storage.born, storage.died)]
-
-
-def _freed_gradients(storage: Allocation) -> list[Life]:
-    """Free each gradient when it is made, and the optimizer's temporaries with it: it takes one parameter at a time."""
-    if storage.category == "gradients" and storage.born:
-        return [(storage.nbytes, storage.born, storage.born)]
-    return [] if storage.phase == "optimizer" else [(storage.nbytes, storage.born, storage.died)]
-
-
-def _dropped_gradients(trace: Trace) -> Change:
-    """Return a change that lets each gradient of the step before begin only with its module's own backward."""
-    first: dict[str, int] = {}
+    first: dict[str, int] = {}  # the first operator of each module's backward
     for number, operator in enumerate(trace.operators, start=1):
         if operator.phase == "backward":
             first.setdefault(operator.module, number)
 
-    def change(storage: Allocation) -> list[Life]:
+    def batch(storage: Allocation) -> Iterator[Life]:
+        """Halve what may grow with it; an upper bound: some of it, such as weights that autocast makes, need not."""
+        grows = storage.category in GROWING and storage.phase != "optimizer"
+        nbytes = -(-storage.nbytes // (2 * granule)) * granule if grows else storage.nbytes  # rounded up as allocated
+        yield nbytes, storage.born, storage.died
+
+    def optimizer(storage: Allocation) -> Iterator[Life]:
+        if "optimizer" not in (storage.category, storage.phase):
+            yield storage.nbytes, storage.born, storage.died
+
+    def gradients(storage: Allocation) -> Iterator[Life]:
+        """Free each when it is made, and the optimizer's temporaries with it: it takes one parameter at a time."""
+        is_made = storage.category == "gradients" and storage.born > 0
+        if is_made or storage.phase != "optimizer":
+            yield storage.nbytes, storage.born, storage.born if is_made else storage.died
+
+    def kept_gradients(storage: Allocation) -> Iterator[Life]:
+        """Let each gradient of the step before begin only with its module's own backward."""
         is_kept = storage.category == "gradients" and not storage.born
         born = min(first.get(storage.module, 1), storage.died + 1) if is_kept else storage.born
-        return [(storage.nbytes, born, storage.died)]
+        yield storage.nbytes, born, storage.died
 
-    return change
+    def offload(storage: Allocation) -> Iterator[Life]:
+        is_moved = storage.category == "saved" and storage.died > storage.born
+        yield storage.nbytes, storage.born, storage.born if is_moved else storage.died
+        if is_moved:
+            yield storage.nbytes, storage.died, storage.died
 
-
-def _offloaded(storage: Allocation) -> list[Life]:
-    is_offloaded = storage.category == "saved" and storage.died > storage.born
-    ends = ((storage.born, storage.born), (storage.died, storage.died))
-    return [(storage.nbytes, *end) for end in (ends if is_offloaded else ((storage.born, storage.died),))]
+    changes: dict[str, Change] = {"optimizer": optimizer, "kept-gradients": kept_gradients, "batch": batch}
+    if sum(phase == "backward" for phase, _ in trace.marks) < 2:  # else gradients of several backwards are added
+        changes["gradients"] = gradients
+    if trace.device != "cpu":
+        is_recomputed = any(operator.phase == "recompute" for operator in trace.operators)
+        changes["host-inputs" if is_recomputed else "offload"] = offload
+    if in_chunks := chunked(trace):
+        changes["loss"] = in_chunks
+    return changes
 
 
 def chunked(trace: Trace) -> Change | None:
@@ -302,11 +283,12 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 def reason_of_readings(readings: Readings, baseline: Readings) -> str | None:
     """Return why a peak is no lower than the baseline's, by what was read of both; None if it is, or not known."""
-    part, saved, peak = largest_part(readings), readings.saved_bytes, readings.peak_bytes
-    if part is None or not peak or not saved or not baseline.saved_bytes or not baseline.peak_bytes:
+    parts, saved, peak = live_bytes.peak_parts(readings), readings.saved_bytes, readings.peak_bytes
+    if not parts or not peak or not saved or not baseline.saved_bytes or not baseline.peak_bytes:
         return None
     if peak <= UNCHANGED * baseline.peak_bytes:
         return None
+    kind, held = max(parts.items(), key=lambda part: part[1])
     of = f"of the peak's {bytes_text(peak)}"
     if saved >= SAME * baseline.saved_bytes:
         without = bytes_text(baseline.saved_bytes)
@@ -315,7 +297,6 @@ def reason_of_readings(readings: Readings, baseline: Readings) -> str | None:
         return f"the forward saves {bytes_text(saved)}, {more if saved > baseline.saved_bytes / SAME else same}"
     if readings.peak_phase == "optimizer":
         return f"the peak is in the optimizer's step, which checkpointing does not touch: {bytes_text(peak)}"
-    kind, held = part
     if kind == "static":
         return f"{bytes_text(held)} {of} is static, which checkpointing does not touch"
     if kind == "saved":
@@ -341,7 +322,10 @@ def _reasons(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> Iterator
         for first, last in recomputes(trace)
     ]
     saved, plain_saved = max(lives["saved"]), max(by_category(baseline)["saved"])
-    workspace = _workspace_bytes(trace, peak.number, held)
+    workspace = nbytes(storage for storage in held if storage.category == WORKSPACES)
+    if peak.number:  # also what the operator hides that does not grow with the batch
+        operator = trace.operators[peak.number - 1]
+        workspace += max(0, operator.hidden_bytes - 2 * operator.batch_bytes)
     static, gradients, again, activations = (
         nbytes(storage for storage in held if storage.category in categories)
         for categories in (STATIC, ("gradients",), ("recomputed",), ("saved", "recomputed"))
@@ -376,15 +360,6 @@ def _reasons(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> Iterator
     yield _largest(trace, held, stage, blocks=blocks, segment=segment, recomputed=recomputed, of=of)
 
 
-def _workspace_bytes(trace: Trace, number: int, held: Sequence[Allocation]) -> int:
-    """Return the workspaces that are kept, and what the operator hides that does not grow with the batch."""
-    kept = nbytes(storage for storage in held if storage.category == WORKSPACES)
-    if not number:
-        return kept
-    operator = trace.operators[number - 1]
-    return kept + max(0, operator.hidden_bytes - 2 * operator.batch_bytes)
-
-
 def _largest(
     trace: Trace,
     held: Sequence[Allocation],
@@ -396,14 +371,14 @@ def _largest(
     of: str,
 ) -> tuple[str, str]:
     """Return what holds most of the non-static bytes at the peak, as the reason."""
-    moving = [(storage, stage(storage.module)) for storage in held if storage.category not in (*STATIC, WORKSPACES)]
     parts, outside = Counter[str](), Counter[str]()
-    for storage, block in moving:
-        is_input = (
-            storage.category == "saved" and block and stage(trace.operators[storage.died - 1].module) in recomputed
-        )
+    for storage in held:
+        if storage.category in (*STATIC, WORKSPACES):
+            continue
+        block, is_saved = stage(storage.module), storage.category == "saved"
+        is_input = is_saved and block and stage(trace.operators[storage.died - 1].module) in recomputed
         parts[INPUTS] += storage.nbytes * bool(is_input)
-        parts["segment"] += storage.nbytes * (block in segment and storage.category != "saved")
+        parts["segment"] += storage.nbytes * (block in segment and not is_saved)
         parts["plain"] += storage.nbytes * bool(block and block not in recomputed and not is_input)
         outside[storage.module] += storage.nbytes * (block == OUTSIDE)
     parts["outside"] = sum(outside.values())

@@ -93,6 +93,16 @@ def modules_at(trace: Trace, operator: int, *, blocks: tuple[str, ...]) -> tuple
     )
 
 
+def _shares(trace: Trace, operator: int, *, of: Callable[[Allocation], str], hidden: str) -> tuple[Share, ...]:
+    sizes = Counter[str]()
+    for storage in held_at(trace, operator):
+        sizes[of(storage)] += storage.nbytes
+    if operator and trace.operators[operator - 1].hidden_bytes:
+        sizes[hidden] += trace.operators[operator - 1].hidden_bytes
+    shares = [Share(name=name, nbytes=bytes_) for name, bytes_ in sizes.items()]
+    return tuple(sorted(shares, key=lambda share: (-share.nbytes, share.name)))
+
+
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """What one operator allocated for one line of code, in one category."""
 
@@ -101,12 +111,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     operator: str  # empty if it was allocated before the step
     line: str  # empty if no line of the user's is known
     category: str
-
-
-def holders_at(trace: Trace, operator: int) -> tuple[Holder, ...]:
-    """Return what holds most while an operator runs, by operator, line and category, the largest first."""
-    held = held_at(trace, operator)
-    return holders((storage.nbytes, storage.operator, storage.line, storage.category) for storage in held)
 
 
 def holders(held: Iterable[tuple[int, str, str, str]]) -> tuple[Holder, ...]:
@@ -126,34 +130,13 @@ def nbytes(allocations: Iterable[Allocation]) -> int:
     return sum(storage.nbytes for storage in allocations)
 
 
-def _shares(trace: Trace, operator: int, *, of: Callable[[Allocation], str], hidden: str) -> tuple[Share, ...]:
-    sizes: dict[str, int] = {}
-    for storage in held_at(trace, operator):
-        sizes[of(storage)] = sizes.get(of(storage), 0) + storage.nbytes
-    if operator and trace.operators[operator - 1].hidden_bytes:
-        sizes[hidden] = sizes.get(hidden, 0) + trace.operators[operator - 1].hidden_bytes
-    shares = [Share(name=name, nbytes=bytes_) for name, bytes_ in sizes.items()]
-    return tuple(sorted(shares, key=lambda share: (-share.nbytes, share.name)))
+def curve(trace: Trace, *, num_points: int) -> tuple[list[int], dict[str, list[int]]]:
+    """Return at most `num_points` operators, 0 being before the step, and the live bytes of each category at these.
 
-
-class LiveCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The live bytes at some of a step's operators; 0 is before the step."""
-
-    operators: tuple[int, ...]
-    nbytes: dict[str, tuple[int, ...]]  # by category
-
-
-def curve(trace: Trace, *, num_points: int) -> LiveCurve:
-    """Return the live bytes at no more than `num_points` operators: in every stretch, where the most are live.
-
-    So the peak is always among them.
+    They are where the most bytes are live in every stretch, so that the peak is always among them.
     """
-    held, categories = live(trace), by_category(trace)
-    chosen = highest(held, num_points)
-    return LiveCurve(
-        operators=tuple(chosen),
-        nbytes={category: tuple(values[at] for at in chosen) for category, values in categories.items()},
-    )
+    chosen = highest(live(trace), num_points)
+    return chosen, {category: [values[at] for at in chosen] for category, values in by_category(trace).items()}
 
 
 def recomputes(trace: Trace) -> tuple[tuple[int, int], ...]:
@@ -177,29 +160,19 @@ def recomputes(trace: Trace) -> tuple[tuple[int, int], ...]:
     )
 
 
-class Composition(msgspec.Struct, frozen=True, kw_only=True):
-    """The peak as a sum of three parts, in bytes."""
+def peak_parts(readings: Readings) -> dict[str, int]:
+    """Split the peak into static, saved and transient bytes, which add up to it; empty if a part was not measured.
 
-    static: int  # parameters, buffers, optimizer state, inputs, and the gradients that were live at the peak
-    saved: int  # what the forward saves for the backward; counted as all still live, as far as it fits
-    transient: int  # the rest: recomputed activations, gradients of activations, workspaces
-
-
-def peak_parts(readings: Readings) -> Composition | None:
-    """Split the peak so that static + saved + transient is the peak; None if a part was not measured."""
+    Static are parameters, buffers, optimizer state, inputs, and the gradients that were live at the peak. Saved is what
+    the forward saves for the backward, counted as all still live, as far as it fits. Transient is the rest: recomputed
+    activations, gradients of activations, workspaces.
+    """
     if readings.peak_bytes is None or readings.start_bytes is None or readings.saved_bytes is None:
-        return None
+        return {}
     static = min(readings.peak_bytes, readings.start_bytes + (readings.peak_gradient_bytes or 0))
     held = 0 if readings.peak_phase == "optimizer" else readings.saved_bytes
     saved = min(held, readings.peak_bytes - static)
-    return Composition(static=static, saved=saved, transient=readings.peak_bytes - static - saved)
-
-
-def largest_part(readings: Readings) -> tuple[str, int] | None:
-    """Return the largest part of the peak, "static", "saved" or "transient", and its bytes; None if not measured."""
-    parts = peak_parts(readings)
-    sizes = {} if parts is None else {"static": parts.static, "saved": parts.saved, "transient": parts.transient}
-    return max(sizes.items(), key=lambda part: part[1], default=None)
+    return {"static": static, "saved": saved, "transient": readings.peak_bytes - static - saved}
 
 
 def categories(readings: Readings) -> tuple[Share, ...]:
@@ -209,14 +182,14 @@ def categories(readings: Readings) -> tuple[Share, ...]:
     into what was live before the step, everything static is one part.
     """
     parts = peak_parts(readings)
-    if parts is None:
+    if not parts:
         return ()
     known = {name: (readings.static_bytes or {}).get(name, 0) for name in LASTING}
-    known["gradients"] = min(readings.peak_gradient_bytes or 0, parts.static)
-    rest = parts.static - sum(known.values())
+    known["gradients"] = min(readings.peak_gradient_bytes or 0, parts["static"])
+    rest = parts["static"] - sum(known.values())
     if rest < 0 or not readings.static_bytes:
-        known, rest = {}, parts.static
-    sizes = {**known, "static": rest, "saved": parts.saved, "rest": parts.transient}
+        known, rest = {}, parts["static"]
+    sizes = {**known, "static": rest, "saved": parts["saved"], "rest": parts["transient"]}
     return tuple(Share(name=name, nbytes=sizes[name]) for name in CATEGORIES if sizes.get(name))
 
 
@@ -256,7 +229,7 @@ def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
     operator = trace.operators[at - 1]
     return Floor(
         nbytes=bounds[at],
-        static_bytes=sum(storage.nbytes for storage in held_at(trace, at) if storage.category in THROUGHOUT),
+        static_bytes=nbytes(storage for storage in held_at(trace, at) if storage.category in THROUGHOUT),
         stage=at_work[at - 1],
         phase=operator.phase,
         operator=operator.name,
@@ -275,9 +248,7 @@ def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str]) -> li
             stages.append(at)
     calls = _calls(trace, at_work)
     released: dict[tuple[int, int], int] = {}  # by stage and call: when the first of its own is freed
-    lives: list[
-        tuple[Allocation, int | None, bool]
-    ] = []  # the stage that is the last to need each, and if it is its own
+    lives: list[tuple[Allocation, int | None, bool]] = []  # the last stage to need each, and if it is its own backward
     for storage in trace.allocations:
         block = stage(storage.module) if storage.category in ("saved", "recomputed") else OUTSIDE
         place = max(0, bisect_right(starts, storage.died) - 1) if block != OUTSIDE else None
@@ -286,23 +257,16 @@ def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str]) -> li
         if place is not None and is_own and trace.operators[storage.died - 1].phase != "recompute":
             key = place, calls[storage.born]
             released[key] = min(storage.died, released.get(key, storage.died))
-
-    def since(storage: Allocation, place: int | None, is_own: bool) -> int:
-        if place is None:
-            return storage.born
-        first = released.get((place, calls[storage.born]), storage.died) if is_own else starts[place]
-        return max(storage.born, first)
-
-    needed = (
-        (storage.nbytes, since(storage, place, is_own), storage.died)
-        for storage, place, is_own in lives
-        if not (storage.phase == "recompute" and storage.category == "temporaries")
-    )
-    held = summed(needed, len(trace.operators))
-    return [
-        held[0],
-        *(nbytes + operator.hidden_bytes for nbytes, operator in zip(held[1:], trace.operators, strict=True)),
-    ]
+    needed = []
+    for storage, place, is_own in lives:
+        since = storage.born
+        if place is not None:
+            first = released.get((place, calls[storage.born]), storage.died) if is_own else starts[place]
+            since = max(storage.born, first)
+        if not (storage.phase == "recompute" and storage.category == "temporaries"):
+            needed.append((storage.nbytes, since, storage.died))
+    hidden = (0, *(operator.hidden_bytes for operator in trace.operators))
+    return [bytes_ + more for bytes_, more in zip(summed(needed, len(trace.operators)), hidden, strict=True)]
 
 
 def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:

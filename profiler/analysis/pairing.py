@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from profiler.analysis import time_ratio
-from profiler.analysis.rows import Row, latest, rows, samples
+from profiler.analysis.rows import Row, against, latest, rows
 from profiler.analysis.time_ratio import TimeVerdict
 from profiler.analysis.timing_doubts import stolen
 from profiler.core.case import SETTINGS, SWITCHES, as_word
@@ -70,20 +70,16 @@ def times(before: Row, after: Row) -> Contrast | None:
     first, second = seconds_of(before), seconds_of(after)
     if first is None or second is None:
         return None
-    if before.case.has_estimated_times and after.case.has_estimated_times:
-        time = time_ratio.estimated(first, second)
-        is_same = first == second
-        return Contrast(ratio=time.ratio, verdict=time_ratio.verdict(time)) if time else _unknown(None, is_same=is_same)
-    time = time_ratio.of_samples(time_ratio.sample(samples(before)), time_ratio.sample(samples(after)))
+    time = against(after, before, is_one_run=False)
+    are_estimates = before.case.has_estimated_times and after.case.has_estimated_times
     if time is None or time.interval is None:
-        return _unknown(time.ratio if time else None, is_same=first == second == 0)
+        is_same = first == second and (are_estimates or first == 0)
+        return Contrast(ratio=time.ratio if time else None, verdict="same" if is_same else "cannot be told apart")
+    if are_estimates:
+        return Contrast(ratio=time.ratio, verdict=time_ratio.verdict(time))
     floors = (before.time_floor, after.time_floor, stolen(before.rounds), stolen(after.rounds))
     floor = max((noise for noise in floors if noise is not None), default=None)
     return Contrast(ratio=time.ratio, low=time.low, high=time.high, verdict=time_ratio.verdict(time, floor=floor))
-
-
-def _unknown(ratio: float | None, *, is_same: bool) -> Contrast:
-    return Contrast(ratio=ratio, verdict="same" if is_same else "cannot be told apart")
 
 
 # by quantity: what a row has of it, and how two rows compare

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
+from profiler.analysis import flat_row
 from profiler.analysis.axes import exponent
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, Choice
@@ -25,7 +24,6 @@ UNITS = {
     "words": {"": 1.0},
 }
 GRADIENTS = {"bit-equal": "equal", "within noise": "equal but for rounding", "missing": "missing", "differ": "differ"}
-SAVED, PEAK = attrgetter("readings.saved_bytes"), attrgetter("readings.peak_bytes")
 
 
 class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,7 +155,7 @@ class Quantity(NamedTuple):
 
     about: str
     kind: str  # a key of UNITS
-    read: Callable[[Row], Any]
+    column: str | Callable[[Row], Any]  # of flat_row.TABLE, or how a row is read
     sampled: bool = False  # from times, which have a spread
     is_growth: bool = False
 
@@ -165,39 +163,34 @@ class Quantity(NamedTuple):
         """Return the value for the rows that a figure is about, among all rows of the run."""
         row, none = chosen[0], baseline(chosen[0], rows)
         if self.is_growth:
-            points = [(one.built.num_blocks, self.read(one)) for one in chosen if one.built and one.outcome == "ok"]
+            points = [(one.built.num_blocks, self._read(one)) for one in chosen if one.built and one.outcome == "ok"]
             measured = [(size, value) for size, value in points if value is not None]
             return exponent([size for size, _ in measured], [value for _, value in measured])
         if self.kind not in ("change", "share"):
-            return self.read(row)  # type: ignore[no-any-return]
+            return self._read(row)  # type: ignore[no-any-return]
         if row.outcome != "ok" or none is None or none.outcome != "ok":
             return None
-        mine, base = self.read(row), self.read(none)
+        mine, base = self._read(row), self._read(none)
         if mine is None or not base:
             return None
         if self.kind == "change":
             return mine / base - 1  # type: ignore[no-any-return]
-        peers = [self.read(peer) for peer in rows if peer.outcome == "ok" and _family(peer.case) == _family(row.case)]
-        smallest = min(value for value in peers if value is not None)
+        peers = [peer for peer in rows if peer.outcome == "ok" and peer.case.baseline == row.case.baseline]
+        alike = [self._read(peer) for peer in peers if _without_k(peer.case) == _without_k(row.case)]
+        smallest = min(value for value in alike if value is not None)
         return (base - mine) / (base - smallest) if base > smallest else None
 
+    def _read(self, row: Row) -> Any:
+        return flat_row.TABLE[self.column][1](row) if isinstance(self.column, str) else self.column(row)
 
-def _family(case: Case) -> tuple[Case, str, tuple[tuple[str, str], ...]]:
-    options = tuple((key, value) for key, value in case.strategy.options.items() if key != "k")
-    return case.baseline, case.strategy.name, options
+
+def _without_k(case: Case) -> tuple[str, dict[str, str]]:
+    return case.strategy.name, {**case.strategy.options, "k": ""}
 
 
 def _saved_but_loss(row: Row) -> int | None:
     """Return the saved bytes without the loss, a scalar that is counted in them but not kept for the backward."""
     return None if row.readings.saved_bytes is None else row.readings.saved_bytes - FLOAT_BYTES
-
-
-def _forward_peak(row: Row) -> int | None:
-    return row.readings.phases["forward"].allocated if row.readings.phases else None
-
-
-def _static(row: Row, category: str) -> int | None:
-    return row.readings.static_bytes[category] if row.readings.static_bytes else None
 
 
 def _optimizer_ratio(row: Row) -> float | None:
@@ -234,23 +227,23 @@ def _calls(row: Row) -> tuple[int, ...]:
 
 
 TABLE = {
-    "saved_bytes": Quantity("saved", "bytes", SAVED),
+    "saved_bytes": Quantity("saved", "bytes", "saved_bytes"),
     "saved_but_loss": Quantity("saved, without the loss itself", "bytes", _saved_but_loss),
-    "forward_peak_bytes": Quantity("forward peak", "bytes", _forward_peak),
-    "peak_bytes": Quantity("step peak", "bytes", PEAK),
-    "saved_change": Quantity("saved, against none", "change", SAVED),
-    "forward_peak_change": Quantity("forward peak, against none", "change", _forward_peak),
-    "peak_change": Quantity("step peak, against none", "change", PEAK),
-    "saved_share": Quantity("saved, share of the saving", "share", SAVED),
-    "forward_peak_share": Quantity("forward peak, share of the saving", "share", _forward_peak),
-    "peak_share": Quantity("step peak, share of the saving", "share", PEAK),
-    "static_bytes": Quantity("static", "bytes", attrgetter("static_bytes")),
-    "parameter_bytes": Quantity("parameters", "bytes", partial(_static, category="parameters")),
-    "gradient_bytes": Quantity("gradients", "bytes", partial(_static, category="gradients")),
-    "optimizer_bytes": Quantity("optimizer state", "bytes", partial(_static, category="optimizer")),
+    "forward_peak_bytes": Quantity("forward peak", "bytes", "forward_peak_bytes"),
+    "peak_bytes": Quantity("step peak", "bytes", "peak_bytes"),
+    "saved_change": Quantity("saved, against none", "change", "saved_bytes"),
+    "forward_peak_change": Quantity("forward peak, against none", "change", "forward_peak_bytes"),
+    "peak_change": Quantity("step peak, against none", "change", "peak_bytes"),
+    "saved_share": Quantity("saved, share of the saving", "share", "saved_bytes"),
+    "forward_peak_share": Quantity("forward peak, share of the saving", "share", "forward_peak_bytes"),
+    "peak_share": Quantity("step peak, share of the saving", "share", "peak_bytes"),
+    "static_bytes": Quantity("static", "bytes", "static_bytes"),
+    "parameter_bytes": Quantity("parameters", "bytes", "static_parameters_bytes"),
+    "gradient_bytes": Quantity("gradients", "bytes", "static_gradients_bytes"),
+    "optimizer_bytes": Quantity("optimizer state", "bytes", "static_optimizer_bytes"),
     "optimizer_ratio": Quantity("optimizer state / parameters", "number", _optimizer_ratio),
-    "step_seconds": Quantity("step", "seconds", attrgetter("step_seconds"), sampled=True),
-    "time_change": Quantity("step, against none", "change", attrgetter("time_ratio"), sampled=True),
+    "step_seconds": Quantity("step", "seconds", "step_seconds", sampled=True),
+    "time_change": Quantity("step, against none", "change", "time_ratio", sampled=True),
     "forward_calls": Quantity("forward computations", "number", lambda row: sum(_calls(row)) or None),
     "calls_by_layer": Quantity(
         "forward computations of each layer", "words", lambda row: " ".join(map(str, _calls(row))) or None
@@ -261,9 +254,9 @@ TABLE = {
     "precision_difference": Quantity(
         "largest relative difference of a gradient to fp32",
         "number",
-        lambda row: row.equality.precision_difference if row.equality else None,
+        "precision_difference",
     ),
-    "saved_growth": Quantity("saved ~ blocks to the power of", "number", SAVED, is_growth=True),
-    "peak_growth": Quantity("step peak ~ blocks to the power of", "number", PEAK, is_growth=True),
-    "time_growth": Quantity("step ~ blocks to the power of", "number", attrgetter("step_seconds"), is_growth=True),
+    "saved_growth": Quantity("saved ~ blocks to the power of", "number", "saved_bytes", is_growth=True),
+    "peak_growth": Quantity("step peak ~ blocks to the power of", "number", "peak_bytes", is_growth=True),
+    "time_growth": Quantity("step ~ blocks to the power of", "number", "step_seconds", is_growth=True),
 }

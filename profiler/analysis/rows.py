@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -60,6 +59,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prediction_against: Evidence | None  # whether that peak was measured or rehearsed
     notes: tuple[Note, ...]
     on_frontier: bool  # no other frontier row of its group surely beats it in both peak and time
+
+    @property
+    def has_peak(self) -> bool:
+        """Whether it is ok, since wrong gradients are no saving, and its peak is known."""
+        return self.outcome == "ok" and self.readings.peak_bytes is not None
 
     @property
     def time_ratio(self) -> float | None:
@@ -214,12 +218,8 @@ def _judged(group: list[Row], *, is_asked: bool) -> dict[Case, Row]:
     judged = {}
     for row in group:
         notes, time_verdict = [], None
-        if (
-            none
-            and row.case.strategy != "none"
-            and row.outcome == "ok"
-            and not any(note.code == "GCP001" for note in row.notes)
-        ):
+        is_checkpointed = row.case.strategy != "none" and all(note.code != "GCP001" for note in row.notes)
+        if none and is_checkpointed and row.outcome == "ok":
             why = reason_of_readings(row.readings, none.readings)
             notes += [Note(code="GCP067", text=why)] if why else []
         is_timed = not row.case.has_estimated_times
@@ -236,8 +236,8 @@ def _judged(group: list[Row], *, is_asked: bool) -> dict[Case, Row]:
     return judged
 
 
-def against(row: Row, other: Row) -> TimeRatio | None:
-    """Return the ratio of two steps of one run: from their ratios to `none`, else from their seconds.
+def against(row: Row, other: Row, *, is_one_run: bool = True) -> TimeRatio | None:
+    """Return the ratio of two steps: of one run from their ratios to `none`, else from their seconds.
 
     Two rows that alternated with `none` are never compared by their seconds, which contain the drift between them.
     """
@@ -246,7 +246,7 @@ def against(row: Row, other: Row) -> TimeRatio | None:
     if row.case.has_estimated_times and other.case.has_estimated_times:
         return time_ratio.estimated(other.step_seconds, row.step_seconds)
     time, base = row.time, other.time
-    if time and base and time.has_basis and base.has_basis:
+    if is_one_run and time and base and time.has_basis and base.has_basis:
         return time_ratio.quotient(time, base)
     return time_ratio.of_samples(time_ratio.sample(samples(other)), time_ratio.sample(samples(row)))
 
@@ -287,11 +287,7 @@ def unbeaten(rows: Iterable[Row]) -> list[Row]:
     Only rows that are ok, with a peak and a time, count. With many rows, each is compared only with the fastest of the
     frontier, which dominate most, so that the time is linear in the number of rows.
     """
-    points = [
-        row
-        for row in rows
-        if row.outcome == "ok" and row.step_seconds is not None and row.readings.peak_bytes is not None
-    ]
+    points = [row for row in rows if row.has_peak and row.step_seconds is not None]
     most = max(1, MOST_COMPARED // max(1, len(points)))
     kept: list[Row] = []
     beating: list[Row] = []
@@ -307,29 +303,22 @@ def slowness(row: Row) -> float:
     return row.time.ratio if row.time else row.step_seconds or 0.0
 
 
-class TimePlace(NamedTuple):
-    """Where a step is drawn in a plot of its group, in seconds."""
+def time_spans(rows: Sequence[Row]) -> list[tuple[float, float, float]]:
+    """Return the low end, the middle and the high end of the step of each row of one group, in seconds.
 
-    low: float
-    middle: float
-    high: float
-
-
-def time_places(rows: Sequence[Row]) -> list[TimePlace]:
-    """Return where the steps of one group are drawn: by their ratios to `none`, else at their medians.
-
-    So plots show what the verdicts say: medians of processes that ran at different times may be in another order.
+    They are by their ratios to `none`, else at their medians, so that plots show what the verdicts say: medians of
+    processes that ran at different times may be in another order.
     """
     none = next((row.step_seconds for row in rows if row.case == row.baseline and row.step_seconds), None)
-    places = []
+    spans = []
     for row in rows:
         if none is not None and row.time and row.time.has_basis:
             low, high = row.time.interval or (row.time.ratio, row.time.ratio)
-            places.append(TimePlace(low * none, row.time.ratio * none, high * none))
+            spans.append((low * none, row.time.ratio * none, high * none))
         else:
             seconds, spread_ = row.step_seconds or 0.0, row.step_spread or 0.0
-            places.append(TimePlace(seconds * (1 - spread_), seconds, seconds * (1 + spread_)))
-    return places
+            spans.append((seconds * (1 - spread_), seconds, seconds * (1 + spread_)))
+    return spans
 
 
 def is_all_out_of_memory(rows: Iterable[Row]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -74,7 +75,12 @@ def _explain(all_segments: Sequence[Fields], traces: Sequence[Sequence[Fields]])
     device = max(sizes, key=lambda device: sizes[device], default=0)
     segments = [segment for segment in all_segments if segment.get("device", 0) == device]
     entries = traces[device] if device < len(traces) else []
-    placed = [(address, block) for segment in segments for address, block in _placed(segment)]
+    placed: list[tuple[int, Fields]] = []
+    for segment in segments:
+        address = segment.get("address", 0)
+        for block in segment["blocks"]:  # in older snapshots their addresses are sums of sizes
+            placed.append((block.get("address") or address, block))
+            address += block["size"]
     at_end = {address: block for address, block in placed if block["state"] == ALLOCATED}
     events = [entry for entry in entries if entry["action"] in (GIVEN, TAKEN_BACK)]
     lives = _lives(events, at_end)
@@ -84,6 +90,9 @@ def _explain(all_segments: Sequence[Fields], traces: Sequence[Sequence[Fields]])
     categories = Counter[str]()
     for life in at_peak:
         categories[life.category] += life.nbytes
+    held, grown = (
+        holders((life.nbytes, "", life.line, life.category) for life in some) for some in (at_peak, _grown(lives))
+    )
     return SnapshotExplanation(
         device=device,
         num_events=len(events),
@@ -91,23 +100,14 @@ def _explain(all_segments: Sequence[Fields], traces: Sequence[Sequence[Fields]])
         peak_event=peak - 1 if peak else None,
         peak_line=line(events[peak - 1].get("frames", ())) if peak else "",
         categories=tuple(Share(name=name, nbytes=nbytes) for name, nbytes in categories.most_common()),
-        holders=_holders(at_peak),
-        grown=_grown(lives),
+        holders=held,
+        grown=grown,
         end_bytes=sum(block["size"] for block in at_end.values()),
         reserved_bytes=sum(segment["total_size"] for segment in segments),
         num_segments=len(segments),
         largest_free_bytes=max((block["size"] for _, block in placed if block["state"] != ALLOCATED), default=0),
         failed_bytes=next((entry.get("size", 0) for entry in reversed(entries) if entry["action"] == "oom"), None),
     )
-
-
-def _placed(segment: Fields) -> list[tuple[int, Fields]]:
-    """Return blocks with their addresses; in older snapshots these are sums of sizes."""
-    placed, address = [], segment.get("address", 0)
-    for block in segment["blocks"]:
-        placed.append((block.get("address") or address, block))
-        address += block["size"]
-    return placed
 
 
 class _Life(msgspec.Struct, kw_only=True):
@@ -166,23 +166,11 @@ def _category(frames: Any) -> str:
     return next(named, "other")
 
 
-def _holders(lives: Iterable[_Life]) -> tuple[Holder, ...]:
-    return holders((life.nbytes, "", life.line, life.category) for life in lives)
-
-
-def _grown(lives: Iterable[_Life]) -> tuple[Holder, ...]:
+def _grown(lives: Iterable[_Life]) -> list[_Life]:
     """Return what lines allocated repeatedly, others in between, and is still live at the end; without parameters."""
-    stretches: dict[str, set[int]] = {}  # by line, the stretches in which it allocated what stayed
-    stayed = []
-    stretch, before = 0, ""
-    for life in lives:
-        if not life.born:
-            continue
-        at = life.line
-        stretch, before = (stretch if at == before else stretch + 1), at
-        if at and life.stayed:
-            stretches.setdefault(at, set()).add(stretch)
-            stayed.append(life)
-    return _holders(
-        life for life in stayed if len(stretches[life.line]) >= LEAST_GROWN and life.category != "parameters"
-    )
+    num_stretches, stayed = Counter[str](), list[_Life]()  # by line, the stretches in which it allocated what stayed
+    for at, stretch in groupby((life for life in lives if life.born), key=lambda life: life.line):
+        kept = [life for life in stretch if at and life.stayed]
+        num_stretches[at] += bool(kept)
+        stayed += kept
+    return [life for life in stayed if num_stretches[life.line] >= LEAST_GROWN and life.category != "parameters"]

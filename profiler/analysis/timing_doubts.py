@@ -208,30 +208,63 @@ def other_processes(series: Series) -> tuple[str | None, str | None]:
 
 
 def _clocks(rounds: Sequence[Record], baseline: Sequence[Record], *, is_paired: bool) -> str | None:
-    """Return a sentence if the clock was held down or was not the baseline's, with the ratio in clock cycles."""
-    conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
-    if not conditions or is_paired:  # steps of both alternated at one clock
-        return clock_held(conditions)
-    doubt = clock_held(conditions) or clocks_apart(rounds, baseline)
-    return f"{doubt}{in_cycles(rounds, baseline)}" if doubt else None
+    """Return a sentence if the clock was held down, or was not the baseline's: part of the ratio is the clock's then.
+
+    It ends with the change of the time in clock cycles, unless steps of both alternated at one clock.
+    """
+    held = clock_held([record.readings.conditions for record in rounds if record.readings.conditions])
+    if is_paired:
+        return held
+    of_round = {record.round: record for record in baseline if record.readings.step_seconds}
+    known = [
+        (record, base, mine, none)
+        for record in rounds
+        if record.readings.step_seconds and (base := of_round.get(record.round)) and record.case != base.case
+        if (mine := clock(record)) and (none := clock(base))
+    ]
+    farthest = max(((mine, none) for *_, mine, none in known), key=_apart, default=(1.0, 1.0))
+    if not held and _apart(farthest) > APART:
+        apart = f"{_megahertz(farthest[0])}, that of its baseline at {_megahertz(farthest[1])}"
+        held = f"the clock differed: a round ran at {apart}; nvidia-smi --lock-gpu-clocks makes times comparable"
+    ratios = [
+        median(record.readings.step_seconds or ()) / median(base.readings.step_seconds or ()) * mine / none
+        for record, base, mine, none in known
+    ]
+    return f"{held}; in cycles the step is {change_text(median(ratios))}" if held and ratios else held
+
+
+def _apart(clocks: tuple[float, float]) -> float:
+    return abs(clocks[0] / clocks[1] - 1)
+
+
+def clock(record: Record) -> float | None:
+    """Return the mean clock while the steps of a round were timed, in hertz; None if it is not known."""
+    clocks = [moment.clock_hertz for moment in record.readings.conditions or () if moment.clock_hertz]
+    return fmean(clocks) if clocks else None
 
 
 def clock_held(series: Series) -> str | None:
     """Return a sentence if the clock was held down, or fell, during timing: by what, how far, how hot it was."""
     moments = list(chain.from_iterable(series))
     clocks = [moment.clock_hertz for moment in moments if moment.clock_hertz is not None]
-    highest = _most(moment.highest_clock_hertz for moment in moments)
+    most = {
+        name: max((value for moment in moments if (value := getattr(moment, name)) is not None), default=None)
+        for name in ("highest_clock_hertz", "celsius", "watts", "limit_watts")
+    }
+    highest, celsius, watts, limit = most.values()
     reasons = list(dict.fromkeys(chain.from_iterable(moment.held_by for moment in moments)))
     is_held = bool(reasons) and (not clocks or highest is None or min(clocks) < SLOWED * highest)
     if not is_held and not any(map(_falls, series)):
         return None
-    celsius = _most(moment.celsius for moment in moments)
-    watts, limit = (_most(getattr(moment, name) for moment in moments) for name in ("watts", "limit_watts"))
-    state = [f"{_megahertz(min(clocks))} to {_megahertz(max(clocks))}"] if clocks else []
-    state[:1] = [f"{span} of {_megahertz(highest)}" if highest is not None else span for span in state]
-    state += [] if celsius is None else [f"up to {in_unit_text(round(celsius), 'C')}"]
-    of_limit = "" if limit is None else f" of {in_unit_text(round(limit), 'W')}"
-    state += [] if watts is None else [f"up to {in_unit_text(round(watts), 'W')}{of_limit}"]
+    state = []
+    if clocks:
+        of_highest = "" if highest is None else f" of {_megahertz(highest)}"
+        state.append(f"{_megahertz(min(clocks))} to {_megahertz(max(clocks))}{of_highest}")
+    if celsius is not None:
+        state.append(f"up to {in_unit_text(round(celsius), 'C')}")
+    if watts is not None:
+        of_limit = "" if limit is None else f" of {in_unit_text(round(limit), 'W')}"
+        state.append(f"up to {in_unit_text(round(watts), 'W')}{of_limit}")
     by = f" by {' and '.join(reasons)}" if reasons else ""
     held = f"the clock was held down{by}: {', '.join(state)}"
     return f"{held}; cooling, or nvidia-smi --lock-gpu-clocks, makes times comparable"
@@ -242,48 +275,8 @@ def _falls(round_: Sequence[Conditions]) -> bool:
     return any(later < SLOWED * highest for later, highest in zip(clocks[1:], accumulate(clocks, max), strict=False))
 
 
-def _most(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
 def _megahertz(hertz: float) -> str:
     return in_unit_text(round(hertz / 1e6), "MHz")
-
-
-def clocks_apart(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
-    """Return a sentence if a round ran at another clock than its baseline, so that part of the ratio is the clock's."""
-    clocks = [(mine, none) for *_, mine, none in _clocked(rounds, baseline)]
-    mine, none = max(clocks, key=lambda pair: abs(pair[0] / pair[1] - 1), default=(1.0, 1.0))
-    if abs(mine / none - 1) <= APART:
-        return None
-    apart = f"{_megahertz(mine)}, that of its baseline at {_megahertz(none)}"
-    return f"the clock differed: a round ran at {apart}; nvidia-smi --lock-gpu-clocks makes times comparable"
-
-
-def in_cycles(rounds: Sequence[Record], baseline: Sequence[Record]) -> str:
-    """Return the change of the time in clock cycles, as the end of a sentence; empty if no clocks are known."""
-    ratios = [
-        median(record.readings.step_seconds or ()) / median(base.readings.step_seconds or ()) * mine / none
-        for record, base, mine, none in _clocked(rounds, baseline)
-    ]
-    return f"; in cycles the step is {change_text(median(ratios))}" if ratios else ""
-
-
-def clock(record: Record) -> float | None:
-    """Return the mean clock while the steps of a round were timed, in hertz; None if it is not known."""
-    clocks = [moment.clock_hertz for moment in record.readings.conditions or () if moment.clock_hertz]
-    return fmean(clocks) if clocks else None
-
-
-def _clocked(rounds: Sequence[Record], baseline: Sequence[Record]) -> list[tuple[Record, Record, float, float]]:
-    """Return each timed record with the baseline's of the same round, and both clocks; none for the baseline itself."""
-    of_round = {record.round: record for record in baseline if record.readings.step_seconds}
-    pairs = [(record, of_round.get(record.round)) for record in rounds if record.readings.step_seconds]
-    return [
-        (record, base, mine, none)
-        for record, base in pairs
-        if base is not None and record.case != base.case and (mine := clock(record)) and (none := clock(base))
-    ]
 
 
 def _host_bound(rounds: Sequence[Record]) -> str | None:

@@ -167,7 +167,7 @@ def _draw_script(target: str, variants: Sequence[Variant], *, strategies: str, o
     refuse_flags(flags, ON_SCRIPT, hint="gcprof timeline RUN -o FILE; it is read, not run again")
     is_asked = any(word.startswith("--strategies") for word in COMMAND.get())
     chosen = under(variants, strategies if is_asked else None)
-    points = load_module("profiler.views.plots.script", needs="matplotlib").points
+    points = load_module("profiler.views.plots.bars", needs="matplotlib").script_points
     aside(f"wrote {points(chosen, path=output, force=force)}")
     next_command("gcprof", "explain", target)
 

@@ -151,8 +151,8 @@ def _print(fitted: Fitted, *, json: bool) -> None:
 def _draw(fitted: Fitted, path: Path, *, force: bool) -> None:
     from profiler.core.errors import load_module
 
-    view = load_module("profiler.views.plots.fit", needs="matplotlib")
-    view.plot(fitted.curves, fitted.shown, chosen=fitted.chosen, limit=fitted.limit_bytes, path=path, force=force)
+    plot = load_module("profiler.views.plots.frontier", needs="matplotlib").plot_levers
+    plot(fitted.curves, fitted.shown, chosen=fitted.chosen, limit=fitted.limit_bytes, path=path, force=force)
     aside(f"wrote {path}")
 
 

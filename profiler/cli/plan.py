@@ -198,7 +198,7 @@ def _write(planned: Planned, points: list[Point], asked: PlanRequest) -> None:
     else:
         said = SAID.get(planned.evidence or "measured")
         foreseen = f": {said}" if said else ""
-        lines = load_module("profiler.views.plots.lines", needs="matplotlib")
+        lines = load_module("profiler.views.plots.frontier", needs="matplotlib")
         lines.plot_plans(points, planned.chain, title=f"{planned.title}{foreseen}", path=path, force=force)
     aside(f"wrote {path}")
 

@@ -67,14 +67,14 @@ def plot(
         refuse_idle({"--over": over}, "on a script's run", hint="every variant is drawn; leave it out")
 
     # only once there is something to draw
-    draw = load_module(f"profiler.views.plots.{'script' if variants else 'plot'}", needs="matplotlib")
+    draw = load_module(f"profiler.views.plots.{'bars' if variants else 'plot'}", needs="matplotlib")
 
     from profiler.views.plots.theme import STYLES
 
     chosen = STYLES[one_of(style, STYLES, flag="--style")]
     path = output or Path(f"{kind}.{chosen.suffix}")
     if variants:
-        draw.bars(variants, path=path, force=force, style=chosen)
+        draw.script_bars(variants, path=path, force=force, style=chosen)
     else:
         axes = over.split(",") if over else ()
         draw.plot(rows(loaded.records), kind=kind, path=path, force=force, style=chosen, over=axes)

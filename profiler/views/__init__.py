@@ -17,7 +17,7 @@ PLOTS = {
     "memory": "profiler.views.plots.bars:MEMORY",
     "time": "profiler.views.plots.bars:TIME",
     "samples": "profiler.views.plots.bars:SAMPLES",
-    "heat": "profiler.views.plots.heat:PLOT",
-    "growth": "profiler.views.plots.lines:GROWTH",
-    "throughput": "profiler.views.plots.lines:THROUGHPUT",
+    "heat": "profiler.views.plots.settings:HEAT",
+    "growth": "profiler.views.plots.settings:GROWTH",
+    "throughput": "profiler.views.plots.settings:THROUGHPUT",
 }

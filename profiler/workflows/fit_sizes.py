@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.analysis.memory_fit import MOST_TRIED, Place, Rung, largest_that_fits
+from profiler.analysis.advice import MOST_TRIED, Place, Rung, largest_that_fits
 from profiler.core import gpu_specs, schedule
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.devices import parse

@@ -274,7 +274,7 @@ def run_owed(
                 later.update(trial.case for trial in joining if trial.round > 1)
             left -= 1
             if progress.is_refusal(record):  # others than its own are not run
-                left -= sum(progress.stops(record, trial.case) for trial in owed) - 1
+                left -= sum(progress.Refusals(record).stop(trial.case) for trial in owed) - 1
             elif record.round == 1 and record.outcome != "ok":
                 left -= later[record.case]  # later rounds
             yield record, left

@@ -1,19 +1,27 @@
-"""Bar plots with one row per strategy: the parts of its peak, the phases of its step, and every time sample."""
+"""Plots of bars: peaks, steps and time samples by strategy; the memory of a script by phase, and over its phases."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from functools import partial
+from math import ceil, nan
+from operator import attrgetter
+from pathlib import Path
 from statistics import median
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from profiler.analysis.live_bytes import CATEGORIES, categories
 from profiler.analysis.rows import Row
+from profiler.core.errors import UserError
 from profiler.core.units import byte_unit, scaled, second_unit
+from profiler.scripts.report import Process, Variant, name_of, phase_name
 from profiler.views.plots import theme
 from profiler.views.plots.panels import Plot, alike
-from profiler.views.plots.theme import BLUE, GREEN, GREY, INK, ORANGE, SKY, sized
+from profiler.views.plots.plot import MOST, picture, write
+from profiler.views.plots.theme import BLUE, FONT, GREEN, GREY, INK, ORANGE, SKY, USUAL, VERMILLION, Style, sized
+from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import change, ratio_text
 from profiler.views.tables.details import samples_of
 from profiler.views.tables.evidence import marked, outcome
@@ -25,10 +33,21 @@ TIME_PARTS = (("forward", BLUE), ("backward", ORANGE), ("optimizer", GREEN))
 BAND = 0.3  # half the height over which the samples of a row are laid out
 MOST_DOTS = 200  # of a strategy
 
+PHASE_INCHES, AROUND, POINTS_INCHES = (
+    0.3,
+    1.0,
+    2.6,
+)  # of a bar of a script's phase, around them, and of a panel of points
+PHASES_THICK = 0.8  # of the height for the bars of a phase
+COLOURS = (BLUE, ORANGE, GREY, SKY, VERMILLION, INK)  # of the variants of a script
+LINES = {"reserved": ("reserved", GREY, "s"), "peak": ("peak", BLUE, "o"), "live": ("live at its end", ORANGE, "v")}
+LONGEST = 60  # letters of a name
+Shown = list[tuple[Variant, Process]]
+
 
 def _memory(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     """Draw one bar per row, with its peak and the change against `none` beside it."""
-    drawn = {at: row for at, row in enumerate(rows) if theme.has_peak(row)}
+    drawn = {at: row for at, row in enumerate(rows) if row.has_peak}
     size, unit = byte_unit(row.readings.peak_bytes for row in drawn.values())
     parts_of = {
         at: {part.name: part.nbytes for part in categories(row.readings)} or {"": row.readings.peak_bytes or 0}
@@ -57,7 +76,7 @@ def _memory(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
 
 
 def _has_time(row: Row) -> bool:
-    return theme.is_shown(row) and row.step_seconds is not None
+    return row.outcome == "ok" and row.step_seconds is not None
 
 
 def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
@@ -87,7 +106,7 @@ def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
 
 
 def _has_samples(row: Row) -> bool:
-    return theme.is_shown(row) and bool(samples_of(row, "step"))
+    return row.outcome == "ok" and bool(samples_of(row, "step"))
 
 
 def _samples(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
@@ -137,6 +156,106 @@ def _height(rows: Sequence[Row], width: float) -> float:
     return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
 
 
-MEMORY = Plot(panels=alike, has=theme.has_peak, height=_height, draw=_memory, needs="a peak", width=WIDTH)
+MEMORY = Plot(panels=alike, has=attrgetter("has_peak"), height=_height, draw=_memory, needs="a peak", width=WIDTH)
 TIME = Plot(panels=alike, has=_has_time, height=_height, draw=_time, needs="a step time", width=WIDTH)
 SAMPLES = Plot(panels=alike, has=_has_samples, height=_height, draw=_samples, needs="a step time", width=WIDTH)
+
+
+def script_bars(variants: Sequence[Variant], *, path: Path, force: bool = False, style: Style = USUAL) -> Path:
+    """Draw a bar for the peak of each phase and variant, and a line at what it reserves, into a png, svg or pdf.
+
+    Ranks and processes have a panel each, by their place. Raises UserError as `script_points` does.
+    """
+
+    def figure() -> Figure:
+        shown = _shown(variants)
+        places: dict[str, Shown] = {}
+        for variant, process in shown:
+            places.setdefault(process.label(variant.processes), []).append((variant, process))
+        size, unit = byte_unit(_most(process) for _, process in shown)
+        heights = [AROUND + PHASE_INCHES * len(_names(group)) * max(1.0, 0.6 * len(group)) for group in places.values()]
+        panels = [partial(_bars, label=label, group=group, size=size, unit=unit) for label, group in places.items()]
+        return picture(panels, heights, width=style.width or WIDTH)
+
+    return write(figure, path=path, force=force, style=style)
+
+
+def script_points(variants: Sequence[Variant], *, path: Path, force: bool = False) -> Path:
+    """Draw peak, live and reserved memory of each phase in their order, with a panel for each process.
+
+    Raises UserError for another suffix, for a file that exists, without `force`, and for too many processes.
+    """
+
+    def figure() -> Figure:
+        shown = _shown(variants)
+        size, unit = byte_unit(_most(process) for _, process in shown)
+        panels = [
+            partial(_points, variant=variant, process=process, size=size, unit=unit) for variant, process in shown
+        ]
+        return picture(panels, [POINTS_INCHES] * len(panels), width=WIDTH)
+
+    return write(figure, path=path, force=force)
+
+
+def _shown(variants: Sequence[Variant]) -> Shown:
+    shown = [(variant, process) for variant in variants for process in variant.processes if process.phases]
+    if not shown:
+        raise UserError("nothing to draw: no process used a GPU", hint="`gcprof show` says what ran")
+    if len(shown) > MOST:
+        raise UserError(f"{len(shown)} processes are too many for one picture", hint="--to csv has them all")
+    return shown
+
+
+def _bars(axes: Axes, *, label: str, group: Shown, size: int, unit: str) -> None:
+    names = _names(group)
+    thick = PHASES_THICK / len(group)
+    for number, (variant, process) in enumerate(group):
+        colour = COLOURS[number % len(COLOURS)]
+        for phase in process.phases:
+            at = names.index(phase_name(phase)) + (number - (len(group) - 1) / 2) * thick
+            peak = (phase.peak_bytes or 0) / size
+            axes.barh(at, peak, height=thick * 0.9, color=colour)
+            if phase.reserved_bytes is not None:
+                edges = [at - thick / 2, at + thick / 2]
+                axes.plot([phase.reserved_bytes / size] * 2, edges, color=INK, linewidth=sized(1))
+            if len(group) <= len(COLOURS):
+                theme.note(axes, scaled(phase.peak_bytes, size), (peak, at), offset=(3, 0), size=FONT - 3, va="center")
+        theme.legend_square(axes, short(plain(name_of(variant)), LONGEST), colour)
+    axes.set_yticks(range(len(names)), [plain(name) for name in names])
+    axes.grid(visible=False, axis="y")
+    axes.set(ylim=(len(names) - 0.4, -0.6), xlim=(0, 1.12 * max(_most(process) for _, process in group) / size))
+    variant, process = group[0]
+    _title(axes, process.module or "no model", label)
+    reserved = "" if process.reserved_bytes is None else ", and a line at what is reserved"
+    axes.set_xlabel(f"{'rehearsed' if variant.gpu else 'measured'} memory by phase: peak{reserved} ({unit})")
+
+
+def _names(group: Shown) -> list[str]:
+    """Return the names of all phases, in the order of the process that has most."""
+    ordered = sorted((process for _, process in group), key=lambda process: -len(process.phases))
+    return list(dict.fromkeys(phase_name(phase) for process in ordered for phase in process.phases))
+
+
+def _points(axes: Axes, *, variant: Variant, process: Process, size: int, unit: str) -> None:
+    for name, (label, colour, marker) in LINES.items():
+        sizes = [getattr(phase, f"{name}_bytes") for phase in process.phases]
+        taken = [nan if size_bytes is None else size_bytes / size for size_bytes in sizes]
+        axes.plot(range(len(taken)), taken, marker=marker, color=colour, label=label, linewidth=sized(1))
+    peak, at = process.peak, process.phases.index(process.peak)
+    text = " ".join(filter(None, (scaled(peak.peak_bytes, size), plain(peak.line))))
+    side = "right" if at > len(process.phases) / 2 else "left"
+    theme.note(axes, text, (at, (peak.peak_bytes or 0) / size), offset=(0, 6), size=FONT - 2, ha=side)
+    names = [plain(phase_name(phase)) for phase in process.phases]
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=sized(FONT - 3))
+    axes.grid(visible=False, axis="x")
+    axes.set(ylim=(0, 1.25 * _most(process) / size), ylabel=unit)
+    _title(axes, process.module, process.label(variant.processes), name_of(variant))
+
+
+def _title(axes: Axes, *words: str) -> None:
+    axes.set_title(short(plain(", ".join(filter(None, words))), LONGEST), fontsize=sized(FONT))
+
+
+def _most(process: Process) -> int:
+    """Return the most bytes that are drawn of a process; 1 where nothing was measured."""
+    return process.reserved_bytes or process.peak_bytes or 1

@@ -1,22 +1,52 @@
-"""Step time against peak memory: what each strategy saves, and what it costs."""
+"""Plots of time against peak memory: what each strategy or plan saves, and what it costs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from profiler.analysis.rows import Row, time_places
+from profiler.analysis.rows import Row, time_spans
 from profiler.core.case import Case
 from profiler.core.units import byte_unit, second_unit
+from profiler.planning import candidates
+from profiler.planning.candidates import KINDS, largest_stage, none
+from profiler.planning.chain import Chain
+from profiler.planning.simulator import Cost
+from profiler.planning.solver import Point
 from profiler.views.plots import theme
 from profiler.views.plots.panels import Plot, alike
-from profiler.views.plots.theme import BLUE, GREY, INK, VERMILLION, Label, Pair, sized
-from profiler.views.tables.columns import is_point
+from profiler.views.plots.plot import Panel, picture, write
+from profiler.views.plots.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LINE_COLOURS,
+    ORANGE,
+    PURPLE,
+    VERMILLION,
+    Label,
+    Pair,
+    sized,
+)
+from profiler.views.tables.columns import heading, is_point
 from profiler.views.tables.evidence import marked
 
 CROWD = 100  # points
 ALL_NAMED = 14  # up to this many points are all labeled; of more, only the frontier and the extremes
+SIZE = (8.5, 5.4)  # inches, of the pictures of plans
+MOST_PLANS = 60  # of more, only the step line is drawn
+RIVALS = {  # in different sizes, since they often coincide
+    "uniform": ("uniform splits", "o", ORANGE, 9),
+    "first": ("the first N", "^", GREEN, 5),
+    "every": ("every j-th", "s", PURPLE, 6),
+}
+assert tuple(RIVALS) == KINDS, "every kind of rival has its mark"
+Curve = Sequence[tuple[int, float]]  # bytes of the peak, and the time as a ratio to the step as it is
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
@@ -48,9 +78,9 @@ def positions(rows: Sequence[Row]) -> tuple[dict[Case, Pair], dict[Case, Pair]]:
     """Return for each case its peak and its step time, and the interval of its time, in the units of the axes."""
     size, _ = byte_unit(row.readings.peak_bytes for row in rows)
     second, _ = second_unit(row.step_seconds for row in rows)
-    places = list(zip(rows, time_places(rows), strict=True))
-    at = {row.case: ((row.readings.peak_bytes or 0) / size, place.middle / second) for row, place in places}
-    return at, {row.case: (place.low / second, place.high / second) for row, place in places}
+    spans = dict(zip((row.case for row in rows), time_spans(rows), strict=True))
+    at = {row.case: ((row.readings.peak_bytes or 0) / size, spans[row.case][1] / second) for row in rows}
+    return at, {case: (low / second, high / second) for case, (low, _, high) in spans.items()}
 
 
 def _limits(axes: Axes, points: Sequence[Pair], spans: Iterable[Pair]) -> None:
@@ -64,7 +94,8 @@ def _limits(axes: Axes, points: Sequence[Pair], spans: Iterable[Pair]) -> None:
     tall = (high - low) or high or 1
     ends = [end for span in spans for end in span]
     least, most = max(min(ends), low - tall, 0), min(max(ends), high + tall)
-    axes.set_xlim(theme.memory_floor(peaks), max(peaks) + 0.22 * wide)
+    is_close = 0.7 * max(peaks) < min(peaks) < max(peaks)  # then a little below the lowest
+    axes.set_xlim(min(peaks) - 0.3 * wide if is_close else 0.0, max(peaks) + 0.22 * wide)
     axes.set_ylim(max(0, min(low - 0.14 * tall, least - 0.02 * tall)), max(high + 0.18 * tall, most + 0.02 * tall))
 
 
@@ -76,7 +107,10 @@ def _frontier(axes: Axes, cases: Sequence[Case], at: Mapping[Case, Pair], spans:
     """
 
     def line(points: Sequence[Pair]) -> list[Pair]:
-        lowest = theme.lower_left(points)
+        lowest: list[Pair] = []  # those that no other point is both left of and below
+        for point in sorted(set(points)):
+            if not lowest or point[1] < lowest[-1][1]:
+                lowest.append(point)
         return theme.stairs([(lowest[0][0], axes.get_ylim()[1]), *lowest, (axes.get_xlim()[1], lowest[-1][1])])
 
     fast, slow = ([(at[case][0], spans[case][end]) for case in cases] for end in (0, 1))
@@ -153,3 +187,86 @@ PLOT = Plot(
     needs="both a peak and a step time",
     is_beside=True,
 )
+
+
+def plot_plans(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force: bool = False) -> Path:
+    """Draw the frontier as a step line, with every uniform split, first N and every j-th as points.
+
+    Raises UserError if the suffix is not that of a picture, or if the file exists, without `force`.
+    """
+    return _plot(partial(_plans, points=points, chain=chain), title=title, path=path, force=force)
+
+
+def plot_levers(
+    curves: Mapping[str, Curve], rows: Sequence[Row], *, chosen: Row | None, limit: int, path: Path, force: bool = False
+) -> Path:
+    """Draw a curve for the plans with each lever, the last with all of them, and the rows that were run.
+
+    Raises UserError as `plot_plans` does.
+    """
+    draw = partial(_levers, curves=curves, rows=rows, chosen=chosen, limit=limit)
+    return _plot(draw, title=heading(rows), path=path, force=force)
+
+
+def _plot(draw: Panel, *, title: str, path: Path, force: bool) -> Path:
+    return write(lambda: picture([draw], [SIZE[1]], width=SIZE[0], title=title), path=path, force=force)
+
+
+def _plans(axes: Axes, *, points: Sequence[Point], chain: Chain) -> None:
+    size, unit = byte_unit(point.peak_bytes for point in points)
+    base = none(chain).cost
+    extra = [_extra(point, base) for point in points]
+    peaks = [point.peak_bytes / size for point in points]
+    axes.step([*peaks, base.peak_bytes / size], [*extra, extra[-1]], where="post", color=BLUE, label="plans", zorder=3)
+    if len(points) <= MOST_PLANS:
+        axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
+    for kind, (words, mark, colour, points_wide) in RIVALS.items():
+        costs = [cost for _, _, cost in candidates.costed(chain, kind)]
+        places = [cost.peak_bytes / size for cost in costs], [_extra(cost, base) for cost in costs]
+        axes.plot(*places, mark, color=colour, markersize=points_wide, mfc="none", linestyle="none", label=words)
+    floor = largest_stage(chain)[1] / size
+    axes.axvline(floor, color=GREY, linewidth=1, linestyle="--", label="floor: static bytes and the largest stage")
+    axes.set(xlabel=f"peak memory ({unit}), by the costs of the stages", ylabel="extra time of a step (%)")
+    _number_both(axes)
+
+
+def _extra(point: Point | Cost, base: Cost) -> float:
+    """Return the extra time in percent of the step without checkpointing; 0 if that takes no time."""
+    return (point.step_seconds / base.step_seconds - 1) * 100 if base.step_seconds else 0.0
+
+
+def _levers(
+    axes: Axes, *, curves: Mapping[str, Curve], rows: Sequence[Row], chosen: Row | None, limit: int
+) -> Callable[[], object]:
+    size, unit = byte_unit([*(nbytes for curve in curves.values() for nbytes, _ in curve), rows[0].readings.peak_bytes])
+    drawn = list[list[Pair]]()
+    for number, (name, curve) in enumerate(curves.items()):
+        points = [(nbytes / size, (ratio - 1) * 100) for nbytes, ratio in curve]
+        steps = [corner for (x, y), after in pairwise(points) for corner in ((x, y), (after[0], y))]
+        drawn.append([*steps, points[-1]])
+        is_last = number == len(curves) - 1
+        look = {"color": INK, "linewidth": sized(2.4)} if is_last else {
+            "color": LINE_COLOURS[number % len(LINE_COLOURS)], "linewidth": sized(1.5)
+        }  # fmt: skip
+        axes.plot(*zip(*drawn[-1], strict=True), label=f"plans {name}", zorder=3, **look)  # type: ignore[arg-type]
+    ran = [row for row in rows if row.time_ratio is not None and row.readings.peak_bytes]
+    at = [((row.readings.peak_bytes or 0) / size, ((row.time_ratio or 1.0) - 1) * 100) for row in ran]
+    axes.plot(*zip(*at, strict=True), "o", color=GREY, ms=sized(6), mec="white", label="was run", zorder=4)
+    axes.axvline(
+        limit / size, color=VERMILLION, linewidth=sized(1.2), linestyle="--", label="to fit, all that is reserved"
+    )
+    labels = [Label(*place, theme.name(row)) for row, place in zip(ran, at, strict=True)]
+    for row, place in zip(ran, at, strict=True):
+        if row is chosen:
+            axes.plot(*place, "*", color=VERMILLION, ms=sized(15), mec="white", label="chosen", zorder=5)
+    known = "estimated" if rows[0].case.has_estimated_times else "by the costs of stages"
+    axes.set(xlabel=f"{marked('peak memory', rows)} ({unit})", ylabel=f"extra time of a step (%), {known}")
+    axes.margins(x=0.08, y=0.12)
+    _number_both(axes)
+    return partial(theme.place, axes, labels, lines=drawn)
+
+
+def _number_both(axes: Axes) -> None:
+    theme.number_axis(axes.xaxis)
+    theme.number_axis(axes.yaxis)
+    theme.tell_start(axes)

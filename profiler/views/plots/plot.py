@@ -1,20 +1,33 @@
-"""Plot a run of panels, in a style, and save it."""
+"""Plots a run, and lays out, styles and saves every picture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import BytesIO
+from math import ceil
 from pathlib import Path
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from profiler.analysis.rows import Row
 from profiler.core.errors import UserError, load_function
 from profiler.views import PLOTS
+from profiler.views.export.files import refuse_output, write_whole
 from profiler.views.plots import theme
 from profiler.views.plots.panels import Plot
-from profiler.views.plots.theme import USUAL, Style, sized
+from profiler.views.plots.theme import EM, FONT, USUAL, Style, at_work, sized
+from profiler.views.sanitize import plain
+from profiler.views.tables.grid import broken
+
+SUFFIXES = ("png", "svg", "pdf")
+AROUND = 1.9  # inches of a panel's height above and below its axes, if titles are short
+MOST = 24  # panels; in a picture of more, nothing would be legible
+
+Panel = Callable[[Axes], Callable[[], object] | None]  # draws; returns what to call once the layout is final, or None
 
 
 def plot(
@@ -24,8 +37,25 @@ def plot(
 
     Raises UserError for another suffix, for a file that exists, without `force`, and if no row has the numbers.
     """
-    theme.refuse(path, force=force)  # before the work of drawing it
-    return theme.save(draw(rows, kind=kind, style=style, over=over), path=path, force=force, style=style)
+    return write(partial(draw, rows, kind=kind, style=style, over=over), path=path, force=force, style=style)
+
+
+def write(figure: Callable[[], Figure], *, path: Path, force: bool, style: Style = USUAL) -> Path:
+    """Draw a figure and write it in the format of its suffix; equal figures give equal bytes.
+
+    Raises UserError, before the work of drawing it, for another suffix, and for a file that exists, without `force`.
+    """
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix not in SUFFIXES:
+        raise UserError(f"cannot draw '{path.name}'", hint=f"name a file that ends in .{', .'.join(SUFFIXES)}")
+    refuse_output(path, force=force)
+    text = BytesIO()
+    metadata = {} if suffix == "png" else {"CreationDate" if suffix == "pdf" else "Date": None}
+    with at_work(style):
+        drawn = figure()
+        dpi = style.dpi if style.pixels is None else (style.pixels + 0.01) / drawn.get_figwidth()
+        drawn.savefig(text, format=suffix, dpi=dpi, metadata=metadata)
+    return write_whole(path, text.getvalue(), force=force)
 
 
 def draw(
@@ -39,11 +69,12 @@ def draw(
         if any(row.evidence == "rehearsed" for row in rows):
             hint = "a rehearsal gives bytes alone: --kind memory draws them, `gcprof predict` estimates times"
         raise UserError(f"nothing to plot: no row has {view.needs}", hint=hint)
-    if len(panels) > theme.MOST:
-        hint = f"one holds {theme.MOST}; --kind heat, growth and throughput show many cases in one panel"
+    if len(panels) > MOST:
+        hint = f"one holds {MOST}; --kind heat, growth and throughput show many cases in one panel"
         raise UserError(f"{len(panels)} panels are too many for one picture", hint=hint)
-    with theme.at_work(style):
-        lines, columns = theme.num_lines(len(panels), style.max_columns if view.is_beside else 1)
+    with at_work(style):
+        lines = ceil(len(panels) / (style.max_columns if view.is_beside else 1))
+        columns = ceil(len(panels) / lines)
         usual = (view.width if columns == 1 else 0.85 * view.width) * sized(1)
         width = style.width / columns if style.width else usual
         high = [sized(view.height(panel, width / sized(1))) for panel in panels]
@@ -52,11 +83,72 @@ def draw(
 
         def draw_panel(axes: Axes, panel: Sequence[Row]) -> Callable[[], object] | None:
             if has_titles:
-                beside = sized(1.2) if view.is_beside else max(sized(1.2), theme.names_width(panel))
-                theme.title(axes, panel, inches=width - beside)
+                names = 0.5 + max(len(theme.name(row)) for row in panel) * (FONT - 1) * EM / 72  # beside bars
+                theme.title(axes, panel, inches=width - sized(1.2 if view.is_beside else max(1.2, names)))
             finish = view.draw(axes, panel, among)
             theme.tell_start(axes)
             return finish
 
         drawn = [partial(draw_panel, panel=panel) for panel in panels]
-        return theme.picture(drawn, heights, width=width * columns, columns=columns, ratio=style.ratio)
+        return picture(drawn, heights, width=width * columns, columns=columns, ratio=style.ratio)
+
+
+def picture(
+    panels: Sequence[Panel],
+    heights: Sequence[float],
+    *,
+    width: float,
+    columns: int = 1,
+    ratio: float | None = None,
+    title: str = "",
+    is_shared: bool = False,
+    around: float = 0.0,
+) -> Figure:
+    """Return a figure of these panels, laid out, with one legend below them; the style must be at work.
+
+    `heights` are the inches of each line of `columns` panels. With `is_shared`, all panels have the same axes,
+    and `around` are the inches of the titles, labels and legend outside of them.
+    """
+    size = width, sum(heights) + around
+    if ratio is not None:  # the smallest size of that ratio that holds the panels
+        size = max(size[0], size[1] * ratio), max(size[0] / ratio, size[1])
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    cells = figure.subplots(
+        len(heights), columns, squeeze=False, sharex=is_shared, sharey=is_shared, height_ratios=heights
+    )
+    axes = list(cells.flat)
+    for spare in axes[len(panels) :]:
+        spare.remove()
+    if title:
+        lines = broken(plain(title), int(width * 72 / sized((FONT + 2) * EM * 1.07)))
+        figure.suptitle("\n".join(lines), x=0.01, ha="left")
+    finishers = [draw(panel_axes) for draw, panel_axes in zip(panels, axes, strict=False)]
+    _legend_below(figure, axes[: len(panels)])
+    figure.draw_without_rendering()  # the layout is computed here
+    if ratio is None and not is_shared:  # long titles and legends took height from the panels: it is added
+        drawn = [panel_axes.get_window_extent().height / figure.dpi for panel_axes in axes[: len(panels) : columns]]
+        missing = sum(max(0.0, high - sized(AROUND) - now) for high, now in zip(heights, drawn, strict=True))
+        if missing > sized(0.2):
+            figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + missing)
+            figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # and frozen
+    for finish in finishers:
+        if finish:
+            finish()
+    return figure
+
+
+def _legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Add one legend for all panels, below them."""
+    handles: dict[str, Artist] = {}
+    for panel_axes in axes:
+        for handle, label in zip(*panel_axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    longest = int(figure.get_figwidth() * 72 / sized((FONT - 1) * EM)) - 6  # letters beside an entry's mark
+    labels = ["\n".join(broken(label, longest)) for label in handles]
+    for num_columns in (5, 4, 3, 2, 1) if handles else ():  # as many columns as there is room for
+        legend = figure.legend(list(handles.values()), labels, loc="outside lower left", ncols=num_columns)
+        if num_columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+            return
+        legend.remove()

@@ -1,36 +1,29 @@
-"""The look of every plot: its style, panels, legend, colors, names, titles, axes and labels, and its file."""
+"""The look of every plot: its style, colors, names, titles, axes and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from io import BytesIO, StringIO
+from io import StringIO
 from itertools import pairwise
-from math import ceil
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import textalloc
 from cycler import cycler
 from matplotlib import rc_context, rcParams
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from profiler.analysis import live_bytes
-from profiler.analysis.memory_fit import device_memory
+from profiler.analysis.advice import device_memory
 from profiler.analysis.rows import Row
 from profiler.core import trace_data
-from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.trace_data import BUCKETS, GATHERED, WORKSPACES
 from profiler.core.units import bytes_text
-from profiler.views.export.files import refuse_output, write_whole
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import batch, environment_of, model, one_strategy, setting
 from profiler.views.tables.evidence import device, device_word
@@ -45,10 +38,8 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#CC79A7")
 # distinct in grayscale too: lightness from 20 to 84 of 100, any two at least 11 apart
 IN_GREY = ("#0A2F5C", "#E8A33A", "#2A8059", "#B4D7F1", "#92330A", "#B07FB5")
 
-SUFFIXES = ("png", "svg", "pdf")
-AROUND = 1.9  # inches of a panel's height above and below its axes, if titles are short
-MOST = 24  # panels; in a picture of more, nothing would be legible
 BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE = "C0", "C1", "C2", "C3", "C4", "C5"  # as the style at work defines them
+LINE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY)  # what is out of memory is vermillion
 COLOURS = {  # of the categories of live memory, in the order of the stack
     "parameters": GREY,
     "buffers": "#B8B8B8",
@@ -133,108 +124,9 @@ def sized(usual: float) -> float:
     return float(usual * rcParams["font.size"] / FONT)
 
 
-Panel = Callable[[Axes], Callable[[], object] | None]  # draws; returns what to call once the layout is final, or None
-
-
-def picture(
-    panels: Sequence[Panel],
-    heights: Sequence[float],
-    *,
-    width: float,
-    columns: int = 1,
-    ratio: float | None = None,
-    title: str = "",
-    is_shared: bool = False,
-    around: float = 0.0,
-) -> Figure:
-    """Return a figure of these panels, laid out, with one legend below them; the style must be at work.
-
-    `heights` are the inches of each line of `columns` panels. With `is_shared`, all panels have the same axes,
-    and `around` are the inches of the titles, labels and legend outside of them.
-    """
-    size = width, sum(heights) + around
-    if ratio is not None:  # the smallest size of that ratio that holds the panels
-        size = max(size[0], size[1] * ratio), max(size[0] / ratio, size[1])
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    cells = figure.subplots(
-        len(heights), columns, squeeze=False, sharex=is_shared, sharey=is_shared, height_ratios=heights
-    )
-    axes = list(cells.flat)
-    for spare in axes[len(panels) :]:
-        spare.remove()
-    if title:
-        lines = broken(plain(title), int(width * 72 / sized((FONT + 2) * EM * 1.07)))
-        figure.suptitle("\n".join(lines), x=0.01, ha="left")
-    finishers = [draw(panel_axes) for draw, panel_axes in zip(panels, axes, strict=False)]
-    legend_below(figure, axes[: len(panels)])
-    figure.draw_without_rendering()  # the layout is computed here
-    if ratio is None and not is_shared:
-        _make_room(figure, axes[: len(panels) : columns], heights)
-    figure.set_layout_engine("none")  # and frozen
-    for finish in finishers:
-        if finish:
-            finish()
-    return figure
-
-
-def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Add one legend for all panels, below them."""
-    handles: dict[str, Artist] = {}
-    for panel_axes in axes:
-        for handle, label in zip(*panel_axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    longest = int(figure.get_figwidth() * 72 / sized((FONT - 1) * EM)) - 6  # letters beside an entry's mark
-    labels = ["\n".join(broken(label, longest)) for label in handles]
-    for num_columns in (5, 4, 3, 2, 1) if handles else ():  # as many columns as there is room for
-        legend = figure.legend(list(handles.values()), labels, loc="outside lower left", ncols=num_columns)
-        if num_columns == 1 or legend.get_window_extent().width < figure.bbox.width:
-            return
-        legend.remove()
-
-
-def _make_room(figure: Figure, axes: Sequence[Axes], heights: Sequence[float]) -> None:
-    """Make the figure taller by the height that long titles and legends took from the panels."""
-    drawn = [panel_axes.get_window_extent().height / figure.dpi for panel_axes in axes]
-    missing = sum(max(0.0, high - sized(AROUND) - now) for high, now in zip(heights, drawn, strict=True))
-    if missing > sized(0.2):
-        width, height = figure.get_size_inches()
-        figure.set_size_inches(width, height + missing)
-        figure.draw_without_rendering()
-
-
-def num_lines(num_panels: int, most_columns: int) -> tuple[int, int]:
-    """Return in how many lines of how many columns panels stand."""
-    lines = ceil(num_panels / most_columns)
-    return lines, ceil(num_panels / lines)
-
-
-def refuse(path: Path, *, force: bool) -> None:
-    """Raise UserError if a picture cannot be written there: for another suffix, or as `refuse_output` does."""
-    if path.suffix.lower().removeprefix(".") not in SUFFIXES:
-        raise UserError(f"cannot draw '{path.name}'", hint=f"name a file that ends in .{', .'.join(SUFFIXES)}")
-    refuse_output(path, force=force)
-
-
-def save(figure: Figure, *, path: Path, force: bool, style: Style = USUAL) -> Path:
-    """Write a figure in the format of its suffix; equal figures give equal bytes."""
-    suffix = path.suffix.lower().removeprefix(".")
-    text = BytesIO()
-    metadata = {} if suffix == "png" else {"CreationDate" if suffix == "pdf" else "Date": None}
-    with at_work(style):
-        dpi = style.dpi if style.pixels is None else (style.pixels + 0.01) / figure.get_figwidth()
-        figure.savefig(text, format=suffix, dpi=dpi, metadata=metadata)
-    return write_whole(path, text.getvalue(), force=force)
-
-
 def name(row: Row) -> str:
     """Return the strategy as one short line."""
-    return shortened(strategy_label(row.case.label))
-
-
-def shortened(value: object) -> str:
-    """Return any value as one short line."""
-    return short(value, LONGEST_NAME)
+    return short(strategy_label(row.case.label), LONGEST_NAME)
 
 
 def number_axis(axis: Axis, *, most: int = 6) -> None:
@@ -257,12 +149,6 @@ def tell_start(axes: Axes) -> None:
             axis.set_label_text(f"{axis.get_label_text()}, {NOT_FROM_ZERO}")
 
 
-def memory_floor(peaks: Sequence[float]) -> float:
-    """Return where a memory axis starts: at zero, or a little below the lowest peak if all peaks are close together."""
-    low, high = min(peaks), max(peaks)
-    return low - 0.3 * (high - low) if 0.7 * high < low < high else 0.0
-
-
 def limit(axes: Axes, rows: Sequence[Row], size: int, *, upright: bool) -> list[Pair]:
     """Draw a line at the device's memory, if that is within the axes; return its ends, or nothing."""
     device_bytes = device_memory(rows)
@@ -274,11 +160,6 @@ def limit(axes: Axes, rows: Sequence[Row], size: int, *, upright: bool) -> list[
     draw = axes.axvline if upright else axes.axhline
     draw(at, color=INK, linewidth=sized(1), linestyle=(0, (4, 3)), zorder=1, label=label)
     return [(at, bottom), (at, top)] if upright else [(left, at), (right, at)]
-
-
-def names_width(rows: Sequence[Row]) -> float:
-    """Return the width in inches of the strategy names beside the axes."""
-    return sized(0.5 + max(len(name(row)) for row in rows) * (FONT - 1) * EM / 72)
 
 
 def area(usual: float) -> float:
@@ -297,38 +178,22 @@ def note(axes: Axes, text: str, at: Pair, *, offset: Pair, size: float = FONT - 
     return axes.annotate(text, at, xytext=beside, textcoords="offset points", fontsize=sized(size), **more)
 
 
-def is_shown(row: Row) -> bool:
-    """Whether a row is drawn: only if its outcome is ok, since wrong gradients are no saving."""
-    return row.outcome == "ok"
-
-
-def has_peak(row: Row) -> bool:
-    return is_shown(row) and row.readings.peak_bytes is not None
-
-
 def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
     """Write model and batch, below them settings and device; a setting that varies is an axis and is left out."""
-    environment = environment_of(rows)
+    environment, asked = environment_of(rows), rows[0].case.device
+    where = (environment.device_name if environment else None) or asked
+    if len({row.case.device for row in rows}) > 1 or rows[0].evidence == "rehearsed":
+        where = device(rows)
+    elif rows[0].case.is_predicted:
+        where = f"predicted for {device_word(asked)}, not measured"
     batches = [batch(rows[0].case)] if len({row.case.batch_size for row in rows}) == 1 else []
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
     with_what = [word for word in setting(rows) if word not in batches]
     above = _wrapped([model(rows), *batches, *one_strategy(rows)], inches, (FONT + 2) * 1.1)  # bold is wider
-    below = _wrapped([*with_what, _where(rows), *torch], inches, FONT - 1)
+    below = _wrapped([*with_what, where, *torch], inches, FONT - 1)
     high = (below.count("\n") + 1) * (FONT - 1) * 1.25  # points that the lines below take
     axes.set_title(above, pad=sized(12 + high))
     note(axes, below, (0, 1), offset=(0, 8), color=GREY, xycoords="axes fraction")
-
-
-def _where(rows: Sequence[Row]) -> str:
-    """Return the device that the rows ran on or were predicted for, in words."""
-    environment = environment_of(rows)
-    if len({row.case.device for row in rows}) > 1:
-        return device(rows)
-    asked = rows[0].case.device
-    if rows[0].case.is_predicted:
-        return f"predicted for {device_word(asked)}, not measured"
-    name = environment.device_name if environment else None
-    return device(rows) if rows[0].evidence == "rehearsed" else name or asked
 
 
 def _wrapped(words: Iterable[str], inches: float, size: float) -> str:
@@ -364,36 +229,24 @@ def place(
         some = [label for label in labels if label.must is must][: None if must else MOST_OPTIONAL]
         if not some:
             continue
-        obstacles: dict[str, Any] = {}
-        if drawn:
-            obstacles = {"x_lines": [[x for x, _ in line] for line in drawn]}
-            obstacles["y_lines"] = [[y for _, y in line] for line in drawn]
+        obstacles: dict[str, Any] = {
+            f"{axis}_lines": [[point[at] for point in line] for line in drawn] for at, axis in enumerate("xy")
+        }
         with redirect_stdout(StringIO()):  # it prints where it found no room
             _, _, texts, _ = textalloc.allocate(
                 axes, [label.x for label in some], [label.y for label in some], [label.text for label in some],
-                x_scatter=[x for x, _ in points], y_scatter=[y for _, y in points], **obstacles,
+                x_scatter=[x for x, _ in points], y_scatter=[y for _, y in points], **(obstacles if drawn else {}),
                 textsize=sized(FONT - 1.5), fontweight=[label.weight for label in some], textcolor=INK,
                 linecolor=GREY, linewidth=sized(0.6), min_distance=0.012, max_distance=farthest,
                 nbr_candidates=candidates, draw_all=must, margin=0.004,
             )  # fmt: skip
-        found = [text for text in texts if isinstance(text, Text)]
-        written += found
-        drawn += [_crossed(axes, text) for text in found]
+        for text in texts:
+            if isinstance(text, Text):
+                written.append(text)
+                box = text.get_window_extent()  # a line over the box of a text, which no later label can then meet
+                corners = [(box.x0, box.y0), (box.x1, box.y1), (box.x1, box.y0), (box.x0, box.y1), (box.x0, box.y0)]
+                drawn.append([(float(x), float(y)) for x, y in axes.transData.inverted().transform(corners)])
     return written
-
-
-def _crossed(axes: Axes, text: Text) -> list[Pair]:
-    """Return a line over the box of a text, which no later label can then meet."""
-    box = text.get_window_extent()
-    corners = [(box.x0, box.y0), (box.x1, box.y1), (box.x1, box.y0), (box.x0, box.y1), (box.x0, box.y0)]
-    return [(float(x), float(y)) for x, y in axes.transData.inverted().transform(corners)]
-
-
-def line_end_share(axes: Axes, texts: Sequence[str]) -> float:
-    """Return the share of the axes' width that labels with these texts take at line ends; at most two thirds."""
-    longest = max(len(line) for text in texts for line in text.split("\n"))
-    inches = sized(FONT - 1.5) / 72 * EM * longest + sized(0.14)
-    return float(min(2 / 3, inches / (axes.get_window_extent().width / axes.figure.dpi)))
 
 
 def stairs(points: Sequence[Pair]) -> list[Pair]:
@@ -404,10 +257,8 @@ def stairs(points: Sequence[Pair]) -> list[Pair]:
     return corners
 
 
-def lower_left(points: Iterable[Pair]) -> list[Pair]:
-    """Return the Pareto frontier of the points, those that no other is both left of and below, from left to right."""
-    kept: list[Pair] = []
-    for point in sorted(set(points)):
-        if not kept or point[1] < kept[-1][1]:
-            kept.append(point)
-    return kept
+def line_end_share(axes: Axes, texts: Sequence[str]) -> float:
+    """Return the share of the axes' width that labels with these texts take at line ends; at most two thirds."""
+    longest = max(len(line) for text in texts for line in text.split("\n"))
+    inches = sized(FONT - 1.5) / 72 * EM * longest + sized(0.14)
+    return float(min(2 / 3, inches / (axes.get_window_extent().width / axes.figure.dpi)))

@@ -20,6 +20,7 @@ from profiler.core.record import Timeline
 from profiler.core.trace_data import Trace
 from profiler.core.units import byte_unit, bytes_text
 from profiler.views.plots import theme
+from profiler.views.plots.plot import picture, write
 from profiler.views.plots.theme import FONT, INK, USUAL
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.evidence import peak_name
@@ -49,11 +50,11 @@ class Step(NamedTuple):
 
 def traced(name: str, trace: Trace) -> Step:
     """Return the step of a trace; a place is the number of an operator."""
-    live, peak = live_bytes.curve(trace, num_points=NUM_POINTS), live_bytes.peak(trace)
+    (places, nbytes), peak = live_bytes.curve(trace, num_points=NUM_POINTS), live_bytes.peak(trace)
     return Step(
         name=name,
-        places=live.operators,
-        nbytes=live.nbytes,
+        places=places,
+        nbytes=nbytes,
         phases=list(trace.spans()),
         recomputes=live_bytes.recomputes(trace),
         end=len(trace.operators),
@@ -86,8 +87,7 @@ def plot(traces: Mapping[str, Trace], *, title: str, path: Path, force: bool = F
 
     Raises UserError for another suffix, for a file that exists, without `force`, and if there is nothing to draw.
     """
-    theme.refuse(path, force=force)
-    return theme.save(draw(traces, title=title), path=path, force=force)
+    return write(partial(draw, traces, title=title), path=path, force=force)
 
 
 def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
@@ -109,7 +109,7 @@ def draw_steps(steps: Sequence[Step], *, title: str, along: str) -> Figure:
         "xlabel": along,
     }
     panels = [partial(_panel, step=step, size=size, unit=unit, limits=limits) for step in steps]
-    return theme.picture(panels, [inches] * len(steps), width=WIDTH, title=title, is_shared=True, around=1.5)
+    return picture(panels, [inches] * len(steps), width=WIDTH, title=title, is_shared=True, around=1.5)
 
 
 def _panel(axes: Axes, *, step: Step, size: int, unit: str, limits: Mapping[str, object]) -> Callable[[], None]:

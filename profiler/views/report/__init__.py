@@ -22,7 +22,7 @@ from profiler.core.errors import UserError
 from profiler.core.units import MISSING, bytes_text, count_text, few
 from profiler.runs.store import Run
 from profiler.scripts.records import variants
-from profiler.scripts.report import Process, Variant, name_of
+from profiler.scripts.report import name_of
 from profiler.views.redaction import redacted
 from profiler.views.report.section import PageLimits, prediction_pairs, section
 from profiler.views.sanitize import plain, short
@@ -108,29 +108,28 @@ def parts(runs: Sequence[tuple[Run, list[list[Row]], int]], limits: PageLimits) 
     run_parts, num_shown = [], 0
     for number, (run, run_groups, num_owed) in enumerate(runs[: max(limits.sections, 1)], start=1):
         pairs = prediction_pairs(row for group in run_groups for row in group)
-        shown = run_groups[: limits.sections - num_shown]
         sections = []
-        for at, group in enumerate(shown, start=1):
-            anchor = f"run-{number}-{at}"
-            sections.append(section(group, pairs=pairs, anchor=anchor, limits=limits, number=num_shown + at - 1))
-            sections[-1]["group_title"] = ", ".join([short(group[0].case.model, LONGEST_MODEL), *setting(group)])
-            sections[-1]["device"] = device(group)
-        num_shown += len(shown)
-        left_out = len(run_groups) - len(shown)
+        for at, group in enumerate(run_groups[: limits.sections - num_shown], start=1):
+            made = section(group, pairs=pairs, anchor=f"run-{number}-{at}", limits=limits, number=num_shown + at - 1)
+            title = ", ".join([short(group[0].case.model, LONGEST_MODEL), *setting(group)])
+            sections.append({**made, "group_title": title, "device": device(group)})
+        num_shown += len(sections)
+        left_out = len(run_groups) - len(sections)
         still = f"still to run: {count_text(num_owed, 'trial')}; `gcprof run --resume` runs what is left"
         owed = [still] if num_owed else []
         more = [f"{count_text(left_out, 'group')} of rows left out, so that this page stays small"] if left_out else []
-        run_parts.append(
-            {
-                "anchor": f"run-{number}",
-                "name": short(run.folder.name, LONGEST_NAME),
-                "created": plain(run.manifest.created),
-                "command": short(run.manifest.command, LONGEST_COMMAND),
-                "remarks": [*map(plain, run.warnings), *owed, *more],
-                "sections": sections,
-            }
-        )
+        run_parts.append({**_about(run, *owed, *more), "anchor": f"run-{number}", "sections": sections})
     return run_parts
+
+
+def _about(run: Run, *remarks: str) -> dict[str, Any]:
+    """Return what the page says of any run."""
+    return {
+        "name": short(run.folder.name, LONGEST_NAME),
+        "created": plain(run.manifest.created),
+        "command": short(run.manifest.command, LONGEST_COMMAND),
+        "remarks": [*map(plain, run.warnings), *remarks],
+    }
 
 
 def compared(shown: Sequence[dict[str, Any]]) -> Table | None:
@@ -178,27 +177,22 @@ def _script_part(run: Run) -> dict[str, Any]:
     left_out = [f"only {MOST_PROCESSES} of {num} processes are shown"] if num > MOST_PROCESSES else []
     is_cut = ["the command was ended from outside"] if run.status == "partial" else []
     return {
-        "anchor": "run",
-        "name": short(run.folder.name, LONGEST_NAME),
-        "created": plain(run.manifest.created),
-        "command": short(run.manifest.command, LONGEST_COMMAND),
-        "remarks": [*map(plain, run.warnings), *is_cut, *left_out],
+        **_about(run, *is_cut, *left_out),
         "variants": [
             {
                 "name": plain(name_of(variant)),
                 "sentence": plain(sentence(variant, found)),
                 "evidence": "rehearsed, not measured" if variant.gpu else "measured",
-                "processes": [_process(variant, process) for process in variant.processes[:MOST_PROCESSES]],
+                "processes": [
+                    {
+                        "table": process_table([process], variant.processes),
+                        "lines": [*map(plain, explained(process, variant.processes))],
+                        "peaks": [phase.peak_bytes or 0 for phase in process.phases],
+                        "most": process.reserved_bytes or process.peak_bytes or 0,
+                    }
+                    for process in variant.processes[:MOST_PROCESSES]
+                ],
             }
             for variant in found
         ],
-    }
-
-
-def _process(variant: Variant, process: Process) -> dict[str, Any]:
-    return {
-        "table": process_table([process], variant.processes),
-        "lines": [*map(plain, explained(process, variant.processes))],
-        "peaks": [phase.peak_bytes or 0 for phase in process.phases],
-        "most": process.reserved_bytes or process.peak_bytes or 0,
     }

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from profiler.analysis.advice import Advice, BudgetPoint, Limit, advise, budget_frontier
+from profiler.analysis.advice import Advice, BudgetPoint, advise, budget_frontier
 from profiler.analysis.live_bytes import peak_parts
 from profiler.analysis.rows import Row, foretells
 from profiler.analysis.timing_doubts import NOISY
 from profiler.core.case import Case
 from profiler.core.plan_file import strategy_label
-from profiler.core.record import PHASES, Environment, Equality, Readings
+from profiler.core.record import PHASES, Environment
 from profiler.core.stats import spread
 from profiler.core.units import MISSING, bytes_text, change_range_text, error_text, few, seconds_text, spread_text
 from profiler.views.report import pictures
@@ -121,63 +121,52 @@ def _brief(advice: Advice) -> tuple[str, ...]:
     row, none = advice.chosen, advice.baseline
     if row is None:
         return (MISSING,) * 4
-    none_peak = bytes_text(none.readings.peak_bytes if none else None)
-    change = MISSING if row is none else ratio_text(row)
-    return none_peak, name(row), bytes_text(row.readings.peak_bytes), change
+    return bytes_text(none.readings.peak_bytes if none else None), name(row), _peak(row), ratio_text(row)
 
 
 def _budgets(rows: Sequence[Row], advice: Advice) -> dict[str, Any] | None:
     """Return the slider, which stops at every choice, at the advised peak, and evenly over the range of peaks."""
-    budget_points = budget_frontier(rows)
-    if not budget_points or advice.chosen is None:
+    points = budget_frontier(rows)
+    if not points or advice.chosen is None:
         return None
-    lowest, advised = budget_points[0].budget_bytes, advice.chosen.readings.peak_bytes or 0
+    lowest, advised = points[0].budget_bytes, advice.chosen.readings.peak_bytes or 0
     least, most = int(0.9 * lowest), max(row.readings.peak_bytes or 0 for row in rows if row.outcome == "ok")
     even = {least + (most - least) * at // NUM_STOPS for at in range(NUM_STOPS + 1)}
-    stops = sorted(even | {advised} | {stair.budget_bytes for stair in budget_points})
+    stops = sorted(even | {advised} | {point.budget_bytes for point in points})
+    least_of_all = f"the lowest peak is {bytes_text(lowest)}, by {name(points[0].best)}"
+    nothing = f"nothing {points[0].best.evidence} fits: {least_of_all}"
     choices = [
-        {"case": stair.best.case.id, "budget_bytes": stair.budget_bytes, "said": budget(stair)}
-        for stair in budget_points
+        {"case": point.best.case.id, "budget_bytes": point.budget_bytes, "said": budget(point)} for point in points
     ]
-    nothing = no_budget(budget_points[0])
     return {"stops": stops, "start": stops.index(advised), "nothing": nothing, "choices": choices}
 
 
 def _explanation(rows: Sequence[Row]) -> list[str]:
     """Return a sentence on the parts of each peak, and one on the static memory, below which none can get."""
-    texts = [text for row in rows if (text := _explained(row))]
-    floors = [row.static_bytes for row in rows if row.outcome == "ok" and row.static_bytes is not None]
+    said = {"static": "static", "saved": "kept by the forward", "transient": "transient"}
+    shown, texts = [row for row in rows if row.outcome == "ok"], []
+    for row in shown:
+        readings = row.readings
+        if parts := peak_parts(readings):
+            where = f" in the {readings.peak_phase}" if readings.peak_phase else ""
+            held = [f"{bytes_text(nbytes)} {said[part]}" for part, nbytes in parts.items()]
+            texts.append(f"{name(row)}: {peak_name(row)} {_peak(row)}{where}: {', '.join(held)}")
+            if (timeline := readings.timeline) and timeline.modules:
+                modules = [f"{module_name(plain(one))} {bytes_text(most)}" for one, most in timeline.modules.items()]
+                at = f"at {timeline.operator} of {module_name(plain(timeline.module or ''))}"
+                texts[-1] += f"; {at}; the most is held by {', '.join(modules)}"
+    floors = [row.static_bytes for row in shown if row.static_bytes is not None]
     floor = [f"no checkpointing gets below the static memory of {bytes_text(min(floors))}"] if floors else []
     return [*texts, *floor]
 
 
-def _explained(row: Row) -> str | None:
-    parts, readings = peak_parts(row.readings), row.readings
-    if row.outcome != "ok" or parts is None:
-        return None
-    held = [
-        f"{bytes_text(parts.static)} static",
-        f"{bytes_text(parts.saved)} kept by the forward",
-        f"{bytes_text(parts.transient)} transient",
-    ]
-    where = f" in the {readings.peak_phase}" if readings.peak_phase else ""
-    text = f"{name(row)}: {peak_name(row)} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
-    return "; ".join([text, *_traced(readings)])
-
-
-def _traced(readings: Readings) -> list[str]:
-    """Return what ran at the peak of a traced step, and which modules held the most."""
-    timeline = readings.timeline
-    if timeline is None or not timeline.modules:
-        return []
-    at = f"at {timeline.operator} of {module_name(plain(timeline.module or ''))}"
-    largest = [f"{module_name(plain(name))} {bytes_text(nbytes)}" for name, nbytes in timeline.modules.items()]
-    return [f"{at}; the most is held by {', '.join(largest)}"]
-
-
 def sentence(advice: Advice, rows: Sequence[Row]) -> str:
     """Return the advice in one sentence, which says so if it does not rest on measurements."""
-    text = f"{_first(advice, rows)}{_below(advice, rows)}."
+    is_alone = sum(row.has_peak for row in rows) == 1
+    if is_alone and advice.baseline:
+        text = f"none peaks at {_peak(advice.baseline)}, and there is no other to compare with."
+    else:
+        text = f"{_first(advice, rows)}{_below(advice)}."
     return text if rows[0].evidence == "measured" else f"{rows[0].evidence.capitalize()}, not measured: {text}"
 
 
@@ -189,20 +178,15 @@ def name(row: Row) -> str:
 def budget(stair: BudgetPoint) -> str:
     """Return the best strategy from a budget upwards in words, with those whose times cannot be told from its own."""
     row = stair.best
-    peak = f"peak {bytes_text(row.readings.peak_bytes)}"
-    time = [f"{_estimated(row)}step {seconds_text(row.shown_seconds)}"] if row.shown_seconds is not None else []
-    ratio = ratio_text(row)
-    change = [f"a time {ratio}" if ratio in (NOISE, UNSURE) else f"{ratio} time"]
-    change = change if row.time_ratio and row.case.label != "none" else []
-    why = {"time": [], "flops": ["the fewest FLOPs; not timed"], "peak": ["the lowest peak; not timed"]}[stair.by]
+    parts = [f"peak {_peak(row)}"]
+    if row.shown_seconds is not None:
+        parts.append(f"{_estimated(row)}step {seconds_text(row.shown_seconds)}")
+    if row.time_ratio and row.case.label != "none":
+        ratio = ratio_text(row)
+        parts.append(f"a time {ratio}" if ratio in (NOISE, UNSURE) else f"{ratio} time")
+    parts += {"time": [], "flops": ["the fewest FLOPs; not timed"], "peak": ["the lowest peak; not timed"]}[stair.by]
     rivals = f", or {_named(stair.rivals)}: the times cannot be told apart" if stair.rivals else ""
-    return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){rivals}"
-
-
-def no_budget(stair: BudgetPoint) -> str:
-    """Return the text for every budget below the lowest peak."""
-    lowest = f"the lowest peak is {bytes_text(stair.budget_bytes)}, by {name(stair.best)}"
-    return f"nothing {stair.best.evidence} fits: {lowest}"
+    return f"{name(row)} ({', '.join(parts)}){rivals}"
 
 
 def _first(advice: Advice, rows: Sequence[Row]) -> str:
@@ -214,8 +198,7 @@ def _first(advice: Advice, rows: Sequence[Row]) -> str:
     if baseline is None:
         return _without_baseline(chosen, advice, rows)
     if chosen is baseline:
-        verdict = f"keep none: nothing here saves 2 % of its peak of {_peak(chosen)}"
-        return f"none peaks at {_peak(chosen)}, and there is no other to compare with" if _is_alone(rows) else verdict
+        return f"keep none: nothing here saves 2 % of its peak of {_peak(chosen)}"
     ratio = chosen.peak_ratio or 0
     fall = "halves the peak" if HALF[0] <= ratio <= HALF[1] else f"lowers the peak by {(1 - ratio) * 100:.0f} %"
     sizes = f" ({_peak(baseline)} to {_peak(chosen)})"
@@ -230,10 +213,6 @@ def _without_baseline(chosen: Row, advice: Advice, rows: Sequence[Row]) -> str:
     time = f", {_estimated(chosen)}{seconds_text(chosen.step_seconds)} a step" if chosen.step_seconds else ""
     noisy = ", but the times are noisy" if (chosen.step_spread or 0) > NOISY else ""
     return f"{why}; {best} of what ran is {name(chosen)} ({_peak(chosen)}{time}){_rivals(advice.rivals)}{noisy}"
-
-
-def _is_alone(rows: Sequence[Row]) -> bool:
-    return sum(row.outcome == "ok" and row.readings.peak_bytes is not None for row in rows) == 1
 
 
 def _time(row: Row, certainty: str) -> str:
@@ -253,21 +232,19 @@ def _time(row: Row, certainty: str) -> str:
     }[certainty]
 
 
-def _below(advice: Advice, rows: Sequence[Row]) -> str:
+def _below(advice: Advice) -> str:
     """Return the lowest peak that can be reached, and why it is no lower if its parts are known, in words."""
-    lowest, limit = advice.lowest, advice.limit
-    if lowest is None or (_is_alone(rows) and advice.baseline):
+    lowest = advice.lowest
+    if lowest is None:
         return ""
-    kind = lowest.evidence
     by = "" if lowest is advice.chosen else f", which {name(lowest)} reaches,"
-    return f"; below {_peak(lowest)}{by} nothing {kind} here helps{_because(limit) if limit else ''}"
-
-
-def _because(limit: Limit) -> str:
-    text = REASONS[limit.kind].format(size=bytes_text(limit.nbytes), phase=limit.phase or "step")
-    is_same = limit.kind == "transient" and limit.num_alike > 2
-    alike = f" and {limit.num_alike} strategies peak alike"
-    return f", because {text}{alike if is_same else ''}"
+    below = f"; below {_peak(lowest)}{by} nothing {lowest.evidence} here helps"
+    if advice.limit is None:
+        return below
+    kind, nbytes = advice.limit
+    text = REASONS[kind].format(size=bytes_text(nbytes), phase=lowest.readings.peak_phase or "step")
+    is_same = kind == "transient" and advice.num_alike > 2
+    return f"{below}, because {text}{f' and {advice.num_alike} strategies peak alike' if is_same else ''}"
 
 
 def _rivals(rivals: Sequence[Row]) -> str:
@@ -334,21 +311,19 @@ def _equality(rows: Sequence[Row]) -> Table | None:
     """Return what the equality pass found."""
     heads = ("strategy", "against", "gradients", "loss", "buffers", "random state", "worst or missing")
     numbers = ("largest difference", "noise floor")
-    lines = [(strategy_label(row.case.label), *_equal(row, row.equality)) for row in rows if row.equality]
+    lines = []
+    for row in (row for row in rows if row.equality):
+        equality = row.equality
+        assert equality
+        lost = f"{equality.num_without_gradient} without gradient" if equality.num_without_gradient else MISSING
+        named = f"no gradient: {few(equality.missing, NUM_MISSING)}" if equality.missing else equality.worst_parameter
+        verdicts = (equality.loss_equal, equality.buffers_equal, equality.random_state_equal)
+        are_equal = ["equal" if is_equal else "differ" for is_equal in verdicts]
+        differences = equality.largest_difference, equality.noise_floor
+        shown = [MISSING if value is None else f"{value:.2g}" for value in differences]
+        strategy = strategy_label(row.case.label)
+        lines.append((strategy, equality.against, row.gradients, *are_equal, named or lost, *shown))
     return _table("Equality with the step without checkpointing", (*heads, *numbers), lines, texts=len(heads))
-
-
-def _equal(row: Row, equality: Equality) -> tuple[str, ...]:
-    verdicts = (equality.loss_equal, equality.buffers_equal, equality.random_state_equal)
-    more = len(equality.missing) - NUM_MISSING
-    missing = [*equality.missing[:NUM_MISSING], *([f"and {more} more"] if more > 0 else [])]
-    lost = f"{equality.num_without_gradient} without gradient" if equality.num_without_gradient else MISSING
-    named = f"no gradient: {', '.join(missing)}" if missing else equality.worst_parameter or lost
-    differences = [
-        MISSING if value is None else f"{value:.2g}" for value in (equality.largest_difference, equality.noise_floor)
-    ]
-    are_equal = ["equal" if is_equal else "differ" for is_equal in verdicts]
-    return equality.against, row.gradients, *are_equal, named, *differences
 
 
 def _samples(rows: Sequence[Row], *, most: int) -> Table | None:

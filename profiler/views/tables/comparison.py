@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
+from profiler.analysis.advice import SideAdvice
 from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Judgement, Match, Order
-from profiler.analysis.memory_fit import SideAdvice
 from profiler.analysis.pairing import Contrast, SideSummary
 from profiler.core.case import encode
 from profiler.core.units import (

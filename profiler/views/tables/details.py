@@ -7,8 +7,8 @@ from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
+from profiler.analysis.advice import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.axes import Axis, Value, grid, nearest_growth, two
-from profiler.analysis.memory_fit import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import RankBytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from profiler.analysis.memory_fit import Rung
+from profiler.analysis.advice import Rung
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, encode_indented
 from profiler.core.devices import parse

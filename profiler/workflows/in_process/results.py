@@ -162,7 +162,7 @@ class Plan(Shown, PlanFile, frozen=True, kw_only=True, dict=True):
 
     def _picture(self) -> bytes:
         found: Found = self.__dict__["found"]
-        view = load_module("profiler.views.plots.lines", needs="matplotlib")
+        view = load_module("profiler.views.plots.frontier", needs="matplotlib")
         return languages.png(lambda path: view.plot_plans(found.points, found.chain, title=found.title, path=path))
 
 

@@ -1,45 +1,100 @@
-"""Plots of lines: each strategy's peak over a numeric setting and its throughput, and the frontier of plans."""
+"""Plots over the settings of a run that vary: heat map and growth of the peak, and throughput over batch sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from itertools import product
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgb
+from matplotlib.typing import ColorType
 
-from profiler.analysis.axes import exponent, nearest_growth, rising
-from profiler.analysis.memory_fit import holds, samples_per_second, throughput_frontier
+from profiler.analysis.advice import device_memory, holds, samples_per_second, throughput_frontier
+from profiler.analysis.axes import exponent, grid, nearest_growth, rising, two
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
-from profiler.core.plan_file import strategy_label
-from profiler.core.units import byte_unit
-from profiler.planning import candidates
-from profiler.planning.candidates import KINDS, largest_stage, none
-from profiler.planning.chain import Chain
-from profiler.planning.simulator import Cost
-from profiler.planning.solver import Point
+from profiler.core.units import byte_unit, bytes_text, scaled
 from profiler.views.plots import theme
-from profiler.views.plots.panels import Plot, batches, curves, space_of
-from profiler.views.plots.theme import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION, Label, Pair, sized
+from profiler.views.plots.panels import Plot, batches, curves, planes, space_of
+from profiler.views.plots.theme import FAINT, FONT, GREY, INK, LINE_COLOURS, VERMILLION, Label, Pair, sized
+from profiler.views.sanitize import short
 from profiler.views.tables.columns import COUNTED
-from profiler.views.tables.evidence import marked
+from profiler.views.tables.evidence import marked, value_words
 
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY)  # what is out of memory is vermillion
+CELL = 0.5  # inches of height
+DARK = 0.213  # relative luminance: below it white is read more easily than INK (WCAG 2)
+LIMIT = "#111111"
+SHADES = (0.06, 0.3, 0.55, 0.8, 0.95)  # blues of falling lightness, distinct in grayscale; neither white nor black
 MARKERS = "o^vDPX<>ph"
 PROPORTIONAL = "1.00"  # the usual exponent of saved bytes over the batch size: not shown
 SMOOTH = 40  # pieces of a dotted curve
 NAME = 0.42  # inches of height for a name with its growth
 LOGARITHMIC = 8  # a memory axis is logarithmic if the largest peak is more than so many times the smallest
-PLANS_SIZE = (8.5, 5.4)  # inches
-CROWD = 60  # plans; of more, only the step line is drawn
-RIVALS = {
-    "uniform": ("uniform splits", "o", ORANGE, 9),
-    "first": ("the first N", "^", GREEN, 5),
-    "every": ("every j-th", "s", PURPLE, 6),
-}  # in different sizes, since they often coincide
-assert tuple(RIVALS) == KINDS, "every kind of rival has its mark"
+
+
+def _heat(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
+    """Draw a cell with its peak for each pair of values, and a line between cells that fit the device and others.
+
+    All panels share one color scale.
+    """
+    space = space_of(rows)
+    across, up = two(space)
+    plane = grid(rows, space, across, up)
+    values = product(enumerate(across.values), enumerate(up.values))
+    cells = {(x, y): plane.get((x_value, y_value)) for (x, x_value), (y, y_value) in values}
+    peaks = [row.readings.peak_bytes or 0 for row in among if row.has_peak]
+    size, unit = byte_unit(peaks)
+    norm = LogNorm(min(peaks), max(peaks) + 1)
+    shades = LinearSegmentedColormap.from_list("peak", colormaps["Blues"](SHADES))
+    for at, row in cells.items():
+        shade = shades(float(norm(row.readings.peak_bytes or 0))) if row and row.has_peak else None
+        _cell(axes, row, at, shade=shade, size=size)
+    fits = {at: holds(row) for at, row in cells.items() if row}
+    device_bytes = device_memory(list(plane.values()))
+    memory = "" if device_bytes is None else f": {bytes_text(device_bytes)}"
+    more = f", {COUNTED}" if any(row.case.is_predicted for row in rows) else ""  # by reserved bytes, not by the peak
+    look = {"color": LIMIT, "linewidth": sized(2.6), "label": f"memory of the device{memory}{more}", "zorder": 5}
+    for x, y in fits:
+        if {fits[x, y], fits.get((x + 1, y))} == {True, False}:
+            axes.plot((x + 0.5, x + 0.5), (y - 0.5, y + 0.5), solid_capstyle="round", **look)  # type: ignore[arg-type]
+        if {fits[x, y], fits.get((x, y + 1))} == {True, False}:
+            axes.plot((x - 0.5, x + 0.5), (y + 0.5, y + 0.5), solid_capstyle="round", **look)  # type: ignore[arg-type]
+    xs, ys = ([short(word, theme.LONGEST_NAME) for word in value_words(axis, rows)] for axis in (across, up))
+    axes.set_xticks(range(len(xs)), xs)
+    axes.set_yticks(range(len(ys)), ys)
+    ends = -0.5, len(ys) - 0.5  # numbers rise upwards, words go down from the first
+    axes.set(xlim=(-0.5, len(xs) - 0.5), ylim=ends if up.is_number else ends[::-1])
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    if up.is_number:
+        axes.set_ylabel(up.label)
+    axes.set_xlabel(f"{across.label}\nin the cells: {marked('peak memory', rows)} ({unit})")
+
+
+def _cell(axes: Axes, row: Row | None, at: tuple[int, int], *, shade: ColorType | None, size: int) -> None:
+    """Draw one cell: its peak, else its outcome as a word; a cross for out of memory; white if nothing ran."""
+    x, y = at
+    colour = shade or ("white" if row is None else FAINT)
+    axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colour, edgecolor="white", linewidth=sized(1.2))
+    if row is not None and row.outcome == "out_of_memory":
+        for ends in ([y - 0.3, y + 0.3], [y + 0.3, y - 0.3]):
+            axes.plot([x - 0.3, x + 0.3], ends, color=VERMILLION, linewidth=sized(1.6), label="out of memory")
+        return
+    text, ink, points = row.outcome.replace("_", " ") if row else "·", GREY, FONT - 2.5
+    if row and shade:
+        text, points = scaled(row.readings.peak_bytes, size), FONT - 1
+        ink = "white" if luminance(shade) < DARK else INK
+    axes.text(x, y, text, ha="center", va="center", fontsize=sized(points), color=ink)
+
+
+def luminance(colour: ColorType) -> float:
+    """Return the relative luminance by WCAG 2: 0 is black, 1 is white."""
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+    return float(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
 
 
 class StrategyLine(NamedTuple):
@@ -65,7 +120,7 @@ def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
         by_strategy.setdefault(row.case.label, []).append(row)
     none = by_strategy.pop(Choice("none"), None)
     others = [
-        StrategyLine(strategy, of_it, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
+        StrategyLine(strategy, of_it, LINE_COLOURS[number % len(LINE_COLOURS)], MARKERS[number % len(MARKERS)])
         for number, (strategy, of_it) in enumerate(by_strategy.items())
     ]
     return [StrategyLine(Choice("none"), none, INK, "s"), *others] if none else others
@@ -76,15 +131,13 @@ def _growth(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[
     space = space_of(rows)
     axis = rising(space)
     size_of = {row.case: float(space.settings[row.case][axis.name] or 0) for row in rows}
-    shown = [row for row in rows if theme.has_peak(row)]
+    shown = [row for row in rows if row.has_peak]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
     labels, heights, drawn = list[Label](), list[float](), list[list[Pair]]()
     for line in of_strategies(shown):
         points = sorted((size_of[row.case], (row.readings.peak_bytes or 0) / size) for row in line.rows)
         line.draw(axes, points)
-        labels.append(
-            Label(*points[-1], theme.shortened(strategy_label(line.strategy)) + _fit(axes, line, size_of, size))
-        )
+        labels.append(Label(*points[-1], theme.name(line.rows[0]) + _fit(axes, line, size_of, size)))
         heights += [y for _, y in points]
         drawn.append(points)
     static = {size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in shown}
@@ -125,7 +178,7 @@ def _fit(axes: Axes, line: StrategyLine, size_of: dict[Any, float], size: int) -
 
 
 def _has_rate(row: Row) -> bool:
-    return theme.is_shown(row) and row.readings.peak_bytes is not None and samples_per_second(row) is not None
+    return row.has_peak and samples_per_second(row) is not None
 
 
 def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
@@ -143,7 +196,7 @@ def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callab
     if any(holds(row) is False for row in shown):
         axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
     last = [line.rows[-1] for line in lines]
-    names = [f"{theme.shortened(strategy_label(row.case.label))}: {row.case.batch_size}" for row in last]
+    names = [f"{theme.name(row)}: {row.case.batch_size}" for row in last]
     _limits(axes, [at(row) for row in shown], 1 / (0.94 - 0.6 * theme.line_end_share(axes, names)))
     best = throughput_frontier(shown)
     if best:
@@ -177,9 +230,17 @@ def _limits(axes: Axes, points: Sequence[Pair], room: float) -> None:
     theme.number_axis(axes.xaxis)
 
 
+HEAT = Plot(
+    panels=planes,
+    has=attrgetter("has_peak"),
+    height=lambda rows, width: 2.1 + CELL * len(two(space_of(rows))[1].values),
+    draw=_heat,
+    needs="a peak",
+    is_beside=True,
+)
 GROWTH = Plot(
     panels=curves,
-    has=theme.has_peak,
+    has=attrgetter("has_peak"),
     height=lambda rows, width: max(1.35 + 0.5 * width, 1.9 + NAME * len({row.case.label for row in rows})),
     draw=_growth,
     needs="a peak",
@@ -193,41 +254,3 @@ THROUGHPUT = Plot(
     needs="a peak, a step time and a size of the batch",
     is_beside=True,
 )
-
-
-def plot_plans(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force: bool = False) -> Path:
-    """Draw the frontier as a step line, with every uniform split, first N and every j-th as points.
-
-    Raises UserError if the suffix is not that of a theme.picture, or if the file exists, without `force`.
-    """
-    theme.refuse(path, force=force)
-    with theme.at_work(theme.USUAL):
-        figure = theme.picture(
-            [partial(_plans, points=points, chain=chain)], [PLANS_SIZE[1]], width=PLANS_SIZE[0], title=title
-        )
-    return theme.save(figure, path=path, force=force)
-
-
-def _plans(axes: Axes, *, points: Sequence[Point], chain: Chain) -> None:
-    size, unit = byte_unit(point.peak_bytes for point in points)
-    base = none(chain).cost
-    extra = [_extra(point, base) for point in points]
-    peaks = [point.peak_bytes / size for point in points]
-    axes.step([*peaks, base.peak_bytes / size], [*extra, extra[-1]], where="post", color=BLUE, label="plans", zorder=3)
-    if len(points) <= CROWD:
-        axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
-    for kind, (words, mark, colour, points_wide) in RIVALS.items():
-        costs = [cost for _, _, cost in candidates.costed(chain, kind)]
-        places = [cost.peak_bytes / size for cost in costs], [_extra(cost, base) for cost in costs]
-        axes.plot(*places, mark, color=colour, markersize=points_wide, mfc="none", linestyle="none", label=words)
-    floor = largest_stage(chain)[1] / size
-    axes.axvline(floor, color=GREY, linewidth=1, linestyle="--", label="floor: static bytes and the largest stage")
-    axes.set(xlabel=f"peak memory ({unit}), by the costs of the stages", ylabel="extra time of a step (%)")
-    theme.number_axis(axes.xaxis)
-    theme.number_axis(axes.yaxis)
-    theme.tell_start(axes)
-
-
-def _extra(point: Point | Cost, base: Cost) -> float:
-    """Return the extra time in percent of the step without checkpointing; 0 if that takes no time."""
-    return (point.step_seconds / base.step_seconds - 1) * 100 if base.step_seconds else 0.0
