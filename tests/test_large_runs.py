@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from profiler.analysis import timing_doubts
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice, encode
@@ -45,15 +44,6 @@ def test_the_table_needs_no_reading_that_is_dropped(tmp_path, name):
 def tables(run: store.Run) -> list[str]:
     table = rows(run.records)
     return [grid.text([*main(table), *details.ranks(table)], Paper(width)).plain for width in (None, 80)]
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_rules_about_the_device_find_nothing_where_a_record_tells_nothing_of_it(name, monkeypatch):
-    quick = rows(RUNS[name])
-
-    monkeypatch.setattr(timing_doubts, "_tells_device", lambda record: True)
-
-    assert rows(RUNS[name]) == quick
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -283,12 +283,7 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     return tuple(rules.values())
 
 
-class _Pair(NamedTuple):
-    """A side of the baseline run, and the side that is judged against it: None if the run has none on its device."""
-
-    baseline: Side
-    side: Side | None
-    label: str  # as in RuleResult
+_Pair = tuple[Side, Side | None, str]  # of the baseline run; what is judged against it, if it has any; RuleResult.label
 
 
 def judge(
@@ -302,9 +297,9 @@ def judge(
     cannot be compared, or the baseline has nothing that a rule could judge.
     """
     pairs = list(_pairs(sides))
-    for pair in pairs:
-        if pair.side:
-            refuse_mixed((pair.baseline, pair.side), align=align, allowed=allowed)
+    for baseline, side, _ in pairs:
+        if side:
+            refuse_mixed((baseline, side), align=align, allowed=allowed)
     over: list[RuleResult] = []
     for rule in rules:
         results = [result for pair in pairs for result in _results(rule, pair, align)]
@@ -327,25 +322,26 @@ def _pairs(sides: Sequence[Side]) -> Iterator[_Pair]:
         for baseline in baselines:
             same = [side for side in run if side.device == baseline.device]
             judged = same or (run if len(baselines) == 1 else ())
-            yield from (_Pair(baseline, side, side.label) for side in judged)
+            yield from ((baseline, side, side.label) for side in judged)
             if not judged:
-                yield _Pair(baseline, None, run[0].run)
+                yield baseline, None, run[0].run
 
 
 def _results(rule: Rule, pair: _Pair, align: Sequence[str]) -> Iterator[RuleResult]:
     """Yield the result of every row whose baseline has the quantity."""
-    for key, before in pair.baseline.points.items():
+    baseline, side, label = pair
+    for key, before in baseline.points.items():
         if not rule.reads(before):
             continue
-        after, reason = pair.side.points.get(key) if pair.side else None, None
+        after, reason = side.points.get(key) if side else None, None
         if after is None:
             reason = "not in this run"
         elif not rule.reads(after):
             reason = f"has no {rule.quantity}" if after.outcome == "ok" else after.outcome.replace("_", " ")
         yield RuleResult(
             rule=rule,
-            label=pair.label,
-            against=pair.baseline.label,
+            label=label,
+            against=baseline.label,
             key=dict(zip(align, key, strict=True)),
             contrast=QUANTITIES[rule.quantity][1](before, after) if after else None,
             reason=reason,
@@ -355,20 +351,21 @@ def _results(rule: Rule, pair: _Pair, align: Sequence[str]) -> Iterator[RuleResu
 
 def _passed_over(sides: Sequence[Side], pairs: Sequence[_Pair], rules: Sequence[Rule]) -> Iterator[str]:
     """Yield what a gate passes over: sides and rows without a baseline, and rows whose gradients nobody compared."""
-    named = {pair.baseline.label for pair in pairs} | {pair.label for pair in pairs}
+    named = {baseline.label for baseline, *_ in pairs} | {label for *_, label in pairs}
     for side in sides:
         if side.label not in named:
             yield f"{side.label} on {side.device}: not judged, since the baseline has no rows on it"
-    for pair in pairs:
-        before, after = pair.baseline.points, pair.side.points if pair.side else {}
-        for rule in rules:
-            bare = [key for key, row in before.items() if not rule.reads(row)]
-            yield from _told(bare, f"no {rule.quantity} in {pair.baseline.label}, so not judged")
-        yield from _told([key for key in after if key not in before], f"not in {pair.baseline.label}, so not judged")
+    for baseline, judged, label in pairs:
+        before, after = baseline.points, judged.points if judged else {}
+        passed_over = {
+            f"no {rule.quantity} in {baseline.label}, so not judged": [
+                key for key, row in before.items() if not rule.reads(row)
+            ]
+            for rule in rules
+        }
+        passed_over[f"not in {baseline.label}, so not judged"] = [key for key in after if key not in before]
         unchecked = [key for key, row in after.items() if row.gradients == "not checked"]
-        yield from _told(unchecked, f"gradients not compared in {pair.label}")
-
-
-def _told(keys: Sequence[Key], what: str) -> Iterator[str]:
-    if keys:
-        yield f"{what}: {few([', '.join(key) for key in keys], MOST_NAMED)}"
+        passed_over[f"gradients not compared in {label}"] = unchecked
+        for what, keys in passed_over.items():
+            if keys:
+                yield f"{what}: {few([', '.join(key) for key in keys], MOST_NAMED)}"

@@ -6,6 +6,7 @@ The time of copies, digests and readings of the allocator is not counted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from math import ceil
 from typing import NamedTuple
 
@@ -55,44 +56,39 @@ def cost(trials: Iterable[Trial], speeds: Mapping[Case, Speed], *, start_seconds
     """
     planned = list(trials)
     measured = [trial for trial in planned if not trial.case.is_predicted and not trial.case.is_rehearsed]
-    num_rehearsed = sum(trial.case.is_rehearsed for trial in planned)
-    steps, seconds, num_unknown = Bounds(0, 0), Bounds(0, 0), 0
-    for trial in measured:
-        speed = speeds.get(trial.case.baseline.twin)
-        steps = steps.plus(num_steps(trial, speed))
-        if speed is None:
-            num_unknown += 1
-        else:
-            begun = Bounds(start_seconds, start_seconds)
-            seconds = seconds.plus(begun.plus(step_seconds(trial, speed)).times(trial.case.num_ranks))
+    asked = [(trial, speeds.get(trial.case.baseline.twin)) for trial in measured]
+    start, nothing = Bounds(start_seconds, start_seconds), Bounds(0, 0)
+    seconds = [
+        start.plus(step_seconds(trial, speed)).times(trial.case.num_ranks)
+        for trial, speed in asked
+        if speed is not None
+    ]
     samplings = [trial.case.sampling for trial in measured if "time" in trial.passes]
+    num_predicted = sum(trial.case.is_predicted for trial in planned)
     return SweepCost(
         num_trials=len(planned),
-        num_predicted=len(planned) - len(measured) - num_rehearsed,
-        num_rehearsed=num_rehearsed,
-        steps=steps,
+        num_predicted=num_predicted,
+        num_rehearsed=len(planned) - len(measured) - num_predicted,
+        steps=reduce(Bounds.plus, (num_steps(trial, speed) for trial, speed in asked), nothing),
         sampling_seconds=max((sampling.max_seconds for sampling in samplings if sampling), default=0.0),
-        gpu_seconds=seconds if num_unknown < len(measured) else None,
-        num_unknown=num_unknown,
+        gpu_seconds=reduce(Bounds.plus, seconds, nothing) if seconds else None,
+        num_unknown=len(measured) - len(seconds),
     )
 
 
 def num_steps(trial: Trial, speed: Speed | None = None) -> Bounds:
     """Return the training steps of one rank."""
-    timed = [num_timed(trial, seconds) for seconds in _step_span(trial, speed)]
+    timed = [num_timed(trial, seconds) for seconds in (_step_span(trial, speed) if speed else (None,))]
     return _untimed(trial).plus(Bounds(min(bounds.least for bounds in timed), max(bounds.most for bounds in timed)))
 
 
 def step_seconds(trial: Trial, speed: Speed) -> Bounds:
     """Return the seconds of these steps: each at least as long as the baseline's, and at most a forward longer."""
     fast, slow = _step_span(trial, speed)
-    assert fast is not None
-    assert slow is not None
-    untimed = _untimed(trial)
     timed = [num_timed(trial, seconds).times(seconds) for seconds in (fast, slow)]
+    least, most = _untimed(trial)
     return Bounds(
-        untimed.least * fast + min(bounds.least for bounds in timed),
-        untimed.most * slow + max(bounds.most for bounds in timed),
+        least * fast + min(bounds.least for bounds in timed), most * slow + max(bounds.most for bounds in timed)
     )
 
 
@@ -143,8 +139,7 @@ def _untimed(trial: Trial) -> Bounds:
     return steps.plus(Bounds(number - (is_time_alone(trial) or is_look), number))
 
 
-def _step_span(trial: Trial, speed: Speed | None) -> tuple[float | None, float | None]:
-    if speed is None:
-        return None, None
+def _step_span(trial: Trial, speed: Speed) -> tuple[float, float]:
+    """Return how long a step takes at least and at most."""
     is_baseline = trial.case == trial.case.baseline
     return speed.step_seconds, speed.step_seconds + (0.0 if is_baseline else speed.forward_seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from itertools import accumulate, chain
 from statistics import fmean, median
 
@@ -37,10 +36,17 @@ def doubts(
     if not timed:
         return []
     series = [record.readings.step_seconds or () for record in timed]
+    is_paired = bool(time and time.num_pairs)  # steps of both alternated in one process, and so on one device
     texts = {
         "GCP012": _noise(timed, _joined(series), time, pairs),
         "GCP022": None,
         "GCP023": _beside_pairs(_joined(series), time, baseline),
+        "GCP024": _clocks(timed, baseline, is_paired=is_paired),
+        "GCP030": _host_bound(timed),
+        "GCP032": _spilled(timed),
+        "GCP033": _in_a_row(timed),
+        "GCP034": _cut_short(timed),
+        "GCP036": None if is_paired else _elsewhere(timed, baseline),
     }
     change = drift(series)
     if change is not None and abs(change) >= DRIFT:  # becoming faster is missing warm-up, becoming slower is drift
@@ -48,25 +54,7 @@ def doubts(
         settled = f"the steps had not settled: {from_to}; more --warmup would let them"
         slower = f"the steps drift: {from_to}; let the device rest, and trust the ratios rather than the seconds"
         texts |= {"GCP022": settled, "GCP023": None} if change < 0 else {"GCP023": slower}
-    if any(map(_tells_device, timed)):
-        is_paired = bool(time and time.num_pairs)  # steps of both alternated in one process, and so on one device
-        texts |= {
-            "GCP024": _clocks(timed, baseline, is_paired=is_paired),
-            "GCP030": _host_bound(timed),
-            "GCP032": _spilled(timed),
-            "GCP033": _in_a_row(timed),
-            "GCP034": _cut_short(timed),
-            "GCP036": None if is_paired else _elsewhere(timed, baseline),
-        }
     return [Note(code=code, text=text) for code, text in texts.items() if text]
-
-
-def _tells_device(record: Record) -> bool:
-    """Whether a record has any of what the notes on devices look at; of 100,000 records most have none."""
-    readings, environment = record.readings, record.environment
-    is_known = environment is not None and (environment.device_bytes or environment.device_uuid)
-    told = (readings.conditions, readings.host_share, readings.stopped)
-    return told != (None, None, None) or readings.steps_per_sample != 1 or bool(is_known)
 
 
 def between_rounds(group: Iterable[Sequence[Record]]) -> list[Note]:
@@ -136,11 +124,6 @@ def _noise(
         helps.append("OMP_NUM_THREADS=1 (threads of a step wait for each other)")
     hit = {LIMITS[stopped] for record in rounds if (stopped := record.readings.stopped) in LIMITS} if asked else ()
     helps += ["more --rounds", *(f"a larger {flag}" for flag in sorted(hit))]
-    return _unsure(tuple(facts), tuple(helps))
-
-
-@lru_cache(maxsize=1024)  # rows of a large run share a few hundred of these
-def _unsure(facts: tuple[str, ...], helps: tuple[str, ...]) -> str:
     helping = f"{', '.join(helps[:-1])} or {helps[-1]}"
     return f"the times are unsure: {'; '.join(facts)}; {helping} would reduce the noise"
 
