@@ -11,7 +11,6 @@ from statistics import median
 import msgspec
 from msgspec.structs import replace
 
-from profiler.analysis.live_bytes import peak_parts
 from profiler.analysis.pairing import Side, by_group
 from profiler.analysis.rows import SURE, Row, against, is_apart, slowness, time_verdict_of
 from profiler.core.case import Case, Choice
@@ -21,7 +20,6 @@ from profiler.core.record import Evidence, Record, bytes_needed, evidence
 
 MOST = 0.9  # fraction of the largest saving: the fastest row that saves so much is recommended
 LEAST = 0.02  # fraction of the baseline's peak: a smaller saving counts as none
-SAME = 0.005  # fraction of the lowest peak: peaks this close to it count as the same
 MOST_POINTS = 40  # most points of a frontier
 MOST_TRIED = 2**24
 FARTHEST = 8  # at most so many times the last number that fit is tried next
@@ -36,8 +34,6 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     rivals: tuple[Row, ...] = ()  # save as much, in times that cannot be told apart from the chosen one's
     certainty: str = "missing"  # how sure the time of the chosen row is
     lowest: Row | None = None  # the row with the lowest peak
-    limit: tuple[str, int] | None = None  # its largest part, static, saved, transient or optimizer, and its bytes
-    num_alike: int = 0  # different amounts of saved bytes among the strategies with the same peak
 
 
 def advise(rows: Sequence[Row]) -> Advice:
@@ -56,17 +52,12 @@ def advise(rows: Sequence[Row]) -> Advice:
         good = [row for row in measured if _peak(baseline) - _peak(row) >= least]
     chosen = _fastest(good) if good else baseline
     assert chosen, "where nothing is good, there is a baseline that it was compared with"
-    limit = max(peak_parts(lowest.readings).items(), key=lambda part: part[1], default=None)
-    if limit and lowest.readings.peak_phase == "optimizer":
-        limit = "optimizer", limit[1]
     return Advice(
         chosen=chosen,
         baseline=baseline,
         rivals=tuple(row for row in good if row is not chosen and _is_rival(row, chosen)),
         certainty=certainty(chosen, baseline=baseline),
         lowest=lowest,
-        limit=limit,
-        num_alike=len({row.readings.saved_bytes for row in measured if _peak(row) <= (1 + SAME) * _peak(lowest)}),
     )
 
 
@@ -118,7 +109,13 @@ def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
             best.append(row)
     if len(best) > MOST_POINTS:
         best = [best[at * (len(best) - 1) // (MOST_POINTS - 1)] for at in range(MOST_POINTS)]
-    return tuple(_budget_point(row, measured) for row in best)
+    points = []
+    for row in best:
+        by = ("time", "flops", "peak")[_cost(row)[0]]
+        fitting = [other for other in measured if by == "time" and other is not row and _peak(other) <= _peak(row)]
+        rivals = tuple(other for other in fitting if _is_rival(other, row))
+        points.append(BudgetPoint(budget_bytes=_peak(row), best=row, by=by, rivals=rivals))
+    return tuple(points)
 
 
 def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
@@ -131,13 +128,6 @@ def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
     by_time = _cost(row)[0] == _cost(before)[0] == 0
     is_free = _peak(row) == _peak(before) and before is not baseline
     return is_free or not by_time or row is baseline or is_apart(row, before)
-
-
-def _budget_point(best: Row, measured: Sequence[Row]) -> BudgetPoint:
-    by = ("time", "flops", "peak")[_cost(best)[0]]
-    fitting = [row for row in measured if by == "time" and row is not best and _peak(row) <= _peak(best)]
-    rivals = tuple(row for row in fitting if _is_rival(row, best))
-    return BudgetPoint(budget_bytes=_peak(best), best=best, by=by, rivals=rivals)
 
 
 def _cost(row: Row) -> tuple[int, float]:

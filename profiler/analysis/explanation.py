@@ -283,26 +283,17 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 def reason_of_readings(readings: Readings, baseline: Readings) -> str | None:
     """Return why a peak is no lower than the baseline's, by what was read of both; None if it is, or not known."""
-    parts, saved, peak = live_bytes.peak_parts(readings), readings.saved_bytes, readings.peak_bytes
-    if not parts or not peak or not saved or not baseline.saved_bytes or not baseline.peak_bytes:
+    saved, peak, text = readings.saved_bytes, readings.peak_bytes, live_bytes.most_of_peak(readings)
+    if text is None or not peak or not saved or not baseline.saved_bytes or not baseline.peak_bytes:
         return None
     if peak <= UNCHANGED * baseline.peak_bytes:
         return None
-    kind, held = max(parts.items(), key=lambda part: part[1])
-    of = f"of the peak's {bytes_text(peak)}"
-    if saved >= SAME * baseline.saved_bytes:
-        without = bytes_text(baseline.saved_bytes)
-        more = f"and {without} without checkpoints: their inputs and random states take more than they free"
-        same = "as without it: `gcprof blocks MODEL` shows where it is"
-        return f"the forward saves {bytes_text(saved)}, {more if saved > baseline.saved_bytes / SAME else same}"
-    if readings.peak_phase == "optimizer":
-        return f"the peak is in the optimizer's step, which checkpointing does not touch: {bytes_text(peak)}"
-    if kind == "static":
-        return f"{bytes_text(held)} {of} is static, which checkpointing does not touch"
-    if kind == "saved":
-        return f"what checkpoints and the rest of the model keep holds {bytes_text(held)} {of}"
-    what = f"what is recomputed and computed at once in the {readings.peak_phase}"
-    return f"{what} holds {bytes_text(held)} {of}: `gcprof explain` names it"
+    if saved < SAME * baseline.saved_bytes:
+        return text
+    without = bytes_text(baseline.saved_bytes)
+    more = f"and {without} without checkpoints: their inputs and random states take more than they free"
+    same = "as without it: `gcprof blocks MODEL` shows where it is"
+    return f"the forward saves {bytes_text(saved)}, {more if saved > baseline.saved_bytes / SAME else same}"
 
 
 def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason | None:

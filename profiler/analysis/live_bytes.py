@@ -24,6 +24,7 @@ from profiler.core.trace_data import (
     live,
     summed,
 )
+from profiler.core.units import bytes_text
 
 OUTSIDE = ""  # outside of all blocks: embeddings, head, loss, optimizer
 BEFORE = "before"  # the phase before the step
@@ -173,6 +174,23 @@ def peak_parts(readings: Readings) -> dict[str, int]:
     held = 0 if readings.peak_phase == "optimizer" else readings.saved_bytes
     saved = min(held, readings.peak_bytes - static)
     return {"static": static, "saved": saved, "transient": readings.peak_bytes - static - saved}
+
+
+def most_of_peak(readings: Readings) -> str | None:
+    """Return what holds most of a peak, in words; None if its parts were not measured."""
+    parts = peak_parts(readings)
+    if not parts:
+        return None
+    kind, held = max(parts.items(), key=lambda part: part[1])
+    of = f"{bytes_text(held)} of the peak's {bytes_text(readings.peak_bytes)}"
+    if readings.peak_phase == "optimizer":
+        text = "the peak is in the optimizer's step, which checkpointing does not touch"
+        return f"{text}: {bytes_text(readings.peak_bytes)}"
+    if kind == "static":
+        return f"{of} is static, which checkpointing does not touch"
+    if kind == "saved":
+        return f"what checkpoints and the rest of the model keep holds {of}"
+    return f"what is recomputed and computed at once in the {readings.peak_phase} holds {of}: `gcprof explain` names it"
 
 
 def categories(readings: Readings) -> tuple[Share, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from profiler.analysis.advice import Advice, BudgetPoint, advise, budget_frontier
-from profiler.analysis.live_bytes import peak_parts
+from profiler.analysis.live_bytes import most_of_peak, peak_parts
 from profiler.analysis.rows import Row, foretells
 from profiler.analysis.timing_doubts import NOISY
 from profiler.core.case import Case
@@ -31,12 +31,6 @@ NUM_STOPS = 40  # of the slider, evenly spaced, besides those at the choices
 LONGEST_NAME = 60  # characters of a name within a sentence
 MAX_NAMED = 2  # rivals by name; more are counted
 HALF = (0.475, 0.525)
-REASONS = {
-    "optimizer": "the peak is then in the optimizer's step, which holds no activations",
-    "static": "{size} of that peak is static, which no checkpointing lowers",
-    "transient": "{size} of that peak is transient, in the {phase}",
-    "saved": "{size} of that peak is what the forward still keeps for the backward",
-}
 
 FACTS = {  # the fields of an environment that are shown, with their heads
     "device_name": "device",
@@ -238,13 +232,8 @@ def _below(advice: Advice) -> str:
     if lowest is None:
         return ""
     by = "" if lowest is advice.chosen else f", which {name(lowest)} reaches,"
-    below = f"; below {_peak(lowest)}{by} nothing {lowest.evidence} here helps"
-    if advice.limit is None:
-        return below
-    kind, nbytes = advice.limit
-    text = REASONS[kind].format(size=bytes_text(nbytes), phase=lowest.readings.peak_phase or "step")
-    is_same = kind == "transient" and advice.num_alike > 2
-    return f"{below}, because {text}{f' and {advice.num_alike} strategies peak alike' if is_same else ''}"
+    why = most_of_peak(lowest.readings)
+    return f"; below {_peak(lowest)}{by} nothing {lowest.evidence} here helps{f': {why}' if why else ''}"
 
 
 def _rivals(rivals: Sequence[Row]) -> str:
