@@ -159,26 +159,3 @@ def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
 def pairing(trial: Trial) -> Pairing:
     """Return the key of trials that stay together: a baseline in one round, with its comparisons and predictions."""
     return trial.case.baseline.twin, trial.round
-
-
-def joined_shards(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> tuple[Trial, ...] | None:
-    """Return the trials of shards in the order of the whole schedule; None if they are not of one sweep."""
-    if len({shard.sweep for shard, _ in shards}) > 1:
-        return None
-    placed = {place: trial for shard, trials in shards for place, trial in zip(shard.places, trials, strict=False)}
-    return tuple(placed[place] for place in sorted(placed))
-
-
-def left_of(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> Shard | UnsetType:
-    """Return the shard that these are together; UNSET if they are one whole sweep, or none are given."""
-    if not shards:
-        return UNSET
-    joined, first = joined_shards(shards), shards[0][0]
-    if joined is None:
-        return msgspec.structs.replace(first, places=())
-    if first.sweep is UNSET:  # of before: shards had no digest of their sweep
-        is_whole = {shard.index for shard, _ in shards} == set(range(1, first.count + 1))
-    else:
-        is_whole = first.sweep == digest(joined)
-    places = sorted({place for shard, _ in shards for place in shard.places})
-    return UNSET if is_whole else msgspec.structs.replace(first, places=tuple(places))

@@ -48,8 +48,8 @@ def main(descriptor: int, client: int, preload: Sequence[str], *, rehearses: boo
     late_compiler.install()  # what models import next imports it seldom for a use
     gc.freeze()  # so that collections in children need not scan it
     gc.enable()
-    set_death_signal(0)  # from here on the socket tells, so that the children's descendants are killed too
-    adopt_orphans()
+    prctl(PARENT_DEATH_SIGNAL, 0)  # from here on the socket tells, so that the children's descendants are killed too
+    prctl(CHILD_SUBREAPER, 1)  # descendants whose own parent ends become children of this process
     _Server(socket.socket(fileno=descriptor)).serve()
     os._exit(0)  # a normal exit takes half a second with torch, and the client waits for it
 
@@ -193,21 +193,15 @@ class _Server:
 
 def die_with_parent(parent: int) -> None:
     """Have this process killed when its parent dies, if the system can do that (Linux)."""
-    set_death_signal(signal.SIGKILL)
+    prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
 
-def set_death_signal(number: int) -> None:
-    """Request a signal at the parent's death, or none by 0, if the system can do that (Linux)."""
+def prctl(option: int, value: int) -> None:
+    """Set an option of this process where the system has it (Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, number)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent ends, if the system can do that (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def offspring() -> set[int]:

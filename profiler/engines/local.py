@@ -252,13 +252,15 @@ class Local:
         """Run trials in one child, each when its record is asked for; do not ask again once the child has ended."""
         self._await_memory()
         rehearses = trials[0].case.is_rehearsed
-        requests = f"[{','.join(map(self._request, trials))}]"
+        requests = encode([replace(trial, limit_seconds=self._stage_seconds) for trial in trials]).decode()
         needs = [entry.partition(":")[0], *models.imports(trials[0].case.model.name)]  # no user's code
-        with self._child(entry, requests, _log_name(trials[0]), needs=needs, rehearses=rehearses) as child:
+        log = store.log_name(trials[0].case, trials[0].round)
+        with self._child(entry, requests, log, needs=needs, rehearses=rehearses) as child:
             for trial in trials:
                 if trial is not trials[0]:
-                    child.go_on(self._log(_log_name(trial)))
-                child.on_stage = self._tells(trial)
+                    child.go_on(self._log(store.log_name(trial.case, trial.round)))
+                words = f"{trial.case.model} {strategy_label(trial.case.label)} round {trial.round}"
+                child.on_stage = lambda stage, words=words: self.at_work(f"{words}: {stage}")  # type: ignore[misc]
                 ended = child.wait(self._stage_seconds, until_result=trial is not trials[-1])
                 record = _record(child, trial, ended)
                 self._drop_dead_server(ended, rehearses=rehearses)
@@ -266,21 +268,16 @@ class Local:
                 self._ended_on = trial.case.torch_device if holds_memory else None
                 yield record
 
-    def _tells(self, trial: Trial) -> Callable[[str], None]:
-        """Return a function that reports each stage of the trial to `at_work`."""
-        words = f"{trial.case.model} {strategy_label(trial.case.label)} round {trial.round}"
-        return lambda stage: self.at_work(f"{words}: {stage}")
-
-    def _request(self, trial: Trial) -> str:
-        return encode(replace(trial, limit_seconds=self._stage_seconds)).decode()
-
     def _await_memory(self) -> None:
         """Wait for the memory of a killed process: the next trial would find too little."""
         device, self._ended_on = self._ended_on, None
         if device is None or device not in self._free:
             return
         until = time.monotonic() + WAIT_SECONDS
-        while (held := self._free[device] - self._free_now(device)) > SLACK_BYTES:
+        failing = f"{device} does not report its free memory"
+        while (
+            held := self._free[device] - int(self.ask(f"{WORKER}:free_bytes", device, failing=failing)["free"])
+        ) > SLACK_BYTES:
             if time.monotonic() >= until:
                 raise UserError(
                     f"{device} still holds {bytes_text(held)}, {WAIT_SECONDS:g} s after a trial on it was ended",
@@ -288,10 +285,6 @@ class Local:
                     exit_code=3,
                 )
             time.sleep(POLL_SECONDS)
-
-    def _free_now(self, device: str) -> int:
-        answer = self.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not report its free memory")
-        return int(answer["free"])
 
     def _child(self, entry: str, text: str, log: str, *, needs: Sequence[str] = (), rehearses: bool = False) -> Child:
         assert self._servers, "enter the engine first"
@@ -316,10 +309,6 @@ class Local:
         """Close a server that died, so that no other trial goes to it."""
         if ended.status is None and not ended.timed_out and not ended.refused:
             self._servers[rehearses].close()  # its process may end later, but gets no more trials
-
-
-def _log_name(trial: Trial) -> str:
-    return store.log_name(trial.case, trial.round)
 
 
 def _record(child: Child, trial: Trial, ended: Ended) -> Record:
@@ -453,17 +442,18 @@ def informed(trials: Iterable[Trial], records: Records) -> list[Trial]:
     """Add to trials what is known of their baselines: digests to verify against, whether they ran, the calibration."""
     trials = list(trials)
     is_predicted = any(trial.case.is_predicted for trial in trials)
-    known_calibrations = progress.calibrations(records.values()) if is_predicted else {}
-    return [
-        replace(
-            trial,
-            digests=trial.digests or _digests(trial.case, records),
-            is_paired=trial.is_paired and _fits(trial.case.baseline, records),
-            calibration=trial.calibration
-            or (known_calibrations.get(trial.case.baseline.twin) if trial.case.is_predicted else None),
-        )
-        for trial in trials
-    ]
+    calibrations = progress.calibrations(records.values()) if is_predicted else {}
+    known: list[Trial] = []
+    for trial in trials:
+        baseline, digests = records.get((trial.case.baseline, 1)), trial.digests
+        is_ok = baseline is not None and baseline.outcome == "ok"
+        if not digests and is_ok and baseline and baseline.equality:
+            digests = baseline.equality.digests
+        calibration = calibrations.get(trial.case.baseline.twin) if trial.case.is_predicted else None
+        is_paired = trial.is_paired and (baseline is None or is_ok)  # the plain step can be run, as far as is known
+        calibration = trial.calibration or calibration
+        known.append(replace(trial, digests=digests, is_paired=is_paired, calibration=calibration))
+    return known
 
 
 def _wave(trial: Trial) -> tuple[bool, bool, bool]:
@@ -479,14 +469,3 @@ def _close_wave(trial: Trial) -> tuple[object, ...]:
     if is_predicted or trial.case.is_rehearsed:
         return is_later, is_predicted, trial.case.baseline, bool(trial.if_own)
     return is_later, False, waits
-
-
-def _digests(case: Case, records: Records) -> dict[str, str] | None:
-    baseline = records.get((case.baseline, 1))
-    return baseline.equality.digests if baseline and baseline.equality and baseline.outcome == "ok" else None
-
-
-def _fits(baseline: Case, records: Records) -> bool:
-    """Whether the step without checkpointing can be run; true if that is not known yet."""
-    record = records.get((baseline, 1))
-    return record is None or record.outcome == "ok"

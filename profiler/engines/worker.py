@@ -53,7 +53,6 @@ NOT_HOLLOW = {  # prefix of PyTorch's message -> what the hollow device lacks; u
     "cuDNN error: ": "no recurrent networks and no CTC loss of cuDNN",
     "cusolver error: ": "no linear algebra of cuSOLVER",
 }
-MARKED_TWICE = ("mark a variable ready only once", "marked as ready twice")  # torch/csrc/distributed/c10d/reducer.cpp
 TWICE = (
     "DDP with a reentrant checkpoint around parameters that are used twice: each backward marks them ready; with "
     "use_reentrant=False in the model's checkpoints they are marked once"
@@ -63,11 +62,14 @@ WRITTEN_INPUT = (
     "a checkpoint keeps its inputs to recompute from, and one was modified in place since: x += y and "
     "F.relu(x, inplace=True) do that, x = x + y does not"
 )
-MUTATED = "Tensor cached during selective activation checkpoint has been mutated"  # torch/utils/checkpoint.py
-KEPT_RESULT = (
-    "the blocks modify a kept result in place, as nn.ReLU(inplace=True) does that of a convolution; "
-    "inplace=False does not"
-)
+CAUSES = {  # phrase of PyTorch's message -> likely cause
+    "Tensor cached during selective activation checkpoint has been mutated": (  # torch/utils/checkpoint.py
+        "the blocks modify a kept result in place, as nn.ReLU(inplace=True) does that of a convolution; "
+        "inplace=False does not"
+    ),
+    "mark a variable ready only once": TWICE,  # torch/csrc/distributed/c10d/reducer.cpp
+    "marked as ready twice": TWICE,
+}
 MACHINERY = re.compile(r"/torch/(_|utils/(flop_counter|_))")  # its dispatch, below an operator that the user calls
 UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
@@ -278,16 +280,10 @@ def _cause(error: Exception) -> str | None:
         return hide(notes[0].removeprefix(CAUSE))
     if lacks_closure(error):
         return CLOSURE
-    if WRITTEN in str(error) and _last_file(error) == torch.utils.checkpoint.__file__:
-        return WRITTEN_INPUT
-    if MUTATED in str(error):
-        return KEPT_RESULT
-    return TWICE if any(phrase in str(error) for phrase in MARKED_TWICE) else None
-
-
-def _last_file(error: Exception) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
-    return frames[-1].filename if frames else None
+    is_in_checkpoint = bool(frames) and frames[-1].filename == torch.utils.checkpoint.__file__
+    causes = {**CAUSES, WRITTEN: WRITTEN_INPUT} if is_in_checkpoint else CAUSES
+    return next((cause for phrase, cause in causes.items() if phrase in str(error)), None)
 
 
 def _first_line(error: BaseException) -> str:
@@ -297,22 +293,20 @@ def _first_line(error: BaseException) -> str:
 def shortage(error: BaseException) -> Shortage | None:
     """Return whose memory was too small, what was requested and what was free; None for any other error."""
     words = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or _says(error, OF_DEVICE):
-        asked_bytes, free_bytes = _size(f"[Tt]ried to allocate {SIZE}", words), _size(f"of which {SIZE} is free", words)
+
+    def says(phrases: tuple[str, ...]) -> bool:
+        return isinstance(error, RuntimeError) and any(phrase in words for phrase in phrases)
+
+    def size(pattern: str) -> int | None:
+        match = re.search(pattern, words)
+        return round(float(match[1]) * UNITS[match[2]]) if match else None
+
+    if isinstance(error, torch.OutOfMemoryError) or says(OF_DEVICE):
+        asked_bytes, free_bytes = size(f"[Tt]ried to allocate {SIZE}"), size(f"of which {SIZE} is free")
         return Shortage(of="device", asked_bytes=asked_bytes, free_bytes=free_bytes)
-    if isinstance(error, MemoryError) or _says(error, OF_HOST):
-        asked_bytes = _size(f"tried to allocate {SIZE}", words)
-        return Shortage(of="host", asked_bytes=asked_bytes, free_bytes=available_bytes())
+    if isinstance(error, MemoryError) or says(OF_HOST):
+        return Shortage(of="host", asked_bytes=size(f"tried to allocate {SIZE}"), free_bytes=available_bytes())
     return None
-
-
-def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
-
-
-def _size(pattern: str, words: str) -> int | None:
-    match = re.search(pattern, words)
-    return round(float(match[1]) * UNITS[match[2]]) if match else None
 
 
 def user_traceback(error: BaseException) -> str:

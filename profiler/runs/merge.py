@@ -64,7 +64,7 @@ def merge(folders: Sequence[Path]) -> Merged:
     if len({run.is_script for run in runs}) > 1:
         raise UserError("runs of scripts and of models are no one run", hint="merge each kind by itself", exit_code=4)
     _refuse_incomparable(runs)
-    plan = _plan(runs)
+    plan, shard = _joined(runs)
     offers: dict[Key, list[Offer]] = {}
     for run, lines in read:
         own = {(one.case, one.round): Offer(run, one, line) for one, line in zip(run.records, lines, strict=True)}
@@ -83,7 +83,6 @@ def merge(folders: Sequence[Path]) -> Merged:
     if needless := len(latest) - len(kept):
         what = f"{count_text(needless, 'record')} of later rounds, of cases whose first round is not ok"
         remarks.append(f"left out {what}: one run measures none")
-    shard = _left_of_sweep(runs)
     if shard:
         remarks.append("these are not all shards of one sweep, so the merged run is partial")
     words = runs[0].manifest.words
@@ -128,29 +127,30 @@ def _refuse_incomparable(runs: Sequence[Run]) -> None:
                 raise UserError(message, hint=hint, exit_code=4)
 
 
-def _plan(runs: Sequence[Run]) -> dict[Key, Trial]:
-    """Return every trial once, in the order of the sweep if all runs are its shards, else run by run."""
-    parts = [(run.manifest.shard, run.manifest.plan) for run in runs if run.manifest.shard]
-    joined = schedule.joined_shards(parts) if len(parts) == len(runs) else None
-    plan: dict[Key, Trial] = {}
-    for trial in joined or (trial for run in runs for trial in run.manifest.plan):
-        plan.setdefault((trial.case, trial.round), trial)
-    return plan
+def _joined(runs: Sequence[Run]) -> tuple[dict[Key, Trial], Shard | UnsetType]:
+    """Return every trial once, and what shard of a sweep the runs are together; UNSET if no trial of it is elsewhere.
 
-
-def _left_of_sweep(runs: Sequence[Run]) -> Shard | UnsetType:
-    """Return what shard of a sweep the runs are together; UNSET if no trial of it is elsewhere.
-
-    Shards whose trials are all planned by runs that are no shards miss nothing.
+    The order is that of the sweep if all runs are its shards, else run by run. Shards whose trials are all planned by
+    runs that are no shards miss nothing.
     """
     planned = {(trial.case, trial.round) for run in runs if not run.manifest.shard for trial in run.manifest.plan}
-    parts = [
-        (run.manifest.shard, run.manifest.plan)
-        for run in runs
-        if run.manifest.shard and not planned.issuperset((trial.case, trial.round) for trial in run.manifest.plan)
-    ]
-    left = schedule.left_of(parts)
-    return msgspec.structs.replace(left, places=()) if left and len(parts) < len(runs) else left
+    parts = [(run.manifest.shard, run.manifest.plan) for run in runs if run.manifest.shard]
+    left = [shard for shard, trials in parts if not planned.issuperset((trial.case, trial.round) for trial in trials)]
+    placed = {place: trial for shard, trials in parts for place, trial in zip(shard.places, trials, strict=False)}
+    in_order = [placed[place] for place in sorted(placed)]
+    is_one_sweep = len({shard.sweep for shard, _ in parts}) == 1
+    by_run = [trial for run in runs for trial in run.manifest.plan]
+    plan: dict[Key, Trial] = {}
+    for trial in (is_one_sweep and len(parts) == len(runs) and in_order) or by_run:
+        plan.setdefault((trial.case, trial.round), trial)
+    if not left:
+        return plan, UNSET
+    if is_one_sweep and left[0].sweep is UNSET:  # of before: shards had no digest of their sweep
+        is_whole = {shard.index for shard, _ in parts} == set(range(1, left[0].count + 1))
+    else:
+        is_whole = is_one_sweep and left[0].sweep == schedule.digest(in_order)
+    places = sorted(placed) if is_one_sweep and len(left) == len(runs) else ()
+    return plan, UNSET if is_whole else msgspec.structs.replace(left[0], places=tuple(places))
 
 
 def _later(offer: Offer) -> tuple[datetime, bytes, bytes]:

@@ -96,7 +96,7 @@ def test_fault_49_what_a_killed_child_held_is_back_before_the_next_trial():
     with Local(stage_seconds=PATIENCE_SECONDS) as engine:
         engine.survey()
         killed, clean = engine.run([Trial(case=case) for case in cases])
-        free = engine._free_now("cuda:0")
+        free = engine.ask("profiler.engines.worker:free_bytes", "cuda:0", failing="it fails")["free"]
 
     assert (killed.outcome, clean.outcome) == ("crashed", "ok")
     assert free >= engine._free["cuda:0"] - SLACK_BYTES

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -162,46 +160,3 @@ def test_fault_35_a_real_run_cut_at_any_byte_is_read(tmp_path: Path):
 
     assert found[::-1] == [whole[:size].count(b"\n") for size in range(len(whole) + 1)]
     assert found[0] == 6
-
-
-# 41: fifty writers at once
-
-
-def at_once(work: Callable[[int], object], number: int = 50) -> list[int]:
-    """Run so many processes that start together; their exit codes."""
-    waiting, go = os.pipe()
-    children = []
-    for index in range(number):
-        child = os.fork()
-        if child == 0:
-            os.close(go)
-            code = 1
-            try:
-                os.read(waiting, 1)  # until the others are there
-                work(index)
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    os.close(go)
-    os.close(waiting)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Folders that fifty processes wrote at once, three records each; every trial is in several."""
-    root = tmp_path_factory.mktemp("results")
-
-    def work(index: int) -> None:
-        own = [record(1 + index * 3 + step, KEYS[(index + step) % len(KEYS)]) for step in range(3)]
-        add(new(root / f"shard-{index}"), *own)
-
-    assert at_once(work) == [0] * 50
-    return [root / f"shard-{index}" for index in range(50)]
-
-
-def merged(shards: list[Path], folder: Path, seed: int) -> tuple[bytes, bytes]:
-    order = random.Random(seed).sample(shards, len(shards))
-    merging.write(merging.merge(order), folder)
-    return (folder / "manifest.json").read_bytes(), (folder / "trials.jsonl").read_bytes()
