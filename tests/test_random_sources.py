@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from profiler.analysis.rows import verdict
-from profiler.training import random_sources
+from profiler.training import kept_state
 from tests.conftest import measured
 from tests.plain_steps import apart, chain, two_steps
 from tests.user_models import draws
@@ -59,8 +59,8 @@ def test_the_users_own_global_states_are_put_back():
     np.random.seed(5)
     expected = random.Random(5).random(), np.random.RandomState(5).rand()
 
-    with random_sources.kept():
-        random_sources.seed_globals(0)
+    with kept_state.kept_generators():
+        kept_state.seed(0)
         random.random()
 
     assert (random.random(), np.random.rand()) == expected

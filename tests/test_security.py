@@ -96,7 +96,7 @@ def test_nothing_of_a_file_is_run():
 
     assert found == {
         "core/trace_data.py": ["pickle"],  # an unpickler of plain data: tests/test_snapshot.py
-        "training/models/live.py": ["pickle"],  # what this process's parent has just written, in a folder of its own
+        "training/models/user.py": ["pickle"],  # what this process's parent has just written, in a folder of its own
         "workflows/in_process/answering.py": ["pickle"],  # writes it
         "predicting/trace/fake_modules.py": ["torch.load"],  # replaced, for a user's factory that calls it
         "scripts/inject/gcprof_saving.py": ["torch.load"],  # replaced, for a user's script that calls it

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointError, CheckpointFunction
 from profiler.core.units import few
 from profiler.core.user_code import frames, is_ours, is_theirs
 from profiler.measuring.bench import Bench
-from profiler.training import kept_state, random_sources
+from profiler.training import kept_state
 from profiler.training.checkpointing.called_blocks import CalledBlock
 from profiler.training.checkpointing.observed_forward import TensorUses
 from profiler.training.checkpointing.routed_block import own_class
@@ -180,7 +180,7 @@ def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
     """Return in words what a forward changes that its recompute reads, if anything; `model` is the one that failed."""
     built, failed = _switches(workload.module), _switches(model) if model is not None else {}
     frozen = [name for name, is_on in built.items() if failed.get(name, is_on) != is_on]
-    before, states = _image(workload), random_sources.states(workload, next(workload.module.parameters()).device)
+    before, states = _image(workload), kept_state.random_states(workload, next(workload.module.parameters()).device)
     calls = _Calls(workload.module)
     with register_module_forward_pre_hook(calls.called):
         loss_of(workload)
@@ -201,7 +201,7 @@ def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
         is_sure = not all(name.startswith(BUFFER) and _kind(before, name) == _kind(after, name) for name in moved)
         unsure = "" if is_sure else ": perhaps the cause, if the code branches on its values"
         return f"the forward changes {few(moved, MOST_NAMED)}, which the recompute finds changed{unsure}"
-    later = random_sources.states(workload, next(workload.module.parameters()).device)
+    later = kept_state.random_states(workload, next(workload.module.parameters()).device)
     drawn = [name for name, state in states.items() if name != "torch" and not torch.equal(state, later[name])]
     return f"the recompute draws different numbers from {', '.join(drawn)}" if drawn else None
 

@@ -23,6 +23,7 @@ from profiler.scripts import levers
 from profiler.training import blocks as finding
 from profiler.training import strategies
 from profiler.training.checkpointing import called_blocks
+from profiler.training.checkpointing.block_segments import apply_strategy
 from profiler.training.checkpointing.own_checkpoints import compiled_modules, is_left_alone
 from profiler.training.checkpointing.routed_block import unroute
 from profiler.training.levers.memory import IS_LOOK
@@ -136,9 +137,9 @@ def _applied(
         return workload, function(workload)
     if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
         sharded = Workload(module=module, blocks=names, batch=None, loss=_refuse)
-        return called_blocks.apply_strategy(sharded, choice.name, function)
+        return apply_strategy(sharded, choice.name, function)
     with observing(module, names, batch) as workload:
-        workload, made = called_blocks.apply_strategy(workload, choice.name, function)
+        workload, made = apply_strategy(workload, choice.name, function)
     called_blocks.follow_forwards(workload)
     return workload, made
 

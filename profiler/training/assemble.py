@@ -21,13 +21,13 @@ from profiler.training import (
     DISTRIBUTED,
     OPTIMIZERS,
     blocks,
+    kept_state,
     levers,
     models,
-    random_sources,
     strategies,
 )
 from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.block_segments import repaired, with_note
+from profiler.training.checkpointing.block_segments import apply_strategy, repaired, with_note
 from profiler.training.checkpointing.observed_forward import observe, observe_for_all
 from profiler.training.checkpointing.own_checkpoints import (
     OwnCalls,
@@ -92,7 +92,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
 
     def seed(self, number: int) -> None:
         """Seed the random state for the step of this number, counted from 1."""
-        random_sources.seed(self.workload, self.case.seed + self.rank + number - 1)
+        kept_state.seed(self.case.seed + self.rank + number - 1, self.workload)
 
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[..., torch.Tensor]]:
         """Return an optimizer and the function that runs a step with it, marks its phases and returns its loss.
@@ -165,7 +165,7 @@ def assemble(
     forget()  # a strategy may have run the model with checkpoints that its steps will not have
     if calls is not None:
         calls[:] = [0] * len(calls)
-    random_sources.seed(workload, case.seed + own)
+    kept_state.seed(case.seed + own, workload)
     return Assembled(
         case=case,
         workload=workload,
@@ -228,7 +228,7 @@ def _applied(
     if case.parallel:
         applied = apply(workload, **options)
     else:
-        workload, applied = called_blocks.apply_strategy(workload, case.strategy.name, partial(apply, **options))
+        workload, applied = apply_strategy(workload, case.strategy.name, partial(apply, **options))
         remark = uncompiled_note([workload.blocks[index] for index in applied.recomputes], compiled)
         applied = msgspec.structs.replace(applied, notes=(*applied.notes, *([remark] if remark else [])))
     workload, applied = levers.with_levers(case, workload, applied)
@@ -286,7 +286,7 @@ def _moving(case: Case, workload: Workload) -> Callable[[torch.Tensor], torch.Te
 
 
 def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workload:
-    random_sources.seed_globals(seed)
+    kept_state.seed(seed)
     if not case.is_rehearsed:
         with in_factory(case.torch_device):
             return build()

@@ -1,21 +1,23 @@
-"""State that a step changes outside of parameters: what modules keep in plain Python, and what user code reaches."""
+"""State that a step changes beside parameters: random generators, plain Python in modules, what user code reaches."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache, partial
 from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from profiler.training import random_sources
-from profiler.training.workload import local
+from profiler.core.user_code import is_theirs
+from profiler.training.workload import Workload, local
 
 OF_TORCH = {*vars(nn.Module()), "_route", "_compiled_call_impl"}  # attributes of every module, and of a routed block
 DEEPEST = 8  # levels of nesting that are read
@@ -28,6 +30,10 @@ CACHED = type(lru_cache(len))
 WRAPPERS = (MethodType, BuiltinMethodType, partial, staticmethod, classmethod, property, CACHED)
 WRAPPED = ("__func__", "__self__", "__wrapped__", "func", "args", "keywords", "fget", "fset")  # of one or another
 ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+UNSEEDED = 67280421310721  # default_rng_seed_val in c10/core/GeneratorImpl.h
+PLAIN = {bool, int, float, str, tuple, list, dict, OrderedDict, set, type(None)}  # of most attributes of a module
+STATE_BYTES = 16  # of the digest of a generator's state
+_BEFORE: ContextVar[dict[int, Callable[[], object]] | None] = ContextVar("_BEFORE", default=None)  # what puts each back
 Undo = Callable[[], object]
 
 
@@ -130,7 +136,7 @@ def put_back(*roots: Any) -> Iterator[None]:
     on_all = [hook for hooks in kinds if isinstance(hooks, dict) for hook in hooks.values()]
     reached = _reached((*roots, *on_all))
     dtype, imported = torch.get_default_dtype(), {name: home for name, home in sys.modules.items() if _is_users(name)}
-    with random_sources.kept(filter(random_sources.is_generator, reached)):
+    with kept_generators(filter(is_generator, reached)):
         undoing = [undo for thing in reached if (undo := _undo(thing)) is not None]
         try:
             yield
@@ -250,11 +256,11 @@ def _assign(places: list[tuple[Any, set[str] | None, dict[str, Any]]]) -> None:
 def _named(function: Any) -> list[tuple[ModuleType, set[str]]]:
     """Return the module of a function of the user's, others of the user's that it names, and the names it looks up."""
     home = sys.modules.get(function.__module__ or "")
-    if home is None or not random_sources.is_users(home) or vars(home) is not getattr(function, "__globals__", None):
+    if home is None or not is_users(home) or vars(home) is not getattr(function, "__globals__", None):
         return []
     names = set(_names_in_code(function.__code__))
     homes = [home, *(value for name in names if isinstance(value := vars(home).get(name), ModuleType))]
-    return [(place, names) for place in homes if random_sources.is_users(place)]
+    return [(place, names) for place in homes if is_users(place)]
 
 
 def _names_in_code(code: CodeType) -> Iterator[str]:
@@ -266,4 +272,121 @@ def _names_in_code(code: CodeType) -> Iterator[str]:
 
 def _is_users(name: str | None) -> bool:
     module = sys.modules.get(name or "")
-    return module is not None and random_sources.is_users(module)
+    return module is not None and is_users(module)
+
+
+def seed(number: int, workload: Workload | None = None) -> None:
+    """Seed torch, Python's `random`, numpy, and every generator that the model or its code's module owns."""
+    torch.manual_seed(number)
+    for source in (_sources(workload) if workload else _global_sources()).values():
+        _remember(source).seed(number)
+
+
+def random_states(workload: Workload, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return a digest of the state of every generator by its name; torch's generator of the device is `torch`."""
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return {"torch": own, **{name: _state_digest(source) for name, source in _sources(workload).items()}}
+
+
+@contextmanager
+def kept_generators(owned: Iterable[Any] = ()) -> Iterator[None]:
+    """Restore, on exit, the states of all global generators, of those given, and of every one that is seeded within."""
+    before: dict[int, Callable[[], object]] = {}
+    token = _BEFORE.set(before)
+    is_used = torch.cuda.is_initialized()
+    devices = range(torch.cuda.device_count()) if is_used else ()
+    awaited = dict(vars(torch.cuda._lazy_seed_tracker))  # the seeds that a GPU gets when it is first used
+    try:
+        for source in (*_global_sources().values(), *owned):
+            _remember(source)
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        for put_back in before.values():
+            put_back()
+        _BEFORE.reset(token)
+        if not is_used:
+            vars(torch.cuda._lazy_seed_tracker).update(awaited)
+            if torch.cuda.is_initialized():  # seed as the first use would have, had nothing been seeded in between
+                torch.cuda.manual_seed_all(UNSEEDED)
+                for call in filter(None, torch.cuda._lazy_seed_tracker.get_calls()):
+                    call[0]()
+
+
+def _remember(source: Any) -> _Access:
+    access, before = _access(source), _BEFORE.get()
+    if before is not None and id(source) not in before:
+        before[id(source)] = partial(access.write, access.read())
+    return access
+
+
+class _Access(NamedTuple):
+    """How the state of a generator is read, written and seeded."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    seed: Callable[[int], object]
+
+
+def _access(source: Any) -> _Access:
+    if isinstance(source, torch.Generator):
+        return _Access(source.get_state, source.set_state, source.manual_seed)
+    if source is random or isinstance(source, random.Random):
+        return _Access(source.getstate, source.setstate, source.seed)
+    bits = None if isinstance(source, ModuleType) else getattr(source, "bit_generator", None)
+    if bits is not None:  # of a numpy Generator
+        write = partial(setattr, bits, "state")
+        return _Access(lambda: bits.state, write, lambda number: write(type(bits)(number).state))
+    # numpy.random, or a RandomState, which take 32 bits
+    return _Access(source.get_state, source.set_state, lambda number: source.seed(number % 2**32))
+
+
+def _sources(workload: Workload) -> dict[str, Any]:
+    """Return every generator except torch's default ones, by a name that says where it is."""
+    sources = _global_sources()
+    modules: dict[str, ModuleType] = {}
+    for path, module in workload.module.named_modules():
+        home = sys.modules.get(type(module).__module__)
+        if home is not None and is_users(home):
+            modules[home.__name__] = home
+        sources |= {f"{path}.{name}" if path else name: value for name, value in _generators(vars(module))}
+    for name, home in modules.items():
+        sources |= {f"{name}.{key}": value for key, value in _generators(vars(home))}
+    return sources
+
+
+def _global_sources() -> dict[str, Any]:
+    numpy = sys.modules.get("numpy")
+    return {"random": random} | ({"numpy.random": numpy.random} if numpy else {})
+
+
+def _generators(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in list(values.items()) if is_generator(value))
+
+
+def is_generator(value: Any) -> bool:
+    """Whether it is a generator with a state, of Python, torch or numpy."""
+    if type(value) in PLAIN:
+        return False
+    kinds: tuple[type, ...] = (random.Random, torch.Generator)
+    if numpy := sys.modules.get("numpy.random"):  # only where the model has imported it
+        kinds = (*kinds, numpy.Generator, numpy.RandomState)
+    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
+
+
+def is_users(module: ModuleType) -> bool:
+    """Whether it is the user's own: a script, a notebook, or a file that is not installed."""
+    place = getattr(module, "__file__", None)
+    return module.__name__ == "__main__" or (place is not None and is_theirs(place))
+
+
+def _state_digest(source: Any) -> torch.Tensor:
+    state = _access(source).read()
+    if isinstance(state, torch.Tensor):
+        text = state.numpy().tobytes()
+    elif isinstance(state, tuple) and hasattr(state[1], "tobytes"):  # numpy.random's, or a RandomState's
+        name, keys, *rest = state
+        text = keys.tobytes() + repr((name, rest)).encode()
+    else:
+        text = repr(state).encode()
+    return torch.frombuffer(bytearray(hashlib.blake2b(text, digest_size=STATE_BYTES).digest()), dtype=torch.uint8)

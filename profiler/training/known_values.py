@@ -233,7 +233,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any, draws: Draws | None) -> 
     Without `draws`, random numbers are unknown, since a recompute would draw other ones than the forward.
     """
     is_unfilled = getattr(func, "_overloadpacket", None) in UNFILLED
-    if not isinstance(func, torch._ops.OpOverload) or (is_unfilled and not _is_filled_next()):
+    if not isinstance(func, torch._ops.OpOverload) or (is_unfilled and not _is_data(called=())):
         return
     results = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
     values = computed(func, args, kwargs, draws) if results and all(map(_is_kept, results)) else None
@@ -303,17 +303,14 @@ def _is_kept(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= (MOST_FRACTIONS if tensor.is_floating_point() else MOST_WHOLE) or _is_data()
 
 
-def _is_data() -> bool:
-    """Whether a factory is at work, but none of its modules."""
-    codes = (nn.Module._call_impl.__code__,)
+def _is_data(*, called: tuple[CodeType, ...] = (nn.Module._call_impl.__code__,)) -> bool:
+    """Whether a factory is at work, but none of its modules: none is constructed, and none called.
+
+    With `called=()`, whether what is left empty will be filled; modules leave that to initializers, which may not run.
+    """
     return _IN_FACTORY.get() and not any(
-        frame.f_code in codes or _is_constructor(frame.f_code) for frame in frames(sys._getframe(1))
+        frame.f_code in called or _is_constructor(frame.f_code) for frame in frames(sys._getframe(1))
     )
-
-
-def _is_filled_next() -> bool:
-    """Whether what a factory leaves empty will be filled; modules leave that to initializers, which may not run."""
-    return _IN_FACTORY.get() and not any(_is_constructor(frame.f_code) for frame in frames(sys._getframe(1)))
 
 
 @cache

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from profiler.measuring.meters.tensor_difference import HOST, bytes_of, dense
-from profiler.training import kept_state, random_sources
+from profiler.training import kept_state
 from profiler.training.workload import Mark, Workload, batch_counts, compared, local, trained
 
 Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name; sparse where the step's are
@@ -112,7 +112,7 @@ def _results(ran: Ran) -> Results:
         gradients=gradients_of(ran.workload),
         buffers=buffers_of(ran.workload.module),
         counts=batch_counts(ran.workload.module),
-        random_states=random_sources.states(ran.workload, ran.loss.device),
+        random_states=kept_state.random_states(ran.workload, ran.loss.device),
         moved=ran.moved,
         device=ran.loss.device,
     )
@@ -189,7 +189,7 @@ class StepDigests:
 
     def _of_loss(self, loss: torch.Tensor, *, is_first: bool) -> None:
         if is_first:
-            random_states = random_sources.states(self._workload, loss.device)
+            random_states = kept_state.random_states(self._workload, loss.device)
             self._first |= {"loss": digest_of({"loss": copied(loss)}), "random": digest_of(random_states)}
         elif self._num_steps == 2:
             self._later.add({"loss": copied(loss)})

@@ -6,6 +6,7 @@ BatchNorm that runs again in a recompute would update its running statistics aga
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -20,12 +21,14 @@ from profiler.core.errors import Unsupported
 from profiler.core.plan_file import Segment, recompute_counts
 from profiler.core.record import Applied, Note
 from profiler.training.blocks import refuse_none
+from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.called_blocks import CalledBlock
 from profiler.training.checkpointing.observed_forward import Observation, refuse_unlinked
 from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.checkpointing.routed_block import Route, route, unroute
 from profiler.training.workload import Workload
 
+FEW_BLOCKS = 2  # with so few blocks, sqrt and segments:k=1 checkpoint nothing
 Checkpoint = Callable[..., Any]
 Switch = Callable[[bool], None]
 
@@ -298,6 +301,35 @@ def _firsts(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn.Modu
 
 def _bare(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+
+def apply_strategy(workload: Workload, strategy: str, apply: Callable[[Workload], Applied]) -> tuple[Workload, Applied]:
+    """Apply a strategy: to the blocks, or else, if it counts blocks, to the calls of blocks that run several times.
+
+    Calls are taken if the strategy cannot be applied to the blocks, or does nothing with few of them. Raises as the
+    strategy does.
+    """
+    may_count = strategy in called_blocks.COUNTING and workload.batch is not None
+    refused = None
+    try:
+        made = apply(workload)
+        if not may_count or made.recomputes or len(workload.blocks) > FEW_BLOCKS:
+            return workload, made
+    except Unsupported as error:
+        refused = error
+    chain = called_blocks.repeated(workload) if may_count else workload
+    if chain is workload and refused:
+        raise refused from None
+    if chain is workload:
+        return workload, made
+    made = apply(chain)
+    counts = Counter(name.partition(called_blocks.SIGN)[0] for name in chain.calls)
+    name, count = next(iter(counts.items()))
+    others = f", and {len(counts) - 1} more run several times" if len(counts) > 1 else ""
+    text = (
+        f"{name} runs {count} times in a forward{others}: the calls are the blocks, {next(iter(chain.calls))} and so on"
+    )
+    return chain, msgspec.structs.replace(made, notes=(*made.notes, Note(code="GCP050", text=text)))
 
 
 def repaired(workload: Workload, applied: Applied) -> Applied:

@@ -14,7 +14,7 @@ import msgspec
 from torch import nn
 
 from profiler.core.errors import Unsupported
-from profiler.core.record import Applied, Note
+from profiler.core.record import Note
 from profiler.core.units import few
 from profiler.training.checkpointing.observed_forward import looked, run_forward
 from profiler.training.checkpointing.routed_block import Route, route, unroute
@@ -22,7 +22,6 @@ from profiler.training.workload import Workload
 
 SIGN = "#"  # between a block's name and the number of its call
 COUNTING = ("segments", "sqrt", "recursive", "from-start", "first", "every", "plan")  # strategies that count blocks
-FEW_BLOCKS = 2  # with so few blocks, sqrt and segments:k=1 checkpoint nothing
 MOST_NAMED = 3
 CHANGED = "unlike when it was observed: a forward that depends on data cannot be cut by calls; --strategies all works"
 # Receivers of the calls of marked functions while a forward is followed: their `call_function` returns what is returned
@@ -147,35 +146,6 @@ def repeated(workload: Workload) -> Workload:
     paths = {call.path for call in seen}
     is_same = len(seen) == len(paths) or not paths.issuperset(workload.blocks)
     return workload if is_same else _by_calls(workload, seen)
-
-
-def apply_strategy(workload: Workload, strategy: str, apply: Callable[[Workload], Applied]) -> tuple[Workload, Applied]:
-    """Apply a strategy: to the blocks, or else, if it counts blocks, to the calls of blocks that run several times.
-
-    Calls are taken if the strategy cannot be applied to the blocks, or does nothing with few of them. Raises as the
-    strategy does.
-    """
-    may_count = strategy in COUNTING and workload.batch is not None
-    refused = None
-    try:
-        made = apply(workload)
-        if not may_count or made.recomputes or len(workload.blocks) > FEW_BLOCKS:
-            return workload, made
-    except Unsupported as error:
-        refused = error
-    chain = repeated(workload) if may_count else workload
-    if chain is workload and refused:
-        raise refused from None
-    if chain is workload:
-        return workload, made
-    made = apply(chain)
-    counts = Counter(name.partition(SIGN)[0] for name in chain.calls)
-    name, count = next(iter(counts.items()))
-    others = f", and {len(counts) - 1} more run several times" if len(counts) > 1 else ""
-    text = (
-        f"{name} runs {count} times in a forward{others}: the calls are the blocks, {next(iter(chain.calls))} and so on"
-    )
-    return chain, msgspec.structs.replace(made, notes=(*made.notes, Note(code="GCP050", text=text)))
 
 
 class _Call(NamedTuple):

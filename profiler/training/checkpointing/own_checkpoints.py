@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -46,27 +46,6 @@ def forget() -> None:
     """
     if num_compiled():
         sys.modules["torch._dynamo"].reset()
-
-
-@contextmanager
-def counted_checkpoints(count: Callable[[int], None]) -> Iterator[None]:
-    """Call `count` with the number of torch.utils.checkpoint calls in each graph that is compiled inside the context.
-
-    A graph with such calls bypasses PyTorch's on-disk cache: the graph is the same with checkpoints switched off, so
-    the cache could give other processes code without them.
-    """
-    dynamo: Any = sys.modules.get(GRAPHS)
-    compiler: Any = dynamo and getattr(dynamo.OutputGraph, "call_user_compiler", None)
-
-    def counting(output: Any, module: fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
-        graphs = [child.graph for child in module.modules() if isinstance(child, fx.GraphModule)]
-        num = sum(getattr(node.target, "__name__", "") == TAGGED for graph in graphs for node in graph.nodes)
-        count(num)
-        with sys.modules[CACHES].patch(enable_autograd_cache=False) if num else nullcontext():
-            return compiler(output, module, *arguments, **keywords)
-
-    with replaced(dynamo.OutputGraph, call_user_compiler=counting) if compiler else nullcontext():
-        yield
 
 
 def compiled_modules(module: nn.Module) -> frozenset[str]:
@@ -128,10 +107,6 @@ class OwnCalls:
         """Whether anything has been compiled since this object was made."""
         return num_compiled() > self.num_before
 
-    def compile(self, num: int) -> None:
-        """Add the checkpoints of a graph that is being compiled."""
-        self.num_compiled += num
-
 
 class WatchedLoss:
     """A workload's loss that counts the model's checkpoint calls, which are plain calls if `calls.are_off`."""
@@ -184,17 +159,35 @@ _states: list[OwnCalls] = []  # of the forwards that are running, the innermost 
 
 @contextmanager
 def _watched(calls: OwnCalls) -> Iterator[None]:
-    """Redirect the model's calls of checkpoint to `redirect` inside the context."""
-    counted = nullcontext() if _states else counted_checkpoints(lambda num: _states[-1].compile(num))
-    _states.append(calls)
-    _TARGET.__code__ = _redirected.__code__
-    try:
-        with counted:
+    """Redirect the model's calls of checkpoint to `redirect` inside the context; count those in what is compiled."""
+    with _counted() if not _states else nullcontext():
+        _states.append(calls)
+        _TARGET.__code__ = _redirected.__code__
+        try:
             yield
-    finally:
-        _states.pop()
-        if not _states:
-            _TARGET.__code__ = _original.__code__
+        finally:
+            _states.pop()
+            if not _states:
+                _TARGET.__code__ = _original.__code__
+
+
+def _counted() -> AbstractContextManager[Any]:
+    """Return a context that counts the torch.utils.checkpoint calls in each graph that is compiled inside it.
+
+    A graph with such calls bypasses PyTorch's on-disk cache: the graph is the same with checkpoints switched off, so
+    the cache could give other processes code without them.
+    """
+    dynamo: Any = sys.modules.get(GRAPHS)
+    compiler: Any = dynamo and getattr(dynamo.OutputGraph, "call_user_compiler", None)
+
+    def counting(output: Any, module: fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
+        graphs = [child.graph for child in module.modules() if isinstance(child, fx.GraphModule)]
+        num = sum(getattr(node.target, "__name__", "") == TAGGED for graph in graphs for node in graph.nodes)
+        _states[-1].num_compiled += num
+        with sys.modules[CACHES].patch(enable_autograd_cache=False) if num else nullcontext():
+            return compiler(output, module, *arguments, **keywords)
+
+    return replaced(dynamo.OutputGraph, call_user_compiler=counting) if compiler else nullcontext()
 
 
 def _redirected(*arguments, **keywords):  # type: ignore[no-untyped-def]  # its code runs with PyTorch's globals

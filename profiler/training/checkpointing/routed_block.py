@@ -97,12 +97,10 @@ def _past_hooks(kind: type[nn.Module]) -> Callable[..., Any]:
 
 def own_class(module: nn.Module) -> type[nn.Module]:
     """Return the class that a module had before it was routed."""
-    kind: type[nn.Module] = _own(type(module))
-    return kind
+    return _own(type(module))
 
 
-def _own(kind: type) -> type:
-    """Return the class that a routed class was made from; any other class as it is."""
+def _own(kind: type) -> type[nn.Module]:
     return next(base for base in kind.__mro__ if not issubclass(base, RoutedBlock) and issubclass(base, nn.Module))
 
 

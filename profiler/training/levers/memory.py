@@ -26,29 +26,20 @@ from profiler.training.workload import Workload
 
 
 class HostMemory:
-    """Host buffers, kept from step to step, and the stream on which tensors are copied there and back."""
+    """The streams on which tensors are copied to the host and back, and the most bytes that wait there at once."""
 
     def __init__(self) -> None:
-        self.nbytes = 0  # of all buffers; a pinned one takes a power of two
-        self._free: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+        self.nbytes = self._now = 0  # of all buffers; a pinned one takes a power of two
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def __reduce__(self) -> Any:
-        """A copy of the module has buffers and streams of its own."""
+        """A copy of the module has streams and bytes of its own."""
         return HostMemory, ()
 
-    def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a free buffer for the tensor, or a new one."""
-        free = self._free.setdefault(_layout(tensor), [])
-        if free:
-            return free.pop()
-        is_pinned = self.stream(tensor.device) is not None
-        self.nbytes += 1 << (tensor.nbytes - 1).bit_length() if is_pinned else tensor.nbytes
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=is_pinned)
-
-    def give_back(self, buffer: torch.Tensor) -> None:
-        """Keep a buffer for the next tensor of its layout."""
-        self._free[_layout(buffer)].append(buffer)
+    def count(self, nbytes: int) -> None:
+        """Count bytes that wait from now on; negative ones no longer do."""
+        self._now += nbytes
+        self.nbytes = max(self.nbytes, self._now)
 
     def stream(self, device: torch.device) -> torch.cuda.Stream | None:
         """Return the stream of all copies of a device, in order; None where they are done at once."""
@@ -78,7 +69,10 @@ class Sent:
         self._memory = memory
         self._tensor: torch.Tensor | None = tensor.detach()  # its memory is not used again before the copy has landed
         self._device = tensor.device
-        self._host = memory.take(tensor)
+        is_pinned = memory.stream(tensor.device) is not None
+        self._host = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=is_pinned)
+        self._nbytes = 1 << (tensor.nbytes - 1).bit_length() if is_pinned else tensor.nbytes
+        memory.count(self._nbytes)
         self._landed = memory.copy(self._host, self._tensor, self._device)
         self._fetched: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
 
@@ -90,9 +84,7 @@ class Sent:
     def fetch(self) -> None:
         """Begin to copy the tensor back, unless that has begun."""
         if self._fetched is None:
-            made = torch.empty_strided(
-                self._host.shape, self._host.stride(), dtype=self._host.dtype, device=self._device
-            )
+            made = torch.empty_like(self._host, device=self._device)
             self._fetched = made, self._memory.copy(made, self._host, self._device)
 
     def back(self) -> torch.Tensor:
@@ -104,9 +96,9 @@ class Sent:
         return made
 
     def __del__(self) -> None:
-        """Give the buffer back: what is sent next waits, on the same stream, for copies that still read it."""
-        if "_host" in self.__dict__:  # there was memory for it
-            self._memory.give_back(self._host)
+        """Count it no more; PyTorch uses a pinned buffer again only after the copies that still read it."""
+        if "_nbytes" in self.__dict__:  # there was memory for it
+            self._memory.count(-self._nbytes)
 
 
 class OffloadedInput:
@@ -162,11 +154,8 @@ def _wait(event: torch.cuda.Event | None, device: torch.device) -> None:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), *_layout(tensor)
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+    place = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return *place, tensor.shape, tensor.stride(), tensor.dtype
 
 
 IS_LOOK = ContextVar("is_look", default=False)  # parameters are fake for a look alone, and no step runs on them

@@ -38,17 +38,15 @@ def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count 
     own = SIZES.get(name, 224)
     pixels = side(size, own)
 
-    def make() -> nn.Module:
-        particular: dict[str, Any] = {"image_size": pixels} if name.startswith("vit_") else {}
-        if name in AUXILIARY:
-            particular = {"init_weights": False}  # True takes seconds, and leaving it out warns
-        if name.startswith("maxvit"):
-            particular = {"input_size": (pixels, pixels)}
-        module: nn.Module = models.get_model(name, weights=None, num_classes=classes, **particular)
-        return module
-
-    module = make() if pixels == own else fitting(make, name, batch_size, pixels)
-    return classified(module, batch_size, pixels, classes, auxiliary=AUXILIARY.get(name, 0.0))
+    particular: dict[str, Any] = {"image_size": pixels} if name.startswith("vit_") else {}
+    if name in AUXILIARY:
+        particular = {"init_weights": False}  # True takes seconds, and leaving it out warns
+    if name.startswith("maxvit"):
+        particular = {"input_size": (pixels, pixels)}
+    shape = (batch_size, 3, pixels, pixels)
+    make: Any = partial(models.get_model, name, weights=None, num_classes=classes, **particular)
+    module = make() if pixels == own else _fitting(make, name, shape)
+    return _classified(module, shape, classes, auxiliary=AUXILIARY.get(name, 0.0))
 
 
 def timm(name: str, batch_size: int = 16, *, size: str = "own", classes: Count = 1000) -> Workload:
@@ -70,12 +68,9 @@ def timm(name: str, batch_size: int = 16, *, size: str = "own", classes: Count =
     pixels = side(size, own)
     extra: dict[str, Any] = {"img_size": pixels} if settings.fixed_input_size and pixels != own else {}
 
-    def make() -> nn.Module:
-        module: nn.Module = library.create_model(name, pretrained=False, num_classes=classes, **extra)
-        return module
-
-    module = make() if pixels == own else fitting(make, name, batch_size, pixels, channels=channels)
-    return classified(module, batch_size, pixels, classes, channels=channels)
+    shape = (batch_size, channels, pixels, pixels)
+    make: Any = partial(library.create_model, name, pretrained=False, num_classes=classes, **extra)
+    return _classified(make() if pixels == own else _fitting(make, name, shape), shape, classes)
 
 
 def side(word: str, own: int) -> int:
@@ -87,8 +82,8 @@ def side(word: str, own: int) -> int:
     return int(word)
 
 
-def fitting(make: Callable[[], nn.Module], name: str, batch_size: int, pixels: int, *, channels: int = 3) -> nn.Module:
-    """Return the model. Raises Unsupported if it cannot be built for, or run on, images of this size.
+def _fitting(make: Callable[[], nn.Module], name: str, shape: tuple[int, ...]) -> nn.Module:
+    """Return the model. Raises Unsupported if it cannot be built for, or run on, images of this shape.
 
     It is run once on the meta device, which costs neither memory nor time.
     """
@@ -96,19 +91,17 @@ def fitting(make: Callable[[], nn.Module], name: str, batch_size: int, pixels: i
         module = make().train()
         kept = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in kept.items()}
-        functional_call(module, shapes, torch.empty(batch_size, channels, pixels, pixels, device="meta"))
+        functional_call(module, shapes, torch.empty(shape, device="meta"))
     except (RuntimeError, ValueError, AssertionError, IndexError, ZeroDivisionError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise Unsupported(f"{name} does not take {batch_size} images of {pixels} x {pixels}: {reason}") from None
+        raise Unsupported(f"{name} does not take {shape[0]} images of {shape[2]} x {shape[3]}: {reason}") from None
     return module
 
 
-def classified(
-    module: nn.Module, batch_size: int, pixels: int, classes: int, *, channels: int = 3, auxiliary: float = 0.0
-) -> Workload:
+def _classified(module: nn.Module, shape: tuple[int, ...], classes: int, *, auxiliary: float = 0.0) -> Workload:
     """Return a workload of random images and labels with cross entropy; auxiliary outputs add theirs, weighted."""
-    images = torch.randn(batch_size, channels, pixels, pixels)
-    labels = torch.randint(classes, (batch_size,))  # (batch,)
+    images = torch.randn(shape)  # (batch, channels, height, width)
+    labels = torch.randint(classes, shape[:1])  # (batch,)
     return Workload(module=module, batch=(images, labels), loss=partial(_loss, auxiliary))
 
 

@@ -1,4 +1,8 @@
-"""The user's own training step, from a function that need not import gcprof."""
+"""The user's own training step, from a function that need not import gcprof.
+
+Or from another process, as `gcprof.predict(model)` sends it: tensors arrive as shapes, strides and shared storages; the
+values of small ones and of masks come too.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -26,6 +31,19 @@ from profiler.training.workload import Workload
 
 KEYS = ("module", "batch", "loss", "optimizer")
 BY_FACTORY = ": return it as third value"
+SENT = f"{__name__}:unpack"  # the name of a model from another process, as that of a factory of the user's
+SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {  # what a step's memory depends on, by name
+    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    **{
+        f"{kind} attention": (
+            getattr(torch.backends.cuda, f"{kind}_sdp_enabled"),
+            getattr(torch.backends.cuda, f"enable_{kind}_sdp"),
+        )
+        for kind in ("flash", "mem_efficient", "math", "cudnn")
+    },
+}
 
 
 def build(name: str, /, batch_size: int | None = None, **options: Any) -> Workload:
@@ -56,11 +74,8 @@ def build(name: str, /, batch_size: int | None = None, **options: Any) -> Worklo
 def _refuse_unbound(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raise TypeError if the function cannot be called with these options alone."""
     try:
-        signature = inspect.signature(function)
-    except ValueError:  # written in C, without a signature
-        return
-    try:
-        signature.bind(**options)
+        if signature := _signature(function):
+            signature.bind(**options)
     except TypeError as error:
         hint = "give every parameter a default, or its value as in file.py:make:depth=2"
         raise TypeError(f"the factory is called by its options alone: {error}; {hint}") from None
@@ -97,11 +112,9 @@ def refuse_other_arguments(module: nn.Module, batch: Any, *, has_loss: bool = Fa
     if isinstance(batch, (DataLoader, Dataset)):
         one = "next(iter(loader))" if isinstance(batch, DataLoader) else "next(iter(DataLoader(dataset, batch_size=8)))"
         raise TypeError(f"the batch is a {type(batch).__name__}, not tensors: return one batch, {one}")
-    if module._forward_pre_hooks or type(module).__call__ is not nn.Module.__call__:  # may call it with anything
-        return
-    try:
-        signature = inspect.signature(module.forward)
-    except ValueError:  # written in C, without a signature
+    signature = _signature(module.forward)
+    is_wrapped = module._forward_pre_hooks or type(module).__call__ is not nn.Module.__call__  # with other arguments
+    if signature is None or is_wrapped:
         return
     try:
         call(signature.bind, batch)  # type: ignore[arg-type]  # called as a module is
@@ -178,27 +191,26 @@ def _loss_of_output(module: nn.Module, batch: Any) -> torch.Tensor:
         scalars = (part for part in output if isinstance(part, torch.Tensor) and part.numel() == 1)
         named_loss = next(scalars, output[0])
     loss = output if named_loss is None else named_loss
-    return _scalar(loss, "the module's output holds no loss but", "return a loss as the factory's third value")
-
-
-def _scalar(loss: Any, trouble: str, hint: str) -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss
     what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-    raise Invalid(f"{trouble} {what}: {hint}")
+    raise Invalid(f"the module's output holds no loss but {what}: return a loss as the factory's third value")
 
 
 def _loss_by(loss: Callable[..., Any], batch: Any) -> Callable[[nn.Module, Any], torch.Tensor]:
     """Return a workload's loss that calls the user's with (output, targets), (output, batch) or (output)."""
-
-    def checked(*arguments: Any) -> torch.Tensor:
-        return _scalar(loss(*arguments), "the loss must be a scalar, got", "return its mean or sum")
-
     if _is_pair(batch):
-        return lambda module, pair: checked(call(module, pair[0]), pair[1])
-    if _num_arguments(loss) == 1:
-        return lambda module, whole: checked(call(module, whole))
-    return lambda module, whole: checked(call(module, whole), whole)
+        return lambda module, pair: loss(call(module, pair[0]), pair[1])
+    signature = _signature(loss)
+    required = [
+        parameter
+        for parameter in (signature.parameters.values() if signature else ())
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) == 1:
+        return lambda module, whole: loss(call(module, whole))
+    return lambda module, whole: loss(call(module, whole), whole)
 
 
 def call(module: nn.Module, batch: Any) -> Any:
@@ -210,16 +222,11 @@ def call(module: nn.Module, batch: Any) -> Any:
     return module(batch)
 
 
-def _num_arguments(function: Callable[..., Any]) -> int:
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # written in C, without a signature
-        return 2
-    return sum(
-        parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        for parameter in parameters
-    )
+        return inspect.signature(function)
+    except ValueError:  # written in C
+        return None
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -242,3 +249,65 @@ def _function(name: str) -> Callable[..., Any]:
 def _look_in(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+
+def unpack(path: str) -> Any:
+    """Return (module, batch[, loss[, optimizer]]) of the file, on the default device, or what its factory returns."""
+    paths, switches, made = pickle.loads(Path(path).read_bytes())
+    sys.path[:] = paths
+    for name, value in switches.items():
+        read, write = SWITCHES[name]
+        if read() != value:
+            write(value)
+    parts = pickle.loads(made)
+    return parts if isinstance(parts, tuple) else parts()
+
+
+class Storage:
+    """Memory that tensors may share, of a number of bytes; made when the first tensor of it is."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._made: torch.UntypedStorage | None = None
+
+    def made(self) -> torch.UntypedStorage:
+        if self._made is None:
+            self._made = torch.empty(self.nbytes, dtype=torch.uint8).untyped_storage()
+        return self._made
+
+
+def tensor(  # noqa: PLR0917  as pickle calls it
+    storage: Storage,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    requires_grad: bool,
+    is_parameter: bool,
+    values: bytes | None,
+) -> torch.Tensor:
+    """Return a tensor in the storage; what is read of it where nothing is computed are its values, if there are any."""
+    made = torch.empty(0, dtype=dtype).set_(storage.made(), offset, shape, strides)
+    if values:
+        known = torch.frombuffer(bytearray(values), dtype=dtype).reshape(shape)
+        if made.is_cpu:
+            made.copy_(known)
+    made = nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+    if values and not made.is_cpu:
+        made.known_value = known  # type: ignore[attr-defined]
+    return made
+
+
+def set_state(made: torch.Tensor, state: tuple[Mapping[str, Any], Iterable[Any], Iterable[Any]]) -> None:
+    """Give a tensor its attributes, its hooks, and those after its gradient has been accumulated."""
+    attributes, hooks, after = state
+    made.__dict__.update(attributes)
+    for hook in hooks:
+        made.register_hook(hook)
+    for hook in after:
+        made.register_post_accumulate_grad_hook(hook)
+
+
+def generator(state: torch.Tensor) -> torch.Generator:
+    """Return a generator on the CPU with that state."""
+    return torch.Generator("cpu").set_state(state.cpu())

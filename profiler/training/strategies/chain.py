@@ -25,16 +25,12 @@ DEEPEST = 48  # nested checkpoints; autograd recurses into each, and Python allo
 
 def none(workload: Workload) -> Applied:
     """Keeps everything: the baseline of every comparison."""
-    return Applied(switch=_switch_nothing)
+    return Applied(switch=lambda on: None)
 
 
 def own(workload: Workload) -> Applied:
     """Leaves on the checkpoints that the model calls itself; under `none` and all others they are plain calls."""
-    return Applied(keeps_own=True, switch=_switch_nothing)
-
-
-def _switch_nothing(on: bool) -> None:
-    """Nothing in the module was changed."""
+    return Applied(keeps_own=True, switch=lambda on: None)
 
 
 def segments(workload: Workload, *, k: Count, split: Literal["torch", "balanced"] = "torch") -> Applied:
@@ -139,7 +135,7 @@ def planted(workload: Workload, *, fault: Literal["reentrant", "random-state", "
             saved_tensors_hooks(lambda tensor: (tensor.detach(), kept), lambda packed: packed[0]),
         ):
             kept.append(workload.loss(workload.module, workload.batch))
-        return Applied(switch=_switch_nothing)
+        return Applied(switch=lambda on: None)
 
     def wrong(function: Any, *arguments: Any) -> Any:
         if fault == "reentrant":

@@ -30,7 +30,7 @@ from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.training.assemble import Build
 from profiler.training.known_values import MOST_FRACTIONS, MOST_WHOLE
-from profiler.training.models import live
+from profiler.training.models import user
 from profiler.training.optimizers import hooks_of
 from profiler.workflows.absent_gpus import for_gpus
 from profiler.workflows.in_process.arguments import Given, fresh_workload, in_words_of_python, undisturbed
@@ -108,12 +108,12 @@ def rehearsed(ask: Callable[[Engine, Case], T], given: Given, *, device: str, **
             if build is not None:
                 path = Path(folder) / "model.pickle"
                 pack(given.parts if isinstance(given.model, nn.Module) else given.model, path)
-                case = msgspec.structs.replace(case, model=Choice.of(live.NAME, {"path": path}))
+                case = msgspec.structs.replace(case, model=Choice.of(user.SENT, {"path": path}))
             return ask(_engine(), case)
     except (Unsupported, UserError) as error:
         if parse(device).is_rehearsed or (isinstance(error, UserError) and error.exit_code == GATE):
             raise
-        raise NotRehearsed(str(error).replace(live.NAME, "the model")) from error
+        raise NotRehearsed(str(error).replace(user.SENT, "the model")) from error
 
 
 @undisturbed
@@ -138,7 +138,7 @@ def _engine() -> Engine:
 
 
 def pack(parts: Any, path: Path) -> None:
-    """Write a tuple (module, batch[, loss[, optimizer]]) or a factory as `live.unpack` reads it, and change nothing.
+    """Write a tuple (module, batch[, loss[, optimizer]]) or a factory as `user.unpack` reads it, and change nothing.
 
     What the caller's script or notebook defines is sent whole, what it imports by name. Raises Unsupported for what
     cannot be pickled.
@@ -149,32 +149,32 @@ def pack(parts: Any, path: Path) -> None:
     except Exception as error:  # pickling calls the user's code, which may raise anything
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise Unsupported(f"it cannot be pickled: {why}") from error
-    switches = {name: read() for name, (read, _) in live.SWITCHES.items()}
+    switches = {name: read() for name, (read, _) in user.SWITCHES.items()}
     path.write_bytes(pickle.dumps((sys.path, switches, file.getvalue())))
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self._storages: dict[int, live.Storage] = {}
+        self._storages: dict[int, user.Storage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj)
         if isinstance(obj, torch.Generator) and obj.device.type == "cpu":
-            return live.generator, (obj.get_state(),)
+            return user.generator, (obj.get_state(),)
         return super().reducer_override(obj)
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
             raise pickle.PicklingError(f"a {type(tensor).__name__} of layout {tensor.layout}")
         storage = tensor.untyped_storage()
-        shared = self._storages.setdefault(storage._cdata, live.Storage(storage.nbytes()))
+        shared = self._storages.setdefault(storage._cdata, user.Storage(storage.nbytes()))
         place = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
         is_parameter = isinstance(tensor, nn.Parameter)
         made = shared, tensor.dtype, *place, tensor.requires_grad, is_parameter, _values(tensor)
         state = dict(vars(tensor)), [*(tensor._backward_hooks or {}).values()], [*hooks_of(tensor).values()]
-        return (live.tensor, made, state, None, None, live.set_state) if any(state) else (live.tensor, made)
+        return (user.tensor, made, state, None, None, user.set_state) if any(state) else (user.tensor, made)
 
 
 def _values(tensor: torch.Tensor) -> bytes | None:

@@ -21,7 +21,7 @@ from profiler.scripts.report import Process, read_process
 from profiler.training import blocks as finding
 from profiler.training import strategies
 from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.block_segments import repaired, with_note
+from profiler.training.checkpointing.block_segments import apply_strategy, repaired, with_note
 from profiler.training.models.user import call
 from profiler.training.strategies.plan import carry_out
 from profiler.training.workload import Workload
@@ -81,7 +81,7 @@ def apply(
     workload = Workload(module=module, blocks=found, batch=example, loss=_look)
     if called_blocks.are_marked() and example is not None:  # blocks are calls then, as where they run several times
         workload = called_blocks.marked(workload)
-    chain, applied = called_blocks.apply_strategy(workload, name, lambda chain: function(chain, **options))
+    chain, applied = apply_strategy(workload, name, lambda chain: function(chain, **options))
     called_blocks.follow_forwards(chain)
     return (
         repaired(chain, applied) if repair_batchnorm else with_note(chain, applied, mended_by="repair_batchnorm=True")
