@@ -125,40 +125,18 @@ def test_wrong_gradients_of_a_compiled_model_are_called_wrong():
     assert (truth.outcome, result.outcome, verdict(result)) == ("ok", "invalid", "differ")
 
 
-SLOW = [
-    pytest.param(way, strategy, marks=pytest.mark.nightly)
-    for way in ("module", "blocks", "graphs")
-    for strategy in ("none", "all")
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "strategy"), [("module", "own"), *SLOW])
-def test_compiled_models_are_predicted_without_their_kernels(way, strategy):
-    choice = model(way=way, own=strategy == "own")
+@pytest.mark.parametrize("way", ["module", pytest.param("graphs", marks=pytest.mark.nightly)])
+def test_a_compiled_model_is_estimated_as_its_code_is_written(way):
+    """To the byte, as it runs by a backend that compiles nothing; with kernels it takes less."""
+    choice = model(way=way, backend="eager")
 
-    foreseen, read = predicted(strategy, choice).readings, record(strategy, choice).readings
+    foreseen = predicted("none", choice)
+    eager, kernels = (record("none", one).readings for one in (choice, model(way=way)))
 
-    assert foreseen.saved_bytes == read.saved_bytes
-    assert read.peak_bytes <= foreseen.peak_bytes <= 1.1 * read.peak_bytes
-
-
-@pytest.mark.slow
-def test_what_compiled_code_saves_less_is_foreseen():
-    eager, foreseen = (predicted("none", model("gated", **o)).readings for o in ({"is_compiled": False}, {}))
-
-    read = record("none", model("gated")).readings
-
-    assert foreseen.saved_bytes == read.saved_bytes < eager.saved_bytes
-    assert read.peak_bytes <= foreseen.peak_bytes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("backend", "breaks"), [("eager", True), ("aot_eager", False)])
-def test_backends_without_kernels_are_predicted_to_the_byte(backend, breaks):
-    choice = model(backend=backend, breaks=breaks)
-
-    assert predicted("none", choice).readings.peak_bytes == record("none", choice).readings.peak_bytes
+    assert foreseen.readings.peak_bytes == eager.peak_bytes >= kernels.peak_bytes
+    assert foreseen.readings.step_seconds is None
+    assert "GCP065" in codes(foreseen)
 
 
 @pytest.mark.slow

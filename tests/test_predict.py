@@ -16,7 +16,7 @@ from profiler.core.trace_data import WORKSPACES
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.predicting.staging.stages import stages
-from profiler.predicting.trace import step as trace_step
+from profiler.predicting.trace import fake_step
 from profiler.request import device_choice
 from profiler.request.spec import Request, check
 from profiler.workflows import absent_gpus
@@ -179,7 +179,7 @@ def test_static_bytes_are_the_same_measured_and_predicted_and_what_the_allocator
     predicted.pop(WORKSPACES, None)  # which torch keeps before 2.15, and no meter can tell apart
     assert measured.static_bytes == predicted
     counted = sum(measured.static_bytes.values()) - measured.static_bytes["gradients"]
-    assert measured.start_bytes - before == counted or trace_step.keeps_workspaces()
+    assert measured.start_bytes - before == counted or fake_step.keeps_workspaces()
 
 
 def foreseen(optimizer: str):

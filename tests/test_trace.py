@@ -18,9 +18,8 @@ from profiler.core import catalogue, trace_data
 from profiler.core.case import OPERATORS, Calibration, Choice, Trial
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import follow_case, predict
+from profiler.predicting.trace.fake_step import FakeTracer, follow
 from profiler.predicting.trace.fake_tensors import QuickFakeMode, fake_tensors
-from profiler.predicting.trace.step import follow
-from profiler.predicting.trace.tracer import Tracer
 from profiler.training import models, strategies
 from profiler.training.assemble import assemble
 from profiler.training.workload import Workload
@@ -326,7 +325,7 @@ def test_random_programs_hold_what_a_plain_interpreter_counts(program):
     expected = interpret(program)
 
     with fake_tensors():
-        tracer = Tracer(nn.Identity())
+        tracer = FakeTracer(nn.Identity())
         tracer.phase = "forward"
         with tracer:
             found = run(program, tracer)
@@ -349,7 +348,7 @@ def run(program, tracer) -> list[int]:
             values[one % len(values)].mul_(other)
         elif values and word == "drop":
             del values[one % len(values)]
-        held.append(sum(life.nbytes for life in tracer.lives if life.died is None))
+        held.append(sum(life.nbytes for life in tracer.blocks.lives if life.died is None))
     return held
 
 

@@ -84,8 +84,6 @@ class Save(msgspec.Struct, frozen=True, array_like=True, gc=False):
     allocation: int | None  # the index of its storage in the trace; None if not tracked
     packed: int
     unpacked: int | None  # None if the backward never unpacked it
-    used: int  # when the node had finished using it
-    released: int  # when the node freed what it had saved, which is a little later
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):

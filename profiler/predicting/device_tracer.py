@@ -1,26 +1,35 @@
-"""Notes what a step runs on a CUDA device, real or hollow: operators, modules, saved tensors, allocations."""
+"""Notes what a step runs on a CUDA device, real or hollow: its operators, and the blocks that the allocator gave."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn import functional
 
-from profiler.core.trace_data import Block, Operator, blocks_in_use
+from profiler.core.trace_data import GIVEN, GRANULE, TAKEN_BACK, Block, blocks_in_use, line
+from profiler.core.trace_data import Allocation, Operator, Trace, summed
 from profiler.measuring.meters.operators import bytes_to_host, kind_of
-from profiler.predicting.step_tracer import Packet, StepTracer, plain_tensors
-from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place, linear
-from profiler.training.workload import dense_parts, uncollected
+from profiler.predicting.in_place import is_in_place, is_sum_in_place, linear
+from profiler.predicting.step_tracer import BlockLife, BlockLives, Held, StepTracer, between_steps, plain_tensors
+from profiler.training.workload import Workload, dense_parts, uncollected
 
 COMPILED = "compiled code"  # what allocates without a call that a dispatch mode sees
+WORKING = {  # operators, without their namespace, that use a workspace of a library's choice; so do convolutions
+    *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"),
+    *("_addmm_activation", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm"),
+}
 MOST_EVENTS = 10_000_000
+LOGGED = 4096  # bytes to the host that a step's own logs and metrics may take
+MIB = 1 << 20  # only a request above this may get a block with an unsplit rest, which is at most this large
 
 
 class Ran(NamedTuple):
@@ -36,30 +45,24 @@ class DeviceTracer(StepTracer):
     """Dispatch mode that numbers the operators, and counts what the allocator had recorded as each began and ended.
 
     The allocator's history says which block each operator was given and gave back; its statistics say how many bytes
-    that were. With `drops`, autograd is given nothing to keep, as in a checkpoint: no backward can follow. `with_lines`
-    has the history tell which lines of Python asked.
+    that were. `with_lines` has the history tell which lines of Python asked.
     """
 
+    kind = "cuda"
+    blocks: DeviceBlocks
     patched = staticmethod(mock.patch.multiple)  # a backward on the device has a thread of its own
     saved_elsewhere = "`gcprof rehearse` runs them"
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        with_saves: bool = False,
-        drops: bool = False,
-        with_modules: bool = True,
-        with_lines: bool = False,
-    ) -> None:
-        super().__init__(module, with_saves=with_saves or drops, with_modules=with_modules)
+    def __init__(self, module: nn.Module, *, with_lines: bool = False, **how: bool) -> None:
+        """`how` is as in StepTracer."""
+        super().__init__(module, **how)
         self.ran: list[Ran] = []  # of each operator
         self.before: tuple[Block, ...] = ()  # blocks in use when the step began
         self.events: list[dict[str, Any]] = []  # the allocator's history of the step
         self.reserved_bytes = 0
         self.num_to_host = 0  # bytes that were copied to the host
         self.bounds: list[tuple[int, int, bool]] = []  # events of the history before, operator, whether it ended
-        self._drops, self._with_lines = drops, with_lines
+        self._with_lines = with_lines
         self._num_given = self._num_events = 0  # blocks given, and given or taken back, as of the last count
         self._num_first = 0  # of these events, as the history begins
         self._device = torch.cuda.current_device()
@@ -99,6 +102,7 @@ class DeviceTracer(StepTracer):
             with uncollected(), linear_in_place, self.hooked(), self:
                 yield
             self.events = snapshot(self._device)["device_traces"][self._device]
+            self.blocks, self.uses_host = DeviceBlocks(self), self.num_to_host > LOGGED
         finally:
             torch.cuda.memory._record_memory_history(enabled=None)
 
@@ -126,16 +130,41 @@ class DeviceTracer(StepTracer):
         self._num_given, self._num_events = blocks["allocated"], blocks["allocated"] + blocks["freed"]
         return held["current"], held["peak"]
 
-    def storages(self, tree: Any) -> list[Any]:
-        return addresses(tree)
+    def held(self, workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
+        held: Held = {}
+        for tree, category, owner in between_steps(workload, optimizer):
+            for address in self.storages(tree):
+                held.setdefault(address, (category, owner))
+        return held
 
-    def keep(self, tensor: torch.Tensor) -> Any:
-        return None if self._drops else tensor  # itself, so that memory is as without hooks
+    def storages(self, tree: Any) -> list[int]:
+        parts = (part for tensor in plain_tensors(tree) for part in dense_parts(tensor) if part.is_cuda)
+        storages = (part.untyped_storage() for part in parts)
+        return list(dict.fromkeys(storage.data_ptr() for storage in storages if storage.nbytes()))
 
-    def kept(self, packet: Packet) -> torch.Tensor:
-        tensor: torch.Tensor | None = packet.kept
-        assert tensor is not None, "no backward follows a forward that drops what it saves"
-        return tensor
+    def trace(self, before: Held, after: Held, dropped: StepTracer | None = None, *, of_call: bool = False) -> Trace:
+        """Return a followed step as data, as StepTracer does; what gradients need has the line of their forward."""
+        for life in self.blocks.lives:
+            made_by = self.ran[life.born - 1].made_by if life.born and not life.line else 0
+            if made_by:
+                life.line = next((made.line for made in self.blocks.made[made_by] if made.line), "")
+        trace = super().trace(before, after, dropped, of_call=of_call)
+        return msgspec.structs.replace(trace, operators=tuple(self._with_hidden(trace.allocations)))
+
+    def _with_hidden(self, allocations: Sequence[Allocation]) -> Iterator[Operator]:
+        """Yield the operators with what they took besides, by the allocator's own peak in each."""
+        held = summed(((one.nbytes, one.born, one.died) for one in allocations), len(self.ran))
+        asked = summed(((one.nbytes - one.unsplit, one.born, one.died) for one in allocations), len(self.ran))
+        for number, (operator, ran) in enumerate(zip(self.operators, self.ran, strict=True), start=1):
+            hidden = ran.peak_bytes - held[number]
+            name = operator.name.rpartition("aten.")[2].partition(".")[0]
+            grows = name not in WORKING and "convolution" not in name  # how a library's workspace grows is not known
+            yield msgspec.structs.replace(
+                operator,
+                hidden_bytes=hidden,
+                unsplit=hidden - (self.blocks.asked_peaks[number] - asked[number]),
+                batch_bytes=hidden // 2 // GRANULE * GRANULE if grows else 0,
+            )
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Any:
@@ -159,8 +188,87 @@ def snapshot(device: int | None = None) -> dict[str, Any]:
             del vars(torch)["_inductor"]
 
 
-def addresses(tree: Any) -> list[int]:
-    """Return the addresses of the CUDA storages of all tensors in any nesting."""
-    parts = (part for tensor in plain_tensors(tree) for part in dense_parts(tensor) if part.is_cuda)
-    storages = (part.untyped_storage() for part in parts)
-    return list(dict.fromkeys(storage.data_ptr() for storage in storages if storage.nbytes()))
+class DeviceBlocks(BlockLives):
+    """All blocks of a step on a device.
+
+    The history has the requests; the allocator's count of bytes around each operator tells what else their blocks took.
+    """
+
+    def __init__(self, tracer: DeviceTracer) -> None:
+        super().__init__()
+        self._ran, self._bounds = tracer.ran, deque(tracer.bounds)
+        self.asked_peaks = [0] * (len(self._ran) + 1)  # by operator: the most bytes in it, without unsplit rests
+        for block in tracer.before:
+            asked = _rounded(block.requested)
+            self.give(BlockLife(block.address, asked, 0, block.line, block.nbytes - asked))
+        self._asked = sum(life.nbytes for life in self.lives)
+        self._held = self._asked + sum(life.unsplit for life in self.lives)
+        self._number, self._is_ended = 0, True  # of the operator that runs, or ran last
+        self._given: list[BlockLife] = []  # since the allocator's count was last compared
+        self._taken: list[BlockLife] = []
+        for number, event in enumerate(event for event in tracer.events if event["action"] in (GIVEN, TAKEN_BACK)):
+            self._go_to(number, event)
+            self._give(event) if event["action"] == GIVEN else self._take(event)
+        self._pass(len(self._ran), is_ended=True)
+
+    def _go_to(self, number: int, event: dict[str, Any]) -> None:
+        """Go on to the operator that ran, or had run last, when this many events had been recorded."""
+        bound = None
+        while self._bounds and self._bounds[0][0] <= number:
+            bound = self._bounds.popleft()
+        if bound:
+            self._pass(bound[1], is_ended=bound[2])
+        is_next_unseen = self._number < len(self._ran) and self._ran[self._number].start_bytes is None
+        if self._is_ended and is_next_unseen and event["action"] == GIVEN:
+            self._pass(self._number + 1, is_ended=False)
+
+    def _pass(self, number: int, *, is_ended: bool) -> None:
+        if (number, is_ended) <= (self._number, self._is_ended):
+            return
+        if not self._is_ended:
+            self._compare(self._ran[self._number - 1].end_bytes)
+        for passed in range(self._number + 1, number + 1):
+            self.asked_peaks[passed] = self._asked
+        start = self._ran[number - 1].start_bytes
+        if start is not None and number > self._number:
+            self._compare(start)
+        if is_ended and number > self._number:
+            self._compare(self._ran[number - 1].end_bytes)
+        self._number, self._is_ended = number, is_ended
+
+    def _give(self, event: dict[str, Any]) -> None:
+        life = BlockLife(event["addr"], _rounded(event["size"]), self._number, line(event.get("frames", ())))
+        self.give(life)
+        self._given.append(life)
+        self._asked, self._held = self._asked + life.nbytes, self._held + life.nbytes
+        self.asked_peaks[self._number] = max(self.asked_peaks[self._number], self._asked)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        life = self.here.pop(event["addr"], None)
+        if life is None:
+            return
+        life.died, life.is_within = self._number, not self._is_ended and life.born == self._number
+        self._asked, self._held = self._asked - life.nbytes, self._held - life.nbytes - life.unsplit
+        self._taken.append(life)
+
+    def _compare(self, counted: int) -> None:
+        """Give what the allocator counts beyond the requests to the blocks that can have an unsplit rest.
+
+        Where an operator was given several, which of them has it shows when the first is taken back.
+        """
+        given = [life for life in self._given if life.died is None]
+        large = [life for life in given if life.nbytes > MIB] or given
+        for life in large if counted > self._held else ():
+            rest = counted - self._held if life is large[-1] else min(MIB, counted - self._held)
+            life.unsplit, life.siblings, self._held = rest, large, self._held + rest
+        for gone in self._taken:
+            for life in gone.siblings if counted != self._held else ():
+                if life.died is None:
+                    moved = max(-life.unsplit, min(counted - self._held, gone.unsplit))
+                    life.unsplit, gone.unsplit = life.unsplit + moved, gone.unsplit - moved
+                    self._held += moved
+        self._given, self._taken = [], []
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // GRANULE) * GRANULE

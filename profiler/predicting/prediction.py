@@ -47,8 +47,8 @@ ESTIMATED = {  # the errors are those of 40 rows of benchmarks/instrument.py, sp
     "cpu": "the bytes are an estimate, without what kernels work in: `gcprof run` measures them",
 }
 UNFUSED = (
-    "compiled code was traced operator by operator: it saves what torch.compile chooses to; the peak is that "
-    "without fused kernels, which usually take less, and no time is estimated"
+    "compiled code was traced as it is written, without being compiled, which saves less and takes less at the peak; "
+    "no time is estimated"
 )
 GUESSED = (
     "the model reads values that a trace does not have: all() was taken as true, so that a mask masks nothing (it "
@@ -223,9 +223,10 @@ def _of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
     notes = (*notes, *filter(None, remarks))
     if case == case.baseline and (again := saved_graph.recomputed_modules(trace.operators)):
         notes = (*notes, Note(code="GCP064", text=saved_graph.recompute_remark(again)))
-    if not on_cuda or not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
+    recurrent = nn.RNNBase, nn.RNNCellBase
+    if not on_cuda or not any(isinstance(module, recurrent) for module in built.workload.module.modules()):
         return notes
-    text = "recurrent layers are traced as a CPU runs them: how much cuDNN keeps for them is not known, nor their time"
+    text = "recurrent layers are traced as a CPU runs them: how much a GPU keeps for them is not known, nor their time"
     return (*notes, Note(code="GCP018", text=text))
 
 

@@ -1,12 +1,13 @@
-"""What is noted of a traced step on any device: operators, phases, modules, gradients, and what autograd saves."""
+"""One traced step on any device: its operators, phases, modules, gradients and storages, made into a Trace."""
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -15,17 +16,54 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
-from profiler.core.trace_data import Operator, recompute_ends
+from profiler.core.trace_data import Allocation, Call, Operator, Save, Trace, recompute_ends
 from profiler.core.user_code import is_ours
 from profiler.training.checkpointing.called_blocks import CalledBlock, running_name
 from profiler.training.optimizers import own_tensors, state_by_parameter
-from profiler.training.workload import Workload, tensors
+from profiler.training.workload import Workload, loss_of, tensors
 
 CHECKPOINT = "torch.utils.checkpoint"  # the module whose hooks are subclasses and rerun the model's own code
+INNER_BACKWARD = "the forward runs a backward of its own: where checkpoints recompute in it is not known"
 OWN_HOOKS = (
     "the model packs what autograd saves by hooks of its own (saved_tensors_hooks), so that the bytes of other "
     "strategies cannot be derived"
 )
+Held = dict[int, tuple[str, str]]  # by the address of a storage: its category, and the module that it belongs to
+
+
+class BlockLife:
+    """The lifetime of one block; `born` and `died` are numbers of operators, as in an Allocation."""
+
+    __slots__ = ("address", "born", "died", "is_within", "line", "nbytes", "siblings", "unsplit", "watch")
+
+    def __init__(self, address: int, nbytes: int, born: int, line: str = "", unsplit: int = 0) -> None:
+        self.address, self.nbytes, self.born, self.line = address, nbytes, born, line
+        self.unsplit = unsplit  # beside `nbytes`: the part that was not requested
+        self.died: int | None = None  # None if it outlives the step
+        self.is_within = False  # whether its operator gave it back before it ended
+        self.siblings: Sequence[BlockLife] = ()  # with which it shares what is known of their unsplit rests
+        self.watch: Any = None
+
+
+class BlockLives:
+    """All blocks of a step, in the order in which they were given, those in use before it first."""
+
+    def __init__(self) -> None:
+        self.lives: list[BlockLife] = []
+        self.here: dict[int, BlockLife] = {}  # those in use, by address
+        self.made: dict[int, list[BlockLife]] = defaultdict(list)  # by operator
+        self._at: dict[int, list[BlockLife]] = defaultdict(list)
+
+    def give(self, life: BlockLife) -> None:
+        self.lives.append(life)
+        self.made[life.born].append(life)
+        self.here[life.address] = life
+        self._at[life.address].append(life)
+
+    def at(self, address: int, number: int) -> BlockLife | None:
+        """Return the block that was in use at an address after an operator."""
+        lives = (life for life in reversed(self._at.get(address, ())) if life.born <= number)
+        return next((life for life in lives if life.died is None or life.died >= number), None)
 
 
 class Called(NamedTuple):
@@ -35,8 +73,8 @@ class Called(NamedTuple):
     before: int
     last: int
     saves: tuple[int, int]
-    inputs: list[Any]
-    outputs: list[Any]
+    inputs: list[int]
+    outputs: list[int]
 
 
 class Arrived(NamedTuple):
@@ -45,45 +83,37 @@ class Arrived(NamedTuple):
     parameter: nn.Parameter
     at: int
     module: str
-    storages: list[Any]
+    storages: list[int]
 
 
 class Saved:
-    """One tensor that autograd saves: its storages, and the operator number of each event; None until it happened."""
+    """One tensor that autograd saves: its storages, and the numbers of operators before it was packed and unpacked."""
 
-    __slots__ = ("packed", "released", "storages", "unpacked", "used", "watch")
+    __slots__ = ("packed", "storages", "unpacked")
 
-    def __init__(self, storages: list[Any], packed: int) -> None:
+    def __init__(self, storages: list[int], packed: int) -> None:
         self.storages, self.packed = storages, packed
-        self.unpacked: int | None = None
-        self.used: int | None = None
-        self.released: int | None = None
-        self.watch: Any = None
-
-
-class Packet:
-    """What autograd keeps in place of a saved tensor, until it frees it."""
-
-    __slots__ = ("_operators", "kept", "saved")
-
-    def __init__(self, operators: list[Operator], saved: Saved, kept: Any) -> None:
-        self._operators, self.saved, self.kept = operators, saved, kept
-
-    def __del__(self) -> None:
-        self.saved.released = len(self._operators)
+        self.unpacked: int | None = None  # None until the backward does
 
 
 class StepTracer(TorchDispatchMode):
-    """Dispatch mode that notes the operators of a step; which of its storages are which, its subclasses know.
+    """Dispatch mode that notes the operators of a step; which blocks these are given, its subclasses know.
 
     In phase `backward`, operators with gradients enabled are recomputes: autograd itself disables gradients.
-    `with_modules` runs Python at each module's call, which must be false where compiled code does not allow it.
+    `with_modules` runs Python at each module's call, which must be false where compiled code does not allow it. With
+    `drops`, autograd is given nothing to keep, as in a checkpoint: no backward can follow.
     """
 
     patched: ClassVar[Callable[..., AbstractContextManager[Any]]] = replaced  # in all threads that a backward runs in
     saved_elsewhere: ClassVar[str]  # the command that runs a model with hooks of its own
 
-    def __init__(self, module: nn.Module, *, with_saves: bool, with_modules: bool = True) -> None:
+    kind: str  # of the device whose allocator gives the blocks
+    blocks: BlockLives  # of what has been followed
+    uses_host = False  # whether it has moved something to the host and back
+
+    def __init__(
+        self, module: nn.Module, *, with_saves: bool = False, drops: bool = False, with_modules: bool = True
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[Operator] = []
         self.marks: list[tuple[str, int]] = []
@@ -91,7 +121,7 @@ class StepTracer(TorchDispatchMode):
         self.saved: list[Saved] = []
         self.arrived: list[Arrived] = []
         self.phase = "before"
-        self._with_saves, self._with_modules = with_saves, with_modules
+        self._with_saves, self._with_modules, self._drops = with_saves or drops, with_modules, drops
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._owners = {id(one): name.rpartition(".")[0] for name, one in module.named_parameters()}
         self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -108,17 +138,50 @@ class StepTracer(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True  # it sees what compiled code runs, not how it is compiled
 
-    def storages(self, tree: Any) -> list[Any]:
-        """Return the storages of all tensors in any nesting, as this tracer tells them apart."""
+    def follow(self) -> AbstractContextManager[Any]:
+        """Note what runs within."""
         raise NotImplementedError
 
-    def keep(self, tensor: torch.Tensor) -> Any:
-        """Return what autograd is to keep of a tensor that it saves."""
+    def storages(self, tree: Any) -> list[int]:
+        """Return the addresses of the device's storages of all tensors in any nesting."""
         raise NotImplementedError
 
-    def kept(self, packet: Packet) -> torch.Tensor:
-        """Return a saved tensor of which this was kept."""
+    def held(self, workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
+        """Return the storages that live between two steps."""
         raise NotImplementedError
+
+    def follow_dropping(self, workload: Workload) -> Self:
+        """Follow a forward of which autograd keeps nothing: a block lives as long as the model's own code holds it."""
+        with self.follow():
+            self.mark("forward")
+            loss = loss_of(workload)
+        del loss  # a step holds it, too
+        return self
+
+    def trace(self, before: Held, after: Held, dropped: StepTracer | None = None, *, of_call: bool = False) -> Trace:
+        """Return a followed step as data; `before` and `after` it, these storages lived.
+
+        `dropped` followed its forward, or with `of_call` a call of its module, without what autograd keeps. Raises
+        Unsupported if that ran other operators.
+        """
+        step = _Step(self, before, after)
+        let_go = step.let_go(dropped, of_call=of_call) if dropped else {}
+        return Trace(
+            allocations=tuple(step.allocation(life, let_go.get(id(life)), dropped is not None) for life in step.lives),
+            operators=tuple(self.operators),
+            marks=tuple(self.marks),
+            device=self.kind,
+            uses_host=self.uses_host,
+            saves=tuple(
+                Save(next(iter(step.found(one.storages, one.packed)), None), one.packed, one.unpacked)
+                for one in self.saved
+            ),
+            calls=tuple(
+                Call(one.module, one.before, one.last, one.saves, step.found(one.inputs, one.before), outputs)
+                for one in self.calls
+                for outputs in (step.found(one.outputs, one.last),)
+            ),
+        )
 
     def mark(self, phase: str) -> None:
         """Begin a phase."""
@@ -187,16 +250,18 @@ class StepTracer(TorchDispatchMode):
         storages, owner = self.storages(parameter.grad), self._owners[id(parameter)]
         self.arrived.append(Arrived(parameter, len(self.operators), owner, storages))
 
-    def _pack(self, tensor: torch.Tensor) -> Packet:
+    def _pack(self, tensor: torch.Tensor) -> tuple[Saved, torch.Tensor | None]:
         saved = Saved(self.storages(tensor), len(self.operators))
         self.saved.append(saved)
-        return Packet(self.operators, saved, self.keep(tensor))
+        return saved, None if self._drops else tensor  # itself, so that memory is as without hooks
 
-    def _unpack(self, packet: Packet) -> torch.Tensor:
-        is_first = packet.saved.unpacked is None
-        if is_first:
-            packet.saved.unpacked = len(self.operators)
-        return self.kept(packet)
+    def _unpack(self, packed: tuple[Saved, torch.Tensor | None]) -> torch.Tensor:
+        saved, tensor = packed
+        if tensor is None:
+            raise Unsupported(INNER_BACKWARD)
+        if saved.unpacked is None:
+            saved.unpacked = len(self.operators)
+        return tensor
 
 
 @contextmanager
@@ -238,18 +303,72 @@ def between_steps(workload: Workload, optimizer: torch.optim.Optimizer) -> Itera
     yield workload.batch, "inputs", ""
 
 
-class Categories:
-    """Derives the category of a storage that a step made from its lifetime."""
+class _Step:
+    """Looks up what a tracer has noted."""
 
-    def __init__(self, marks: Sequence[tuple[str, int]], operators: Sequence[Operator]) -> None:
-        spans = pairwise(marks)
-        self.forwards = [(before, last) for (phase, before), (_, last) in spans if phase == "forward"]
-        self._ends = recompute_ends(operators)
+    def __init__(self, tracer: StepTracer, before: Held, after: Held) -> None:
+        self._tracer, self._before, self._after = tracer, before, after
+        self._operators, self._last = tracer.operators, len(tracer.operators)
+        self._blocks = tracer.blocks
+        self.lives = [life for life in self._blocks.lives if not life.is_within and life.born <= self._last]
+        self._places = {id(life): place for place, life in enumerate(self.lives)}
+        spans = pairwise(tracer.marks)
+        self._forwards = [(before, last) for (phase, before), (_, last) in spans if phase == "forward"]
+        self._recompute_ends = recompute_ends(tracer.operators)
+        arrived = ((self._blocks.at(address, one.at), one.module) for one in tracer.arrived for address in one.storages)
+        self._gradients = {id(life): owner for life, owner in arrived if life is not None}
 
-    def of(self, phase: str, born: int, died: int | None) -> str:
-        """Return it by the phase that made the storage, and its first and last operator; None if it outlives these."""
-        if phase == "forward":
-            end = next(last for before, last in self.forwards if before < born <= last)
-            return "saved" if died is None or died > end else "temporaries"
-        is_kept = phase == "recompute" and (died is None or died > self._ends[born])
-        return "recomputed" if is_kept else "temporaries"
+    def allocation(self, life: BlockLife, let_go: int | None, has_let_go: bool) -> Allocation:
+        died = self._last if life.died is None else max(life.born - 1, life.died)
+        made = self._operators[life.born - 1] if life.born else Operator("", "", "before")
+        category, owner = self._category(life, made)
+        return Allocation(
+            life.nbytes + life.unsplit,
+            life.born,
+            died,
+            made.name,
+            owner or made.module,
+            made.phase,
+            category,
+            (died if let_go is None else let_go) if has_let_go else None,
+            unsplit=life.unsplit,
+            line=life.line,
+        )
+
+    def _category(self, life: BlockLife, made: Operator) -> tuple[str, str]:
+        """Return the category and the owning module; "" if that is the module that allocated it."""
+        if not life.born:
+            return self._before.get(life.address, ("inputs", ""))
+        if id(life) in self._gradients:
+            return "gradients", self._gradients[id(life)]
+        if life.died is None and life.address in self._after:
+            return self._after[life.address]
+        if made.phase == "forward":
+            end = next(last for before, last in self._forwards if before < life.born <= last)
+            return "saved" if life.died is None or life.died > end else "temporaries", ""
+        is_kept = life.died is None or life.died > self._recompute_ends[life.born]
+        return "recomputed" if made.phase == "recompute" and is_kept else "temporaries", ""
+
+    def found(self, addresses: Sequence[int], number: int) -> tuple[int, ...]:
+        """Return the places of the blocks that were in use at these addresses after an operator."""
+        lives = (self._blocks.at(address, number) for address in addresses)
+        return tuple(self._places[id(life)] for life in lives if life is not None and id(life) in self._places)
+
+    def let_go(self, dropped: StepTracer, *, of_call: bool) -> dict[int, int]:
+        """Return the last operator before only autograd holds a block of a forward, from a forward that dropped all."""
+        blocks, ((first, last), *_) = dropped.blocks, _calls(dropped) if of_call else [(0, len(dropped.operators))]
+        names = [operator.name for operator in dropped.operators[first:last]]
+        let_go = {}
+        for before, end in _calls(self._tracer) if of_call else self._forwards:
+            if [operator.name for operator in self._operators[before:end]] != names:
+                raise Unsupported("the model's next forward runs other operators: what each block holds is not known")
+            for number in range(1, len(names) + 1):
+                for own, other in zip(self._blocks.made[before + number], blocks.made[first + number], strict=False):
+                    if other.died is not None:
+                        let_go[id(own)] = before + other.died - first
+        return let_go
+
+
+def _calls(tracer: StepTracer) -> list[tuple[int, int]]:
+    """Return the numbers of operators around each call of the whole module."""
+    return [(call.before, call.last) for call in tracer.calls if not call.module]

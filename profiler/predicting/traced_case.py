@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from torch._subclasses.fake_tensor import (
@@ -22,11 +23,9 @@ from profiler.core.trace_data import Trace
 from profiler.core.user_code import innermost_line
 from profiler.measuring.meters.operators import call_signature, operator_name
 from profiler.planning.lever_code import Way
-from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
+from profiler.predicting.trace.cuda_rules import cuda_like, foreach
+from profiler.predicting.trace.fake_step import Hidden, follow, user_hooks
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
-from profiler.predicting.trace.step import follow
-from profiler.predicting.trace.tracer import Hidden, user_hooks
-from profiler.predicting.trace.unfused import unfused
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.block_segments import checkpointed
 from profiler.training.checkpointing.observed_forward import Observation, observe
@@ -42,7 +41,7 @@ class Assumed(NamedTuple):
 
     num_guesses: int = 0  # values that were guessed: `all()` as true, other tests as false, floats as 0
     routing: str | None = None  # the assumed routing of tokens, if sizes in the step depend on it
-    is_unfused: bool = False  # whether compiled code ran operator by operator, without the kernels that fuse them
+    is_unfused: bool = False  # whether code that is compiled ran as it was written, without the kernels that fuse it
 
 
 class _DependsOnData(Unsupported):
@@ -68,7 +67,7 @@ def trace_case(
     kind = kind_of(case)
 
     def traced(routing: str | None) -> tuple[Assembled, Trace, Assumed]:
-        with unfused() as compiled, _fakes(case, routing, calibration) as fakes:
+        with _fakes(case, routing) as fakes:
             built = assemble(case, build=build, in_calls=in_calls)
             if built.applied.changes_kernels:
                 raise Unsupported(f"{case.label} makes its own kernels when it runs: they cannot be predicted")
@@ -85,8 +84,9 @@ def trace_case(
                     hidden=_measured(calibration),
                     workspace_bytes=workspace_bytes(case, calibration),
                     with_saves=with_saves,
+                    seed=partial(built.seed, 2),
                 )
-        return built, trace, Assumed(fakes.num_guesses, routing, bool(compiled))
+        return built, trace, Assumed(fakes.num_guesses, routing, fakes.is_compiled)
 
     return _as_data_allow(case, traced)
 
@@ -103,7 +103,7 @@ def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = Fal
     """Observe in one forward how the blocks of the case's model feed each other. Raises as `predict` does."""
 
     def observed(routing: str | None) -> Observation:
-        with unfused(), _fakes(case, routing) as fakes:
+        with _fakes(case, routing) as fakes:
             workload = assemble(case.baseline, build=build, in_calls=in_calls).workload
             with unseen(), fakes.in_step():
                 return observe(workload)
@@ -118,7 +118,7 @@ def code_way(case: Case) -> Way:
     """
 
     def written(routing: str | None) -> Way:
-        with unfused(), _fakes(case, routing):
+        with _fakes(case, routing):
             built = assemble(case)
             workload, applied = built.workload, built.applied
             segments = tuple(dict.fromkeys(checkpointed(workload).values()))
@@ -137,15 +137,9 @@ def code_way(case: Case) -> Way:
 
 
 @contextmanager
-def _fakes(case: Case, routing: str | None, calibration: Calibration | None = None) -> Iterator[FakeTensors]:
-    rates = known_rates(case.device, calibration)
-    capability = (rates.compute_capability,) if rates else ()
+def _fakes(case: Case, routing: str | None) -> Iterator[FakeTensors]:
     on_cuda = kind_of(case) == "cuda"
-    with (
-        fake_tensors(routing) as fakes,
-        user_hooks(on_cuda=on_cuda),
-        cuda_like(*capability) if on_cuda else nullcontext(),
-    ):
+    with fake_tensors(routing) as fakes, user_hooks(on_cuda=on_cuda), cuda_like() if on_cuda else nullcontext():
         try:
             yield fakes
         except (*DATA_DEPENDENT, UnsupportedOperatorException) as error:

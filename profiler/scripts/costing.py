@@ -17,7 +17,7 @@ from torch import nn
 
 from profiler.core import gpu_specs
 from profiler.core.errors import NotOnce, Unsupported
-from profiler.predicting import device_trace
+from profiler.core.trace_data import Trace
 from profiler.predicting.device_tracer import DeviceTracer
 from profiler.predicting.staging.chains import chain_of, estimated_seconds
 from profiler.predicting.staging.stage_operators import spans
@@ -127,7 +127,7 @@ class Costing:
         assert rates, "a hollow GPU has the name of one whose rates are known"
         line = {"kind": "chain", "module": type(model.module).__name__, "chain": None, "why": None}
         try:
-            trace = device_trace.trace_of(tracer, self._dropped)
+            trace = _trace(tracer, self._dropped)
             stage_spans = spans(trace, model.blocks, linked=model.linked)
             seconds = estimated_seconds(trace, stage_spans, {}, rates, self._precision)
             chain = chain_of(trace, stage_spans, model.prints, seconds, options={})
@@ -149,3 +149,11 @@ def _dropped(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, 
     finally:
         torch.clear_autocast_cache()
     return tracer
+
+
+def _trace(tracer: DeviceTracer, dropped: DeviceTracer | None) -> Trace:
+    """Return the traced step; without the call that kept nothing where that ran other operators."""
+    try:
+        return tracer.trace({}, {}, dropped, of_call=True)
+    except Unsupported:
+        return tracer.trace({}, {})

@@ -23,9 +23,8 @@ from torch.utils._mode_utils import no_dispatch
 
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced, stop_if_interrupted
+from profiler.predicting.in_place import is_in_place, is_sum_in_place
 from profiler.predicting.trace.fake_modules import as_fake
-from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place
-from profiler.predicting.trace.unfused import uncompiled
 from profiler.training.known_values import Draws, computed, follow, is_hosts, placed, tested
 from profiler.training.workload import uncollected
 
@@ -75,7 +74,23 @@ def fake_tensors(routing: str | None = None) -> Iterator[FakeTensors]:
         fakes = FakeTensors(routing)
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", fakes.most_known))
         stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))  # it logs what it raises, at length
+        stack.enter_context(_as_written(fakes))
         yield stack.enter_context(fakes)
+
+
+@contextmanager
+def _as_written(fakes: FakeTensors) -> Iterator[None]:
+    """Run compiled code operator by operator: Inductor's kernels take addresses, which fake tensors do not have."""
+    compiler = torch.compile
+
+    def compiled(*arguments: Any, **keywords: Any) -> Any:
+        if not fakes.is_compiled:
+            fakes.is_compiled = True
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        return compiler(*arguments, **keywords)
+
+    with ExitStack() as stack, replaced(torch, compile=compiled):
+        yield
 
 
 @contextmanager
@@ -148,6 +163,7 @@ class FakeTensors(QuickFakeMode):
         super().__init__(allow_non_fake_inputs=True)
         self.fake_tensor_converter = _Converter(copy_data=False, export=False)
         self.num_guesses = 0
+        self.is_compiled = False  # whether any code is to be compiled
         self.most_known = NUM_KNOWN if routing else KNOWN
         self._routing = routing
         self._has_chosen = False  # whether an operator has chosen among entries by unknown values
@@ -234,10 +250,6 @@ class FakeTensors(QuickFakeMode):
 
     def _guess(self, func: Any) -> None:
         self.num_guesses += 1
-
-
-uncompiled(QuickFakeMode.__torch_dispatch__)
-uncompiled(FakeTensors.__torch_dispatch__)
 
 
 class _Converter(FakeTensorConverter):

@@ -1,7 +1,7 @@
-"""Makes autocast on fake CPU tensors choose precisions as on CUDA.
+"""Makes fake CPU tensors take CUDA's memory where the two differ most: autocast, dropout, attention, optimizers.
 
-The lists are those of aten/src/ATen/autocast_mode.h. Operators that both devices run in half precision keep PyTorch's
-rule; rules that only the CPU has are disabled.
+Autocast's lists are those of aten/src/ATen/autocast_mode.h. Operators that both devices run in half precision keep
+PyTorch's rule; rules that only the CPU has are disabled.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import library
 from torch.utils._pytree import tree_leaves, tree_map
 
 from profiler.core.own_thread import replaced
+from profiler.predicting.in_place import linear
+from profiler.training.optimizers import wrapped
 
+aten = torch.ops.aten
+plain_dropout, plain_attention = F.dropout, F.scaled_dot_product_attention
 KEY = "AutocastCPU"
+HALF = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 IN_FLOAT = (
     *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt"),
@@ -47,6 +53,63 @@ PROMOTED = (
 REFUSED = "binary_cross_entropy"
 
 Kernel = Callable[..., Any]
+
+
+@contextmanager
+def cuda_like() -> Iterator[None]:
+    """Patch in CUDA's fused dropout and attention, its linear layers and its autocast.
+
+    Its fused norms and RNN cells, and where it has no kernel for an attention, are left to the error of an estimate.
+    """
+    with replaced(F, dropout=dropout, scaled_dot_product_attention=attention, linear=linear), cuda_autocast():
+        yield
+
+
+def foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Set `foreach`, the optimizers' default for CUDA parameters: one kernel for all, with a list of temporaries."""
+    for group in (group for part in wrapped(optimizer) for group in part.param_groups):
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """Run the fused kernel, whose mask takes one byte per element; in place there is none (native/Dropout.cpp)."""
+    if not training or p == 0 or inplace:
+        return plain_dropout(input, p, training, inplace)
+    out: torch.Tensor = torch.native_dropout(input, p, True)[0]
+    return out
+
+
+def attention(  # noqa: PLR0917  as torch's
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Run flash attention for 16-bit tensors without a mask, else the memory-efficient kernel: neither saves scores.
+
+    Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
+    """
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value, attn_mask = cast((query, key, value, attn_mask), torch.get_autocast_dtype("cpu"))
+    with torch.autocast("cpu", enabled=False):
+        if query.dim() != 4:
+            return plain_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        if query.dtype in HALF and attn_mask is None:
+            out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        else:
+            needed = any(tensor.requires_grad for tensor in (query, key, value))
+            out = aten._scaled_dot_product_efficient_attention(
+                query, key, value, attn_mask, needed, dropout_p, is_causal, scale=scale
+            )[0]
+    attended: torch.Tensor = out
+    return attended
 
 
 @contextmanager
