@@ -21,7 +21,6 @@ from profiler.predicting.staging.pooled_seconds import (
     Seconds,
     StageWork,
     StepSample,
-    by_stage,
     pooled,
     runs,
 )
@@ -30,8 +29,8 @@ from profiler.predicting.staging.stage_seconds import LEAST_ROUNDS
 OUTSIDE = 0.5
 
 
-def work(kind: str, flops: int = 100, family: str = "Block") -> StageWork:
-    return StageWork(blocks=(0,), kind=kind, family=family, forward=flops, backward=2 * flops)
+def work(kind: str) -> StageWork:
+    return StageWork(blocks=(0,), kind=kind)
 
 
 AROUND = StageWork(blocks=())
@@ -50,9 +49,19 @@ def plain(*forwards: float, backward: float = 2.0) -> StepSample:
     return StepSample(total=total, forward=forwards, recompute=(0.0,) * len(forwards), backward=(0.0,) * len(forwards))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_stages_never_differ_however_noisy_their_times(seed):
+    draw = Random(seed)
+    noisy = [step(*((draw.lognormvariate(0, 1),) * 3 for _ in range(6)), (0.0, 0.0, 0.0)) for _ in range(5)]
+
+    found = pooled({EVERY: noisy}, [work("a")] * 6 + [AROUND])
+
+    assert len({(one.forward, one.backward, one.early_stop) for one in found[:-1]}) == 1
+
+
 @pytest.mark.slow
 def test_a_step_is_the_sum_of_its_stages_and_of_what_is_around_them():
-    works = [work("a"), work("b", 300), AROUND]
+    works = [work("a"), work("b"), AROUND]
     samples = {
         PLAIN: [StepSample(total=12.5, forward=(1, 3, 0), recompute=(0, 0, 0), backward=(0, 0, 0))] * 3,
         EVERY: [step((1, 0.9, 2), (3, 2.7, 6), (0, 0, 0))] * 3,
@@ -138,42 +147,6 @@ def test_what_a_selective_context_takes_is_in_the_costs_of_its_option():
     assert forward + backward - first.forward - first.backward == pytest.approx(0.25 + 0.25 + 0.25)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_equal_stages_never_differ_however_noisy_their_times(seed):
-    draw = Random(seed)
-    works = [work("a")] * 6
-
-    found = by_stage([[draw.lognormvariate(0, 1) for _ in works] for _ in range(5)], works, lambda one: one.forward)
-
-    assert len(set(found)) == 1
-
-
-def test_kinds_of_one_family_that_noise_alone_tells_apart_are_proportional_to_their_flops():
-    works = [work("a", 100), work("b", 200), work("c", 400)]
-    rows = [[1.5, 1.2, 6.0], [0.5, 2.8, 2.0], [1.0, 2.0, 4.0], [1.6, 1.4, 2.4], [0.6, 2.6, 5.6], [1.1, 2.1, 4.2]]
-
-    a, b, c = by_stage(rows, works, lambda one: one.forward)
-
-    assert b == pytest.approx(2 * a)
-    assert c == pytest.approx(4 * a)
-
-
-def test_what_is_surely_not_proportional_to_flops_stays_as_measured():
-    works = [work("a", 100), work("b", 100), work("c", 100)]
-
-    found = by_stage([[1.0, 3.0, 2.0]] * 6, works, lambda one: one.forward)
-
-    assert found == pytest.approx([1.0, 3.0, 2.0])
-
-
-def test_kinds_of_other_families_do_not_draw_each_other():
-    works = [work("a", 100, "Block"), work("b", 100, "Head")]
-
-    found = by_stage([[1.0, 9.0], [3.0, 3.0], [2.0, 6.0]], works, lambda one: one.forward)
-
-    assert found == [2.0, 6.0]
-
-
 def test_the_noisier_the_steps_the_wider_the_interval_and_the_nearer_their_factor_to_one():
     works = [work("a"), AROUND]
 
@@ -237,7 +210,7 @@ def test_however_noisy_the_steps_a_recompute_takes_time():
 @pytest.mark.slow
 def test_intervals_of_plans_hold_the_truth_where_steps_are_noisy_and_where_stages_are():
     """Sixteen unlike stages of a second each are recomputed, or saved by an option that takes as long."""
-    draw, works = Random(0), [*(work(str(number), family=str(number)) for number in range(16)), AROUND]
+    draw, works = Random(0), [*(work(str(number)) for number in range(16)), AROUND]
     again, kept = (1.0, 1.0, 2.0), (1.0, 0.0, 2.0)
     for of_steps, of_stages in ((5.0, 0.02), (0.05, 0.2)):
         held, apart = 0, 0
@@ -302,7 +275,7 @@ def test_what_timing_each_stage_takes_is_not_in_the_step():
 
 
 def test_after_one_round_what_checkpoints_add_is_known_to_be_doubtful():
-    works = [work("a"), work("b", 300), AROUND]
+    works = [work("a"), work("b"), AROUND]
     taken = {PLAIN: [plain(1, 3, 0)], EVERY: [step((1, 0.9, 2), (3, 2.7, 6), (0, 0, 0))]}
 
     once, often = (pooled({way: samples * rounds for way, samples in taken.items()}, works) for rounds in (1, 3))

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from profiler.core.trace_data import blocks_in_use
 from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import (
@@ -17,6 +16,7 @@ from profiler.core.trace_data import (
     BlockChoices,
     Followed,
     Trace,
+    blocks_in_use,
     live,
 )
 from profiler.core.units import bytes_text

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from math import exp, log
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -21,14 +20,11 @@ MOST_DOUBT = 0.9  # upper bound on a relative error: a recompute has FLOPs, so t
 
 
 class StageWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage runs. Stages of one kind are equal; those of one family have the same module classes."""
+    """What a stage runs. Stages of one kind are equal: module classes, parameter shapes and operators."""
 
     blocks: tuple[int, ...]  # empty for what runs around the blocks
     feeds_next: bool = False  # whether its output goes to the next stage and nowhere else
     kind: Hashable = ()
-    family: Hashable = ()
-    forward: int = 0  # FLOPs, or bytes moved if there are no FLOPs
-    backward: int = 0
 
 
 class StepSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,13 +67,13 @@ Samples = Mapping[str, Sequence[StepSample]]
 def pooled(samples: Samples, works: Sequence[StageWork]) -> PooledSeconds:
     """Return the seconds of every stage: equal for stages of one kind; the last one also has the time outside of all.
 
-    The shares of kinds come from the marks in the steps, shrunk towards shares by FLOPs as far as they are noisy. The
-    sums come from whole steps: what checkpoints add to all stages is the step with `all` less the step without.
+    The shares of kinds come from the marks in the steps, the sums from whole steps: what checkpoints add to all stages
+    is the step with `all` less the step without.
     """
     every = samples[EVERY]
     plain = samples.get(PLAIN)  # None if it does not fit in memory
-    forward = by_stage([sample.forward for sample in plain or every], works, lambda work: work.forward)
-    backward = by_stage([sample.backward for sample in every], works, lambda work: work.backward)
+    forward = _each([sample.forward for sample in plain or every], works, median)
+    backward = _each([sample.backward for sample in every], works, median)
     whole = samples.get(WHOLE) or plain
     recomputing = {way: taken for way, taken in samples.items() if way not in (WHOLE, PLAIN)}
     extra = {
@@ -142,7 +138,7 @@ def _extra(
     steps to those `without` it. If there are fewer `taken` than `without`, timing of the way was ended early.
     """
     recompute = [sample.recompute for sample in taken]
-    parts = by_stage(recompute, works, lambda work: work.forward)
+    parts = _each(recompute, works, median)
     noise = _each(recompute, works, _noise)
     if plain is None or without is None:
         return _Extra(parts, [part * min(MOST_DOUBT, noise[place]) for place, part in enumerate(parts)])
@@ -179,53 +175,15 @@ def _factor(ratios: Sequence[float]) -> tuple[float, float]:
     return min(max(1 + trust * (median(ratios) - 1), LEAST_FACTOR), MOST_FACTOR), trust * noise
 
 
-def by_stage(
-    rows: Sequence[Sequence[float]], works: Sequence[StageWork], amount: Callable[[StageWork], int]
+def _each(
+    rows: Sequence[Sequence[float]], works: Sequence[StageWork], read: Callable[[list[float]], float]
 ) -> list[float]:
-    """Return each stage's median over its kind; kinds of one family are shrunk towards times in proportion to work."""
-    pools = _pools(rows, works)
-    middle = {kind: median(pool) for kind, pool in pools.items()}
-    amounts = {work.kind: amount(work) for work in works if work.blocks}
-    families: dict[Hashable, list[Hashable]] = {}
-    for work in works:
-        if work.blocks and work.kind not in families.setdefault(work.family, []):
-            families[work.family].append(work.kind)
-    drawn = dict(middle)
-    for kinds in families.values():
-        if len(kinds) > 1 and all(middle[kind] > 0 and amounts[kind] > 0 for kind in kinds):
-            noise = {kind: _noise(pools[kind]) for kind in kinds}
-            drawn |= _drawn({kind: middle[kind] for kind in kinds}, amounts, noise)
-    return [drawn[work.kind] if work.blocks else 0.0 for work in works]
-
-
-def _drawn(
-    middle: Mapping[Hashable, float], amounts: Mapping[Hashable, int], noise: Mapping[Hashable, float]
-) -> dict[Hashable, float]:
-    """Return the seconds of each kind, shrunk towards the family's seconds per unit of work, the noisier the more.
-
-    Source: empirical Bayes, Efron and Morris, JASA 68 (1973).
-    """
-    rates = {kind: log(seconds / amounts[kind]) for kind, seconds in middle.items()}
-    common = median(rates.values())
-    apart = fmean((rate - common) ** 2 for rate in rates.values())
-    real = max(0.0, apart - fmean(noise[kind] ** 2 for kind in rates))  # variance between kinds beyond noise
-    kept = {kind: real / (real + noise[kind] ** 2) if real else 0.0 for kind in rates}
-    return {kind: amounts[kind] * exp(common + kept[kind] * (rate - common)) for kind, rate in rates.items()}
-
-
-def _pools(rows: Sequence[Sequence[float]], works: Sequence[StageWork]) -> dict[Hashable, list[float]]:
+    """Return what is read of the samples of each stage's kind, as its median; 0 for what runs around the blocks."""
     pools: dict[Hashable, list[float]] = {}
     for place, work in enumerate(works):
         if work.blocks:
             pools.setdefault(work.kind, []).extend(row[place] for row in rows)
-    return pools
-
-
-def _each(
-    rows: Sequence[Sequence[float]], works: Sequence[StageWork], read: Callable[[list[float]], float]
-) -> list[float]:
-    """Return what is read of the samples of each stage's kind; 0 for what runs around the blocks."""
-    values = {kind: read(pool) for kind, pool in _pools(rows, works).items()}
+    values = {kind: read(pool) for kind, pool in pools.items()}
     return [values[work.kind] if work.blocks else 0.0 for work in works]
 
 

@@ -13,7 +13,7 @@ from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import NotOnce, Unsupported, UserError
 from profiler.core.gpu_specs import Rates
-from profiler.core.trace_data import Operator, Trace, live
+from profiler.core.trace_data import Trace, live
 from profiler.core.units import parse_budget
 from profiler.measuring.devices import open_device
 from profiler.measuring.devices.cpu import available_bytes
@@ -203,24 +203,11 @@ def _work(trace: Trace, span: StageSpan, workload: Workload) -> StageWork:
     if not span.blocks:
         return StageWork(blocks=())
     modules = [workload.block(workload.blocks[index]) for index in span.blocks]
-    family = tuple(type(part).__qualname__ for module in modules for part in module.modules())
+    classes = tuple(type(part).__qualname__ for module in modules for part in module.modules())
     shapes = tuple(tuple(parameter.shape) for module in modules for parameter in module.parameters())
     forward = trace.operators[span.first - 1 : span.last]
-    backward = trace.operators[span.backward_first - 1 : span.backward_last]
     run = tuple((operator.name, operator.flops, operator.moved_bytes) for operator in forward)
-    return StageWork(
-        blocks=span.blocks,
-        feeds_next=span.feeds_next,
-        kind=(family, shapes, run),
-        family=family,
-        forward=_amount(forward),
-        backward=_amount(backward),
-    )
-
-
-def _amount(operators: Sequence[Operator]) -> int:
-    """Return the FLOPs, or the bytes moved if there are no FLOPs."""
-    return sum(operator.flops for operator in operators) or sum(operator.moved_bytes for operator in operators)
+    return StageWork(blocks=span.blocks, feeds_next=span.feeds_next, kind=(classes, shapes, run))
 
 
 _Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by the name of the stage

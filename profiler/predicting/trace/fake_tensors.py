@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorConverter,
     FakeTensorMode,
-    in_kernel_invocation_manager,
 )
 from torch.utils._mode_utils import no_dispatch
 
@@ -29,7 +28,6 @@ from profiler.training.known_values import Draws, computed, follow, is_hosts, pl
 from profiler.training.workload import uncollected
 
 aten = torch.ops.aten
-HOST, META = torch.device("cpu"), torch.device("meta")
 DEVICE = torch.ops.prim.device.default  # called by autograd several times for every tensor
 KNOWN = 1024  # elements: building a model reads no larger tensors
 FACTORIES = {
@@ -43,7 +41,6 @@ FACTORIES = {
     aten.scalar_tensor.default,
     aten.eye.default,
 }
-EMPTY = (aten.empty.memory_format, aten.empty_strided.default)
 QUANTIZERS = {
     aten.quantize_per_tensor,
     aten.quantize_per_tensor_dynamic,
@@ -113,44 +110,7 @@ def _as_all(every: Callable[[torch.Tensor], Any], mask: torch.Tensor) -> Any:
     return out
 
 
-class QuickFakeMode(FakeTensorMode):
-    """FakeTensorMode without a cache for trivial operators, whose keys took much of a trace's time."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # it takes 10 us a call; `uncompiled` takes nothing
-
-    def __enter__(self) -> Any:
-        """Enter the mode, or leave it if that fails: within an operator, PyTorch aborts where it is still on."""
-        depth = len(self.enter_stack)
-        try:
-            return super().__enter__()
-        except BaseException:
-            if len(self.enter_stack) > depth:
-                self.__exit__(None, None, None)
-            raise
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is aten.detach.default and self._is_plain(args[0]):
-            return self._in_kernel(func, args, {}, args[0].fake_device)
-        kwargs = kwargs or {}
-        if func in EMPTY:
-            return self._in_kernel(func, args, {**kwargs, "device": META}, kwargs.get("device") or HOST)
-        return self.dispatch(func, types, args, kwargs)
-
-    def _is_plain(self, value: Any) -> bool:
-        """Whether it is a fake tensor of this mode without values or dispatch keys for its detached copy to keep."""
-        is_own = type(value) is FakeTensor and value.fake_mode is self
-        return is_own and value.constant is None and getattr(value, "dispatch_keys", None) is None
-
-    def _in_kernel(self, func: Any, args: Any, kwargs: Any, device: torch.device) -> FakeTensor:
-        """Run the operator on the device meta; return the result as a fake tensor on `device`."""
-        with in_kernel_invocation_manager(self):
-            made = func(*args, **kwargs)
-        return FakeTensor(self, made, device)
-
-
-class FakeTensors(QuickFakeMode):
+class FakeTensors(FakeTensorMode):
     """Fake tensors with known values if these are small and follow from the code alone, not from data.
 
     Building a model reads such values: the depth and widths of its stages, the rates of stochastic depth. Tests are
@@ -168,6 +128,20 @@ class FakeTensors(QuickFakeMode):
         self._routing = routing
         self._has_chosen = False  # whether an operator has chosen among entries by unknown values
         self._draws: Draws | None = Draws()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled within, and asking takes 10 us a call
+
+    def __enter__(self) -> Any:
+        """Enter the mode, or leave it if that fails: within an operator, PyTorch aborts where it is still on."""
+        depth = len(self.enter_stack)
+        try:
+            return super().__enter__()
+        except BaseException:
+            if len(self.enter_stack) > depth:
+                self.__exit__(None, None, None)
+            raise
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:
@@ -213,7 +187,7 @@ class FakeTensors(QuickFakeMode):
         if self._routing:
             with self:
                 args = without_masks(func, args)
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        out: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func._overloadpacket is aten.all:
             out.is_true = True
         if not chooses(func, args):
