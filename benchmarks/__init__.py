@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +53,20 @@ def spent(words: Sequence[str], *, may_fail: bool = False, **how: Any) -> Spent:
         output = out.read()
     assert may_fail or not process.returncode, f"{' '.join(words)} ended with {process.returncode}"
     return Spent(clock, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, output, process.returncode)
+
+
+@contextmanager
+def busy(number: int) -> Iterator[None]:
+    """Run so many processes that only compute beside this one; each ends with it."""
+    code = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+    started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(number)]
+    try:
+        time.sleep(1.0 if number else 0.0)
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def verdict(is_met: bool) -> str:

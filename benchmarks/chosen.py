@@ -11,7 +11,6 @@ Exit code 1 where a line is missed.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from itertools import combinations
@@ -19,6 +18,7 @@ from statistics import median
 
 import msgspec
 
+from benchmarks import busy
 from profiler.analysis.rows import rows
 from profiler.core.case import Trial
 from profiler.core.units import bytes_text, change_text
@@ -29,7 +29,7 @@ from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows.plan_comparison import is_slower
 from profiler.workflows.planner import Planned, PlanRequest, plan
 
-AGAIN, BUSY = 10, 4
+AGAIN, NUM_BUSY = 10, 4
 MOST_OFF = 0.03  # of a step: how far the costs may be from what is measured, at the median
 MODELS = {  # with their batches and budgets: between the lowest peak of a plan and the peak without checkpointing
     "transformer": (8, "60%"),
@@ -83,8 +83,7 @@ def best() -> bool:
 def again() -> bool:
     """Plans of one model beside busy processes."""
     taken: list[set[str]] = []
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
-    try:
+    with busy(NUM_BUSY):
         for _ in range(AGAIN):
             comparison = _planned(*SMALL).comparison
             chosen = comparison.chosen if comparison else None
@@ -93,10 +92,6 @@ def again() -> bool:
             taken.append({render(way.plan) for way in ways})
             line = ", ".join(f"{way.name} {render(way.plan)}" for way in ways)
             print(f"again: {line or 'nothing chosen  MISSED'}", flush=True)
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
     apart = sum(not one & other for one, other in combinations(taken, 2))
     print(f"again: {apart} of {AGAIN * (AGAIN - 1) // 2} pairs of runs choose ways that a run told apart", flush=True)
     return not apart and all(taken)

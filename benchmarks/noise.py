@@ -8,19 +8,16 @@ runs with a planted delay, with so many processes that only compute beside them.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks import parser, table, write
+from benchmarks import busy, parser, table, write
 from profiler.analysis.time_ratio import TimeRatio, floor_of, of_pairs, verdict
 from profiler.core import schedule
 from profiler.core.stats import RoundSteps, Sampling, calm_ratios, pair_ratios, step_order
@@ -39,69 +36,53 @@ NUM_REAL = 40
 REAL_SECONDS = 0.25  # of one real round: 40 runs of both kinds at three loads are six minutes
 SURE = ("faster", "slower")
 STEPS = "step_seconds", "plain_step_seconds", "processor_seconds", "plain_processor_seconds"
-Noise = Callable[[random.Random], Callable[[float], float]]
+Noise = Callable[[random.Random], Iterator[float]]
 
 
 # Simulated
 
 
-def normal(draw: random.Random) -> Callable[[float], float]:
-    return lambda true: true * draw.gauss(1, 0.02)
+# Each yields by how much the next step is slower than it would be.
 
 
-def skewed(draw: random.Random) -> Callable[[float], float]:
-    return lambda true: true * (1 + draw.expovariate(1 / 0.03))
+def calm(draw: random.Random) -> Iterator[float]:
+    while True:
+        yield draw.gauss(1, 0.02)
 
 
-def drifting(draw: random.Random) -> Callable[[float], float]:
-    at = 0
-
-    def step(true: float) -> float:
-        nonlocal at
-        at += 1
-        return true * draw.gauss(1, 0.02) * (1 + 0.005 * at)
-
-    return step
+def skewed(draw: random.Random) -> Iterator[float]:
+    while True:
+        yield 1 + draw.expovariate(1 / 0.03)
 
 
-def spiky(draw: random.Random) -> Callable[[float], float]:
-    return lambda true: true * draw.gauss(1, 0.02) * (1 + (draw.random() if draw.random() < 0.1 else 0))
-
-
-def bursts(draw: random.Random) -> Callable[[float], float]:
+def bursts(draw: random.Random) -> Iterator[float]:
     """Another process starts, stays for some steps and ends."""
     left = 0
-
-    def step(true: float) -> float:
-        nonlocal left
+    while True:
         left = draw.randrange(3, 40) if left <= 0 and draw.random() < 0.03 else left - 1
-        return true * draw.gauss(1, 0.02) * (draw.uniform(1.5, 2) if left > 0 else 1)
-
-    return step
+        yield draw.gauss(1, 0.02) * (draw.uniform(1.5, 2) if left > 0 else 1)
 
 
-def autocorrelated(draw: random.Random) -> Callable[[float], float]:
+def autocorrelated(draw: random.Random) -> Iterator[float]:
     level = 1.0
-
-    def step(true: float) -> float:
-        nonlocal level
+    while True:
         level = 1 + 0.9 * (level - 1) + draw.gauss(0, 0.03)
-        return true * max(0.1, level)
-
-    return step
+        yield max(0.1, level)
 
 
-def processes(draw: random.Random) -> Callable[[float], float]:
+def processes(draw: random.Random) -> Iterator[float]:
     """Every process has a level of its own, by 5 %: what rounds see, and pairs do not."""
     level = draw.gauss(1, 0.05)
-    return lambda true: true * level * draw.gauss(1, 0.02)
+    return (level * step for step in calm(draw))
 
 
 NOISES: dict[str, Noise] = {
-    "normal, 2 %": normal,
+    "normal, 2 %": calm,
     "skewed, 3 %": skewed,
-    "linear drift": drifting,
-    "spikes of up to +100 %": spiky,
+    "linear drift": lambda draw: (step * (1 + 0.005 * at) for at, step in enumerate(calm(draw), start=1)),
+    "spikes of up to +100 %": lambda draw: (
+        step * (1 + (draw.random() if draw.random() < 0.1 else 0)) for step in calm(draw)
+    ),
     "bursts: another process": bursts,
     "autocorrelated": autocorrelated,
     "processes differ by 5 %": processes,
@@ -112,9 +93,12 @@ def simulated(draw: random.Random, noise: Noise, slower: float, *, pairs_of: Seq
     """The ratio of a run of rounds of so many pairs, of the first of strategies that are all as slow."""
     rounds = []
     for number, num_pairs in enumerate(pairs_of, start=1):
-        step = noise(draw)
+        steps_now = noise(draw)
         cycles = [
-            {place: step(slower if place else 1.0) for place in step_order(cycle, count, round_number=number)}
+            {
+                place: (slower if place else 1.0) * next(steps_now)
+                for place in step_order(cycle, count, round_number=number)
+            }
             for cycle in range(num_pairs)
         ]
         rounds.append(pair_ratios([steps[1] for steps in cycles], [steps[0] for steps in cycles]))
@@ -174,28 +158,6 @@ class Work:
         mark("end")
 
 
-@contextmanager
-def load(number: int) -> Iterator[None]:
-    """So many processes that only compute, beside this one."""
-    busy = [multiprocessing.get_context("spawn").Process(target=spin, daemon=True) for _ in range(number)]
-    for process in busy:
-        process.start()
-    try:
-        time.sleep(1.0 if busy else 0.0)
-        yield
-    finally:
-        for process in busy:
-            process.terminate()
-            process.join()
-
-
-def spin() -> None:
-    """Computes until it is ended, or its parent is gone."""
-    parent = os.getppid()
-    while os.getppid() == parent:
-        sum(range(100_000))
-
-
 def real(work: Work) -> TimeRatio:
     """The ratio of a run of three rounds, here all in one process."""
     steps = []
@@ -213,7 +175,7 @@ def measure(loads: Sequence[int], tries: int) -> tuple[str, bool]:
     rows = []
     missed = False
     for number in loads:
-        with load(number):
+        with busy(number):
             alike, planted = ([real(Work(is_planted)) for _ in range(tries)] for is_planted in (False, True))
             average = os.getloadavg()[0]
         floors = [floor_of(ratio) for ratio in (*alike[1:], alike[0])]
