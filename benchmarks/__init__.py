@@ -94,10 +94,8 @@ def table(head: str, rows: Iterable[Sequence[object]]) -> str:
     """Return a table in Markdown; a heading that ends with `:` is of numbers. Nothing where there are no rows."""
     names = head.split(" | ")
     lines = [row(*cells) for cells in rows]
-    top = (
-        row(*(name.removesuffix(":") for name in names)),
-        row(*("--:" if ":" in name[-1:] else "---" for name in names)),
-    )
+    rule = "|".join("--:" if name.endswith(":") else "---" for name in names)
+    top = row(*(name.removesuffix(":") for name in names)), f"|{rule}|\n"
     return "".join((*top, *lines)) if lines else ""
 
 
