@@ -1,4 +1,4 @@
-"""How several runs side by side look, on screens of all kinds and as Markdown."""
+"""How several runs side by side look, on screens of all kinds and as CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from profiler.analysis.comparison import Comparison
 from profiler.core.record import Environment, Record
 from profiler.core.units import MISSING
-from profiler.views.export.markdown import markdown
 from profiler.views.tables import comparison
 from tests import examples, golden_files, make
 from tests.compared_runs import compare_runs
@@ -78,8 +77,7 @@ def test_the_comparison_looks_as_it_did(name: str):
 
 
 @pytest.mark.parametrize("name", ["pair", "devices"])
-def test_the_files_look_as_they_did(name: str):
-    golden_files.compare(f"compare-{name}.md", markdown(comparison.tables(CASES[name]())))
+def test_the_file_looks_as_it_did(name: str):
     golden_files.compare(f"compare-{name}.csv", comparison.csv(CASES[name]()))
 
 

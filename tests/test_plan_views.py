@@ -63,7 +63,6 @@ BELOW = [
 TABLES = {
     "plan": lambda: plans.table(shown(), CHAIN, title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW),
     "frontier": lambda: plans.frontier(list(FRONTIER), CHAIN, NONE, title="mine: 30 plans"),
-    "stages": lambda: plans.stages(CHAIN, title="mine, batch 8"),
 }
 
 

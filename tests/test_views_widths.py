@@ -16,7 +16,7 @@ from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.record import BlockSummary, ModelSummary, Readings
 from profiler.core.stats import Sampling
-from profiler.training import models, strategies
+from profiler.training import models
 from profiler.views.tables import details, explanation, fit, listing, reproduction
 from profiler.views.tables.columns import main
 from profiler.views.tables.grid import Paper, Table, text
@@ -117,11 +117,6 @@ def _list() -> list[Table]:
     return [listing.run_list([whole, part, listing.RunOverview(name="torn", status="unreadable")])]
 
 
-def _names() -> list[Table]:
-    tables = {"models": models.TABLE, "strategies": strategies.TABLE}
-    return [listing.listing(catalogue.entries(table), title=title) for title, table in tables.items()]
-
-
 def _details() -> list[Table]:
     return [listing.details(catalogue.read("transformer", models.TABLE))]
 
@@ -134,7 +129,6 @@ VIEWS: dict[str, Callable[[], list[Table]]] = {
     "fits": _fits,
     "reproduction": _reproduction,
     "list": _list,
-    "names": _names,
     "details": _details,
 }
 

@@ -327,8 +327,8 @@ def derive(run: Run) -> tuple[int, list[str]]:
     if not run.records:
         return 0, lines
     try:
-        lines += [f"wrote {path}" for path in files.write_tables(run)]
-        lines += [f"wrote {path}" for path in files.write_pictures(run)]
+        for path in files.write_derived(run):
+            lines.append(f"wrote {path}")
     except UserError as error:
         if error.exit_code != 1:
             lines += [f"gcprof: {error.message}", f"hint: {error.hint}"]

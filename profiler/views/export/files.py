@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -50,13 +50,25 @@ def refuse_output(path: Path | None, *, force: bool = False, kinds: Sequence[str
         raise UserError(f"cannot write '{path.name}'", hint=hint)
 
 
-def write_tables(run: Run) -> list[Path]:
-    """Write table.csv and table.md and return their paths. Raises UserError (exit code 74) if that fails."""
-    folder, table = _folder(run), rows(run.records)
-    return [
-        write_whole(folder / "table.csv", data.table(table).encode(), force=True),
-        write_whole(folder / "table.md", markdown.markdown(main(table)).encode(), force=True),
-    ]
+def write_derived(run: Run) -> Iterator[Path]:
+    """Write what is derived from a run, and yield each path: table.csv, table.md, then heat.png and frontier.png.
+
+    heat.png needs two axes that vary, frontier.png rows with both peak and time, in at most MANY groups: each has a
+    panel. Raises UserError if a file cannot be written (exit code 74), or if matplotlib is missing or broken (1).
+    """
+    folder, table = run.folder / "derived", rows(run.records)
+    refuse_link(folder)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        message = f"cannot write to '{folder}': {error.strerror}"
+        raise UserError(message, hint="it should be a folder", exit_code=74) from error
+    yield write_whole(folder / "table.csv", data.table(table).encode(), force=True)
+    yield write_whole(folder / "table.md", markdown.markdown(main(table)).encode(), force=True)
+    is_shown = any(row.outcome == "ok" and row.readings.peak_bytes is not None for row in table)
+    has_frontier = any(row.on_frontier for row in table) and len(groups(table)) <= MANY
+    for kind in [*["heat"] * (is_shown and has_plane(table)), *["frontier"] * has_frontier]:
+        yield _plotting().plot(table, kind=kind, path=folder / f"{kind}.png", force=True)
 
 
 def prepare_pictures() -> None:
@@ -65,32 +77,5 @@ def prepare_pictures() -> None:
         _plotting()
 
 
-def write_pictures(run: Run) -> list[Path]:
-    """Write frontier.png if a row has both peak and time, and heat.png if two axes vary; return their paths.
-
-    More than MANY groups get no frontier, which would have a panel for each. Raises UserError if a file cannot be
-    written (exit code 74), or if matplotlib is missing or broken (1).
-    """
-    folder, table = _folder(run), rows(run.records)
-    is_shown = any(row.outcome == "ok" and row.readings.peak_bytes is not None for row in table)
-    has_frontier = any(row.on_frontier for row in table) and len(groups(table)) <= MANY
-    kinds = ["heat"] * (is_shown and has_plane(table)) + ["frontier"] * has_frontier
-    if not kinds:
-        return []
-    plot = _plotting().plot
-    return [plot(table, kind=kind, path=folder / f"{kind}.png", force=True) for kind in kinds]
-
-
 def _plotting() -> ModuleType:
     return load_module("profiler.views.plots.plot", needs="matplotlib")
-
-
-def _folder(run: Run) -> Path:
-    folder = run.folder / "derived"
-    refuse_link(folder)
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        message = f"cannot write to '{folder}': {error.strerror}"
-        raise UserError(message, hint="it should be a folder", exit_code=74) from error
-    return folder

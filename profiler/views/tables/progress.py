@@ -125,8 +125,8 @@ class Follow:
         """Return the status line: `3/21  0:00:07, about 0:00:40 left  segments:k=4 round 1: time`."""
         count = f"{self._num_ended}/{self._total}" if self._total else ""
         seconds, left = self._clock() - self._since, self.left_seconds()
-        times = f"{_clock_text(seconds)}{f', about {_clock_text(left)} left' if left is not None else ''}"
-        return "  ".join(text for text in (count, times, self._now) if text)
+        times, *about = [timedelta(seconds=round(one)) for one in (seconds, left) if one is not None]
+        return "  ".join(filter(None, (count, f"{times}{''.join(f', about {one} left' for one in about)}", self._now)))
 
     def left_seconds(self) -> float | None:
         """Return the estimated seconds left: the guess for what is left, scaled by how long that for the rest took.
@@ -143,10 +143,6 @@ class Follow:
 def _guess(case: Case) -> float:
     """Return the seconds that a trial of the first round is assumed to take."""
     return TRACED_SECONDS if case.is_predicted or case.is_rehearsed else MEASURED_SECONDS
-
-
-def _clock_text(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
 
 
 def varying(cases: Sequence[Case]) -> tuple[str, ...]:
@@ -204,6 +200,11 @@ def cost_lines(cost: SweepCost, *, basis: str | None = None, start: str = "", un
 
     `basis` says where the seconds come from, `start` how long a trial takes to start, `unknown` why some have none.
     """
+
+    def range_text(span: Bounds) -> str:
+        ends = [f"{end:,.0f}" if end >= 10 or end == int(end) else f"{end:.2g}" for end in (span.least, span.most)]
+        return " to ".join(dict.fromkeys(ends))
+
     num_measured = cost.num_trials - cost.num_predicted - cost.num_rehearsed
     others = {"predictions": cost.num_predicted, "rehearsals": cost.num_rehearsed}
     named = " and ".join(f"{number:,} of them {name}" for name, number in others.items() if number)
@@ -211,20 +212,10 @@ def cost_lines(cost: SweepCost, *, basis: str | None = None, start: str = "", un
     if not num_measured:
         return lines
     until = f"; a round is timed for up to {cost.sampling_seconds:g} s, or a few steps" if cost.sampling_seconds else ""
-    lines.append(f"steps: {_range_text(cost.steps)}{until}; several steps of less than 1 ms make one sample")
+    lines.append(f"steps: {range_text(cost.steps)}{until}; several steps of less than 1 ms make one sample")
     if cost.gpu_seconds is not None:
-        lines.append(f"GPU seconds: {_range_text(cost.gpu_seconds)}, predicted, not measured")
+        lines.append(f"GPU seconds: {range_text(cost.gpu_seconds)}, predicted, not measured")
         lines.append(f"  {start} a trial; {basis}")
     if unknown:
         lines.append(f"GPU seconds of {count_text(cost.num_unknown, 'trial')}: not known: {unknown}")
     return lines
-
-
-def _range_text(span: Bounds) -> str:
-    least, most = _number(span.least), _number(span.most)
-    return least if least == most else f"{least} to {most}"
-
-
-def _number(value: float) -> str:
-    """Return a whole number, or two digits of a small one."""
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
