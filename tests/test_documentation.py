@@ -12,7 +12,7 @@ import torch
 import typer.main
 
 from profiler.cli import application
-from profiler.runs.find import run_folder
+from profiler.runs import run_folder
 from profiler.training import strategies
 from tests import gallery, pages
 from tests.conftest import measured

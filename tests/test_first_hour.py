@@ -10,7 +10,7 @@ from profiler.cli import answer
 from profiler.core import gpu_specs
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.runs import find, store
+from profiler.runs import is_run, runs, store
 from profiler.training import levers
 from profiler.training.models import meant
 from profiler.workflows.consent import words_of
@@ -53,9 +53,7 @@ def test_a_run_stands_for_its_model_and_settings(here: Path):
 
     words = words_of("3fa9c1")
 
-    assert [find.is_run(word) for word in ("3fa9c1", "20261120T1749", "last", "mlp", "4090")] == [True] * 3 + [
-        False
-    ] * 2
+    assert [is_run(word) for word in ("3fa9c1", "20261120T1749", "last", "mlp", "4090")] == [True] * 3 + [False] * 2
     assert words["model"] == record.case.model
     assert words["batch_size"] == str(record.case.batch_size)
     assert words["precision"] == record.case.precision
@@ -67,7 +65,7 @@ def test_a_prediction_is_kept_only_if_asked_and_the_folder_ignores_itself(here: 
     assert list(here.iterdir()) == []
 
     assert answer([*PREDICT, "--keep"]) == 0
-    (folder,) = find.runs(Path("results"))
+    (folder,) = runs(Path("results"))
     assert Path("results/.gitignore").read_text() == "*\n"
 
     store.remove(folder)

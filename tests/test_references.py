@@ -13,20 +13,16 @@ import pytest
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.errors import UserError
-from profiler.runs import find, store
+from profiler.runs import reference, reference_folder, reference_names, store
 
 ROOT = Path(__file__).parents[1]
-FILES = [
-    find.reference_folder() / name / file
-    for name in find.reference_names()
-    for file in ("manifest.json", "trials.jsonl")
-]
+FILES = [reference_folder() / name / file for name in reference_names() for file in ("manifest.json", "trials.jsonl")]
 MACHINE = re.compile(rf"/home/|/root/|/tmp/|/work/|C:\\\\Users|\b{re.escape(platform.node() or '-')}\b")
 
 
-@pytest.mark.parametrize("name", find.reference_names())
+@pytest.mark.parametrize("name", reference_names())
 def test_every_one_is_complete_and_says_what_it_is_evidence_of(name: str):
-    run = store.load(find.reference(f"ref:{name}"))
+    run = store.load(reference(f"ref:{name}"))
     kind = name.partition("/")[0].partition("-")[0]
 
     assert len(run.records) == len(run.manifest.plan)
@@ -57,7 +53,7 @@ def test_the_wheel_takes_the_records_of_every_one_and_no_pictures():
 
 def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right():
     """By hand, with PyTorch's own allocator: 1,011 to 1,018 MiB in every row, static bytes 703.7 MiB."""
-    run = store.load(find.reference("ref:rehearsed-h100/mnist-cnn"))
+    run = store.load(reference("ref:rehearsed-h100/mnist-cnn"))
     peaks = {str(record.case.strategy): record.readings.peak_bytes / 2**20 for record in run.records}
 
     assert list(peaks) == ["none", *(f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32))]
@@ -67,14 +63,12 @@ def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right(
 @pytest.mark.parametrize("word", ["ref:../../configs", "ref:", "ref:cpu"])
 def test_nothing_but_a_run_is_read(word: str):
     with pytest.raises(UserError):
-        find.reference(word)
+        reference(word)
 
 
 def test_they_are_listed_and_shown_by_their_names(here: Path, capsys: pytest.CaptureFixture[str]):
     assert answer(["list", "--ref", "--json"]) == 0
-    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == [
-        f"ref:{name}" for name in find.reference_names()
-    ]
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == [f"ref:{name}" for name in reference_names()]
 
     assert answer(["show", "ref:predicted-t4/mnist-cnn"]) == 0
     assert "Tesla T4): predicted, not measured" in capsys.readouterr().out

@@ -15,8 +15,7 @@ from profiler.cli import answer
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, PhaseBytes
-from profiler.runs import store
-from profiler.runs.find import read_tags, run_folder
+from profiler.runs import read_tags, run_folder, store
 from profiler.runs.merge import validate
 from profiler.runs.store import Writer
 from tests import examples, make

@@ -218,7 +218,7 @@ def _set_limit(seconds: float) -> None:
 
 def _of_run(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return what a run says of its model and settings, if the model is a run's name; what is typed wins."""
-    from profiler.runs.find import is_run
+    from profiler.runs import is_run
 
     if not is_run(given["model"]):
         return {}

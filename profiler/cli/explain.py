@@ -59,7 +59,7 @@ def explain(
     Example: gcprof explain transformer --strategies all --optimizer adamw
     """
     from profiler.core.record import evidence
-    from profiler.runs.find import is_run
+    from profiler.runs import is_run
     from profiler.views.tables.explanation import document, tables
     from profiler.workflows.explain import assumed, heading
     from profiler.workflows.explain import explain as work

@@ -29,9 +29,9 @@ def _named(*names: str) -> list[tuple[str, str]]:
 
 def _runs() -> list[tuple[str, str]]:
     """Return `last`, and the names below results/, the newest first; a path is left to the shell."""
-    from profiler.runs import RESULTS, find
+    from profiler.runs import RESULTS, runs
 
-    return _named("last", *(path.name for path in reversed(find.runs(RESULTS))))
+    return _named("last", *(path.name for path in reversed(runs(RESULTS))))
 
 
 def _entries(field: str) -> Iterator[tuple[str, str]]:

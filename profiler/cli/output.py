@@ -89,7 +89,7 @@ def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
 
 def read_run(word: str, *, without: Collection[str] = ()) -> Run:
     """Return the run that a word names; what is wrong with its files is said on stderr. Raises UserError."""
-    from profiler.runs.find import run_folder
+    from profiler.runs import run_folder
     from profiler.runs.store import load
 
     run = load(run_folder(word), without=without)

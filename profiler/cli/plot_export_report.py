@@ -106,7 +106,7 @@ def export(
     from profiler import views
     from profiler.core.errors import load_function
     from profiler.integrations import trackers
-    from profiler.runs.find import REFERENCE
+    from profiler.runs import REFERENCE
     from profiler.views.export.files import write_whole
 
     kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")

@@ -60,7 +60,7 @@ def tag(
 
     Example: gcprof runs tag last baseline
     """
-    from profiler.runs.find import change_tags, own_folder
+    from profiler.runs import change_tags, own_folder
 
     folder = own_folder(run)
     kept = change_tags(folder, words, remove=remove)
@@ -90,8 +90,7 @@ def rm(
 
     Example: gcprof runs rm 20261120T174900Z-mlp-3fa9c1
     """
-    from profiler.runs import store
-    from profiler.runs.find import own_folder
+    from profiler.runs import own_folder, store
 
     if "last" in runs:
         raise UserError("'last' is no name: what is removed is named", hint="gcprof runs list shows the names")
@@ -107,7 +106,7 @@ def rm(
 
 def _is_sure(folder: Path) -> bool:
     """Ask whether to remove a folder; whether the answer is yes. No answer is a no."""
-    from profiler.runs.find import read_tags
+    from profiler.runs import read_tags
     from profiler.runs.store import size_bytes
     from profiler.views.sanitize import plain
 
@@ -134,8 +133,7 @@ def merge(
     Example: gcprof runs merge shard-1 shard-2 -o results/whole
     """
     from profiler.core.record import evidence
-    from profiler.runs import store
-    from profiler.runs.find import run_folder
+    from profiler.runs import run_folder, store
     from profiler.runs.merge import merge as merged
     from profiler.runs.merge import write
     from profiler.views.tables.evidence import counted
@@ -166,7 +164,7 @@ def validate(
 
     Example: gcprof runs validate last
     """
-    from profiler.runs.find import run_folder
+    from profiler.runs import run_folder
     from profiler.runs.merge import validate as look
     from profiler.views.tables.grid import Table
 

@@ -113,7 +113,7 @@ def _shown(variant: Variant) -> Variant:
 
 def named_script(target: str | None) -> tuple[Run, tuple[Variant, ...]] | None:
     """Return a script's run by its name, for verbs that take a model or a run; None if it is no such run."""
-    from profiler.runs.find import is_run, run_folder
+    from profiler.runs import is_run, run_folder
     from profiler.runs.store import load
 
     if target is None or not is_run(target):

@@ -178,7 +178,7 @@ def _listed(text: str, choices: tuple[str, ...], *, flag: str) -> list[str]:
 
 def _named(loaded: list[tuple[str, Run]]) -> list[tuple[str, tuple[Record, ...]]]:
     """Return the name and the records of every run: `ref:NAME`, the folder's, or the word if two have that name."""
-    from profiler.runs.find import REFERENCE
+    from profiler.runs import REFERENCE
 
     names = [word if word.startswith(REFERENCE) else run.folder.resolve().name for word, run in loaded]
     return [

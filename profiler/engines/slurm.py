@@ -31,7 +31,7 @@ from profiler.core.record import Environment, Record
 from profiler.core.safe_files import hide
 from profiler.core.schedule import Shard
 from profiler.engines.local import Local, informed, lost
-from profiler.runs import find, store
+from profiler.runs import runs, store
 from profiler.runs.store import Manifest, Writer
 
 GENERAL = ("name", "mem_gb", "cpus_per_task")  # options of submitit for any cluster, besides those of `connect`
@@ -214,7 +214,7 @@ class Shards:
         for name in ("shards", "jobs"):
             store.refuse_link(run / name)
             (run / name).mkdir(exist_ok=True)
-        folders = sorted(find.runs(run / "shards"), key=lambda folder: (len(folder.name), folder.name))
+        folders = sorted(runs(run / "shards"), key=lambda folder: (len(folder.name), folder.name))
         for folder in folders:
             store.refuse_link(folder)
         self.plans = {folder: store.read_manifest(folder).plan for folder in folders}

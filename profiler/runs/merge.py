@@ -19,8 +19,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SCHEMA, SOFTWARE, Environment, Evidence, Record, evidence, moment
 from profiler.core.schedule import Shard
 from profiler.core.units import count_text
-from profiler.runs import store
-from profiler.runs.find import TAGS
+from profiler.runs import TAGS, store
 from profiler.runs.store import Manifest, Run
 
 KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", plan_file.FOLDER, "shards", "jobs", ".writer", TAGS)

@@ -28,8 +28,7 @@ from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SCHEMA, SOFTWARE, Environment, Equality, Record
 from profiler.core.schedule import Shard
-from profiler.runs import RESULTS
-from profiler.runs.find import reference_folder
+from profiler.runs import RESULTS, reference_folder
 
 DIGITS = 16  # of a SHA-256: enough to notice a changed file
 T = TypeVar("T")

@@ -11,8 +11,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record, evidence
 from profiler.engines.local import why_no_rehearsal
 from profiler.request import device_choice
-from profiler.runs import store
-from profiler.runs.find import run_folder
+from profiler.runs import run_folder, store
 
 CONVOLUTIONS = "aten.convolution"  # and aten.convolution_backward
 

@@ -18,8 +18,7 @@ from profiler.core.case import Case, Choice, split_choices
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
 from profiler.request.spec import TABLES, Request
-from profiler.runs import store
-from profiler.runs.find import run_folder
+from profiler.runs import run_folder, store
 from profiler.runs.store import Run
 from profiler.training import levers
 

@@ -21,8 +21,7 @@ from profiler.core.trace_data import Followed, load_snapshot
 from profiler.engines import REHEARSED, WORKER, Engine, read_answer
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
-from profiler.runs import store
-from profiler.runs.find import is_run, run_folder
+from profiler.runs import is_run, run_folder, store
 from profiler.views.tables.columns import batch, optimizer
 from profiler.views.tables.evidence import device_word
 from profiler.workflows import SILENT, Screen

@@ -21,8 +21,7 @@ from profiler.core.record import evidence
 from profiler.core.user_code import shipped
 from profiler.request import device_choice, spec
 from profiler.request.spec import TABLES, Request, command_line
-from profiler.runs import RESULTS, store
-from profiler.runs.find import run_folder
+from profiler.runs import RESULTS, run_folder, store
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.run import follow, opening

@@ -18,8 +18,7 @@ from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
 from profiler.request import device_choice, spec
 from profiler.request.spec import TABLES, CheckedRequest, Request, given
-from profiler.runs import RESULTS, store
-from profiler.runs.find import run_folder
+from profiler.runs import RESULTS, run_folder, store
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, STARTING, Screen, consent
 from profiler.workflows import run as workflow

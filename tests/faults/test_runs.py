@@ -29,7 +29,7 @@ from profiler.core.record import Equality, Record
 from profiler.engines import local
 from profiler.engines.child import Server
 from profiler.engines.local import Local, in_waves
-from profiler.runs import find, store
+from profiler.runs import runs, store
 from profiler.runs.store import Writer
 from profiler.workflows import run as workflow
 from tests import examples, kill, killed, make
@@ -311,7 +311,7 @@ def test_fault_61_another_environment_is_listed_and_measured_in_a_folder_of_its_
     assert "gcprof run --resume run --new-run" in err
     assert answer(["run", "--resume", "run", "--new-run"]) == 0
     assert texts(half) == before
-    (folder,) = find.runs(half.parent / "results")
+    (folder,) = runs(half.parent / "results")
     old, new = store.load(half), store.load(folder)
     assert (new.manifest.plan, new.manifest.command) == (old.manifest.plan, old.manifest.command)
     assert new.manifest.words == old.manifest.words

@@ -13,7 +13,7 @@ from profiler.core.catalogue import KINDS, Entry
 from profiler.core.errors import UserError
 from profiler.core.record import Evidence, ModelSummary, evidence
 from profiler.core.units import MISSING, count_text, few
-from profiler.runs.find import REFERENCE, read_tags, reference, reference_names, runs
+from profiler.runs import REFERENCE, read_tags, reference, reference_names, runs
 from profiler.runs.store import Run, load
 from profiler.views.tables.evidence import device_word, in_order, kinds_text
 from profiler.views.tables.grid import Table, numbers, words

@@ -11,12 +11,12 @@ import msgspec
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
 from profiler.core import gpu_specs
-from profiler.core.choices import Choice
 from profiler.core.errors import UserError
 from profiler.core.script import Applied, Gradients
 from profiler.core.stats import num_warmup, num_warmup_pairs, pair_ratios, ratio_of_pairs
 from profiler.core.units import (
     MISSING,
+    Choice,
     bytes_text,
     change_range_text,
     change_text,
