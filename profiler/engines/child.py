@@ -43,12 +43,12 @@ class Server:
             proven_libraries()
         else:
             prepare_if_asked()
-        early = server_process.take(() if visible else preload)
         try:
+            early = server_process.take(() if visible else preload)
             started = early or server_process.start(preload, visible=visible, rehearses=rehearses)
         except OSError as error:
             raise not_started(error) from error
-        self.control, self.process, self._errors = started.control, started.process, started.errors
+        self.process, self.control, self._errors, _ = started
         self._is_ready = False
 
     def await_ready(self) -> None:
@@ -123,7 +123,10 @@ class Child:
         self.on_stage: Callable[[str], None] = lambda stage: None  # called with every stage, and with its steps
         self._control = control
         self._number = next(NUMBERS)
-        request = {"number": self._number, "entry": entry, "needs": needs, "text": text, "folder": _folder()}
+        folder = None
+        with suppress(FileNotFoundError):  # it no longer exists
+            folder = os.getcwd()
+        request = {"number": self._number, "entry": entry, "needs": needs, "text": text, "folder": folder}
         self._request = json.dumps(request).encode() + b"\n"
         self.log = Log(log)
         self._pid: int | None = None
@@ -135,16 +138,10 @@ class Child:
 
     def __enter__(self) -> Child:
         try:
-            ours, channel = socket.socketpair()
-            self._channel = ours.detach()
+            (ours, channel), (self._output, output) = socket.socketpair(), os.pipe()
         except OSError as error:
             raise not_started(error) from error
-        try:
-            self._output, output = os.pipe()
-        except OSError as error:
-            os.close(self._channel)
-            channel.close()
-            raise not_started(error) from error
+        self._channel = ours.detach()
         self._open: dict[int, Callable[[bytes], None]] = {self._channel: self._take_lines}
         self._open[self._output] = lambda data: self.log.write(data)  # `go_on` replaces the log
         for descriptor in self._open:
@@ -311,11 +308,3 @@ def not_started(error: OSError) -> UserError:
     message = f"this machine cannot start a process for a trial: {error.strerror or error}"
     hint = "end other programs, or raise the limits (ulimit -u, ulimit -n); every result that was printed is kept"
     return UserError(message, hint=hint, exit_code=3)
-
-
-def _folder() -> str | None:
-    """Return the current folder; None if it no longer exists."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
@@ -93,6 +94,7 @@ def why_no_rehearsal(device: str) -> str | None:
     return None
 
 
+@dataclass(kw_only=True, eq=False)
 class Local:
     """The engine of this machine: starts the server on entry, and ends it with all its children on exit.
 
@@ -103,33 +105,25 @@ class Local:
     modules that only running a step needs.
     """
 
-    def __init__(
-        self,
-        *,
-        stage_seconds: float = 600.0,
-        logs: Path | None = None,
-        entry: str = RUN_TRIALS,
-        visible: str | None = None,
-        rehearses: bool = False,
-        measures: bool = True,
-    ) -> None:
-        self.logs = logs
-        self.devices: tuple[str, ...] = ()
+    stage_seconds: float = 600.0
+    logs: Path | None = None
+    entry: str = RUN_TRIALS
+    visible: str | None = None
+    rehearses: bool = False
+    measures: bool = True
+    devices: tuple[str, ...] = ()
+    _device_engines: list[Local] = field(default_factory=list)  # by device, if there are several
+    _is_stopped: bool = False
+    _servers: dict[bool, Server] = field(default_factory=dict)  # by whether its children rehearse
+    _free: dict[str, int] = field(default_factory=dict)  # by device: bytes that were free before anything was run
+    _free_by_uuid: dict[str, int] = field(default_factory=dict)
+    _ended_on: str | None = None  # the device of a child that was ended by force, and may still hold memory
+
+    def __post_init__(self) -> None:
         self.at_work: Callable[[str], None] = lambda text: None
-        self._visible = visible
-        self._device_engines: list[Local] = []  # by device, if there are several
-        self._is_stopped = False
-        self._entry = entry
-        self._stage_seconds = stage_seconds
-        self._rehearses = rehearses
-        self._measures = measures
-        self._servers: dict[bool, Server] = {}  # by whether its children rehearse
-        self._free: dict[str, int] = {}  # by device: bytes that were free before anything was run
-        self._free_by_uuid: dict[str, int] = {}
-        self._ended_on: str | None = None  # the device of a child that was ended by force, and may still hold memory
 
     def __enter__(self) -> Local:
-        self._servers[self._rehearses] = self._server(rehearses=self._rehearses)
+        self._servers[self.rehearses] = self._server(rehearses=self.rehearses)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -159,10 +153,10 @@ class Local:
 
         Raises UserError (exit code 3), which begins with `failing`, if the process ends without an answer.
         """
-        rehearses = self._rehearses or entry.startswith(REHEARSED)
+        rehearses = self.rehearses or entry.startswith(REHEARSED)
         with self._child(entry, text, entry.rpartition(":")[2], rehearses=rehearses) as child:
             child.on_stage = self.at_work
-            ended = child.wait(self._stage_seconds)
+            ended = child.wait(self.stage_seconds)
         self._drop_dead_server(ended, rehearses=rehearses)
         if not child.lines:
             why = ended.describe().replace("start took", "it took")
@@ -189,7 +183,7 @@ class Local:
         return run_on_devices([engine._one_by_one for engine in self._device_engines], trials, stop=self.stop)
 
     def _device_engine(self, uuid: str) -> Local:
-        engine = Local(stage_seconds=self._stage_seconds, entry=self._entry, visible=uuid)
+        engine = Local(stage_seconds=self.stage_seconds, entry=self.entry, visible=uuid)
         engine._free = {SEVERAL: self._free_by_uuid[uuid]} if uuid in self._free_by_uuid else {}
         return engine.__enter__()
 
@@ -198,7 +192,7 @@ class Local:
         refusals = progress.Refusals()
         for kind, several in grouped(trials):
             group = [trial for trial in several if not refusals.stop(trial.case)]
-            entry = SHARED.get(kind) if len(group) > 1 and self._entry == RUN_TRIALS else None
+            entry = SHARED.get(kind) if len(group) > 1 and self.entry == RUN_TRIALS else None
             for record in self._sharing(entry, group) if entry else map(self._alone, group):
                 if self._is_stopped:
                     return
@@ -208,11 +202,11 @@ class Local:
 
     def _alone(self, trial: Trial) -> Record:
         """Run a trial in its own child; a rehearsed one that runs out of memory says what it takes with more of it."""
-        (record,) = self._in_one_child(self._entry, [trial])
+        (record,) = self._in_one_child(self.entry, [trial])
         if not trial.case.is_rehearsed or record.outcome != "out_of_memory":
             return record
         roomy = replace(trial.case, device=str(replace(parse(trial.case.device), bytes=MOST_BYTES)))
-        (more,) = self._in_one_child(self._entry, [replace(trial, case=roomy)])
+        (more,) = self._in_one_child(self.entry, [replace(trial, case=roomy)])
         whole = more.readings
         if whole.peak_bytes is None or whole.reserved_bytes is None:
             return record
@@ -252,7 +246,7 @@ class Local:
         """Run trials in one child, each when its record is asked for; do not ask again once the child has ended."""
         self._await_memory()
         rehearses = trials[0].case.is_rehearsed
-        requests = encode([replace(trial, limit_seconds=self._stage_seconds) for trial in trials]).decode()
+        requests = encode([replace(trial, limit_seconds=self.stage_seconds) for trial in trials]).decode()
         needs = [entry.partition(":")[0], *models.imports(trials[0].case.model.name)]  # no user's code
         log = store.log_name(trials[0].case, trials[0].round)
         with self._child(entry, requests, log, needs=needs, rehearses=rehearses) as child:
@@ -261,7 +255,7 @@ class Local:
                     child.go_on(self._log(store.log_name(trial.case, trial.round)))
                 words = f"{trial.case.model} {strategy_label(trial.case.label)} round {trial.round}"
                 child.on_stage = lambda stage, words=words: self.at_work(f"{words}: {stage}")  # type: ignore[misc]
-                ended = child.wait(self._stage_seconds, until_result=trial is not trials[-1])
+                ended = child.wait(self.stage_seconds, until_result=trial is not trials[-1])
                 record = _record(child, trial, ended)
                 self._drop_dead_server(ended, rehearses=rehearses)
                 holds_memory = ended.status != 0 and not (rehearses or trial.case.is_predicted)
@@ -297,10 +291,8 @@ class Local:
         return Child(server.control, entry, text, needs=needs, log=self._log(log))
 
     def _server(self, *, rehearses: bool) -> Server:
-        if rehearses:
-            return Server(self._visible, rehearses=True, preload=PRELOAD_TO_REHEARSE)
-        preload = PRELOAD if self._measures else PRELOAD_TO_TRACE
-        return Server(self._visible, preload=preload)
+        preload = PRELOAD_TO_REHEARSE if rehearses else PRELOAD if self.measures else PRELOAD_TO_TRACE
+        return Server(self.visible, rehearses=rehearses, preload=preload)
 
     def _log(self, name: str) -> Path | None:
         return self.logs / f"{name}.log" if self.logs else None

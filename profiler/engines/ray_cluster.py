@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -57,24 +58,27 @@ def connect(
     return RayCluster(stage_seconds=stage_seconds, logs=logs, plan=plan, address=address, cpus=cpus, wait=wait)
 
 
+@dataclass(kw_only=True, eq=False)
 class RayCluster:
     """Joins the cluster on entry and leaves it on exit: Ray then ends all of this run's workers.
 
     `plan` is what will be run, as far as known: a survey covers its kinds of GPU, or all kinds if it names none.
     """
 
-    def __init__(
-        self, *, stage_seconds: float, logs: Path | None, plan: tuple[Trial, ...], address: str, cpus: int, wait: float
-    ) -> None:
-        self.logs = logs
+    stage_seconds: float
+    logs: Path | None
+    plan: tuple[Trial, ...]
+    address: str
+    cpus: int
+    wait: float
+
+    def __post_init__(self) -> None:
         self._ray: Any = load_module("ray")
-        self._kinds = tuple(name for name in dict.fromkeys(trial.case.device for trial in plan) if parse(name).kind)
-        self._sends_folder = _has_own_code(trial.case for trial in plan)
-        self._address = address
-        self._cpus = cpus
-        self._wait = wait
+        names = dict.fromkeys(trial.case.device for trial in self.plan)
+        self._kinds = tuple(name for name in names if parse(name).kind)
+        self._sends_folder = _has_own_code(trial.case for trial in self.plan)
         self._accelerators: dict[str, str] = {}  # Ray's names of the kinds, also of lost nodes
-        self._on_node: dict[str, Any] = {"trial": f"{WORKER}:run_trials", "stage_seconds": stage_seconds}
+        self._on_node: dict[str, Any] = {"trial": f"{WORKER}:run_trials", "stage_seconds": self.stage_seconds}
 
     def __enter__(self) -> RayCluster:
         self._join()
@@ -104,10 +108,10 @@ class RayCluster:
     def _surveyed(self, name: str, task: Any) -> tuple[dict[str, Environment], str, str]:
         """Return the CPU and the device of the surveyed node; or nothing, why, and what to do."""
         try:
-            devices = decode(json.dumps(self._answer(task, self._wait)["devices"]), dict[str, Environment])
+            devices = decode(json.dumps(self._answer(task, self.wait)["devices"]), dict[str, Environment])
         except self._ray.exceptions.GetTimeoutError:
             self._ray.cancel(task, force=True)
-            return {}, f"none was free for {self._wait:g} s", "ray:wait=SECONDS waits longer"
+            return {}, f"none was free for {self.wait:g} s", "ray:wait=SECONDS waits longer"
         device = devices.get(parse(name).torch_device)
         if device is None:
             return {}, "torch sees no CUDA device there", "these nodes need torch with CUDA"
@@ -117,7 +121,7 @@ class RayCluster:
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         """Call `entry` ("module:function") with `text` on some node; return its answer. Raises as `Local.ask` does."""
-        seconds = self._wait + self._on_node["stage_seconds"]
+        seconds = self.wait + self._on_node["stage_seconds"]
         return self._answer(self._asked("cpu", entry, text, failing), seconds)
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
@@ -155,10 +159,10 @@ class RayCluster:
                         since = gone.setdefault(device, time.monotonic())
                         if self._has_place(device):
                             del gone[device]
-                        elif time.monotonic() - since >= self._wait:
+                        elif time.monotonic() - since >= self.wait:
                             sent = [future for future, (trial, _) in under_way.items() if trial.case.device == device]
                             self._cancel(sent)
-                            why = f"no node of the cluster could take it for {self._wait:g} s"
+                            why = f"no node of the cluster could take it for {self.wait:g} s"
                             yield from (lost(under_way.pop(future)[0], "crashed", why) for future in sent)
                     continue
                 if future in under_way:  # else it was canceled
@@ -208,7 +212,7 @@ class RayCluster:
         # does not cover that (listen_error_messages in ray/_private/worker.py), and this switch of Ray's own debugger
         # (ray/util/rpdb.py) is the only one that does.
         self._ray._private.worker._worker_logs_enabled = False
-        own = {"include_dashboard": False} if self._address == "local" else {}
+        own = {"include_dashboard": False} if self.address == "local" else {}
         heeded = signal.getsignal(signal.SIGTERM)
         try:
             with tempfile.TemporaryDirectory(prefix="gcprof-") as packed:
@@ -216,10 +220,10 @@ class RayCluster:
                 if self._sends_folder:
                     travels["working_dir"] = "."
                 self._ray.init(
-                    address=self._address, runtime_env=travels, log_to_driver=False, logging_level=logging.ERROR, **own
+                    address=self.address, runtime_env=travels, log_to_driver=False, logging_level=logging.ERROR, **own
                 )
         except (OSError, RuntimeError, ValueError) as error:
-            message = f"no Ray cluster at '{self._address}': {_why(error)}"
+            message = f"no Ray cluster at '{self.address}': {_why(error)}"
             raise UserError(message, hint=STARTING, exit_code=3) from error
         finally:
             if signal.getsignal(signal.SIGTERM) is not heeded:  # Ray's own would skip the cleanup of a run
@@ -237,10 +241,10 @@ class RayCluster:
     def _needs(self, device: str) -> dict[str, Any]:
         """Return the resources that a task on that device requests of Ray."""
         if not parse(device).kind:
-            return {"num_cpus": self._cpus}
+            return {"num_cpus": self.cpus}
         if device not in self._accelerators:
             self._accelerators |= self._kinds_there()
-        return {"num_cpus": self._cpus, "num_gpus": 1, "accelerator_type": self._accelerators.get(device, device)}
+        return {"num_cpus": self.cpus, "num_gpus": 1, "accelerator_type": self._accelerators.get(device, device)}
 
     def _has_place(self, device: str) -> bool:
         """Whether any live node could run a task on that device if the node were idle."""
