@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -200,7 +200,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
     check_data(request.data, chosen_models)
     devices = _unique(choose_device(word) for word in device_choice.words(request.device, request.gpus))
-    until = sampling_of(msgspec.structs.asdict(request), devices[0])
+    until = sampling(request, devices[0])
     if until:
         fields["samples"] = LEAST_STEPS
     remarks: list[str] = []
@@ -334,33 +334,26 @@ def numbers(option: str, text: str | None) -> list[int]:
     return _unique(found)
 
 
-def sampling_of(words: Mapping[str, Any], device: str) -> Sampling | UnsetType:
+def sampling(words: Request, device: str) -> Sampling | UnsetType:
     """Return when to stop sampling; UNSET if a fixed number is asked for, or the device has no times.
 
-    `words` are those of a Request. Raises UserError.
+    Raises UserError.
     """
-    given = {name: words[name] for name in UNTIL if words[name] is not None}
-    is_fixed = words["samples"] is not None
-    has_no_times = bool(parse(device).prefix)
-    if given and (is_fixed or has_no_times):
+    is_fixed = words.samples is not None
+    if is_fixed or parse(device).prefix:
         without = "--samples, which is a fixed number" if is_fixed else f"'{device}', where no step is timed"
-        refuse_idle({f"--{name.replace('_', '-')}": True for name in given}, f"with {without}")
-    return UNSET if is_fixed or has_no_times else sampling(**given)
-
-
-def sampling(
-    *, precision_target: str | None = None, max_samples: int | None = None, max_seconds: float | None = None
-) -> Sampling:
-    """Return a Sampling with these values, and the defaults of the others. Raises UserError."""
+        refuse_idle({flag(name): getattr(words, name) is not None for name in UNTIL}, f"with {without}")
+        return UNSET
     usual = Sampling()
-    target = usual.precision_target if precision_target is None else parse_percent(precision_target)
+    typed = words.precision_target
+    target = usual.precision_target if typed is None else parse_percent(typed)
     if target is None or not 0.001 <= target <= 0.5:
-        message = f"--precision-target: '{precision_target}' is no precision"
+        message = f"--precision-target: '{typed}' is no precision"
         raise UserError(message, hint="a percentage from 0.1% to 50%, like 2%")
     return Sampling(
         precision_target=target,
-        max_samples=_within(FEWEST, MOST, "--max-samples", max_samples, usual.max_samples),
-        max_seconds=_within(0.001, LONGEST, "--max-seconds", max_seconds, usual.max_seconds),
+        max_samples=_within(FEWEST, MOST, "--max-samples", words.max_samples, usual.max_samples),
+        max_seconds=_within(0.001, LONGEST, "--max-seconds", words.max_seconds, usual.max_seconds),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
@@ -201,7 +201,17 @@ def _copies(parts: tuple[Any, ...]) -> Callable[[], Any]:
     def made() -> tuple[Any, ...]:
         owned = {id(source): source.clone_state() for source in kept_state.generators(parts)}
         is_traced = isinstance(torch.empty(0), FakeTensor)
-        of = _Twins().of if is_traced else _copied
+        copied = _faking() if is_traced else lambda tensor: tensor.detach().clone()
+
+        def of(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+            """Stand-in for Tensor.__deepcopy__ that also takes results of operators, which hooks may have kept."""
+            if tensor.is_leaf and not is_traced:
+                return DEEPCOPY(tensor, memo)
+            if id(tensor) not in memo:
+                memo[id(tensor)] = copied(tensor)
+            made: torch.Tensor = memo[id(tensor)]
+            return made
+
         parameters = own_thread.replaced(nn.Parameter, __deepcopy__=of) if is_traced else nullcontext()
         with own_thread.replaced(torch.Tensor, __deepcopy__=of), parameters:
             return copy.deepcopy(parts, owned)  # which takes no generators of torch
@@ -209,59 +219,30 @@ def _copies(parts: tuple[Any, ...]) -> Callable[[], Any]:
     return made
 
 
-def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """Stand-in for Tensor.__deepcopy__ that also takes results of operators, which hooks may have kept."""
-    if tensor.is_leaf:
-        return DEEPCOPY(tensor, memo)
-    if id(tensor) not in memo:
-        memo[id(tensor)] = tensor.detach().clone()
-    made: torch.Tensor = memo[id(tensor)]
-    return made
+def _faking() -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that makes fake tensors of real ones: shapes, types, strides and shared storages are theirs.
 
+    Small ones without a gradient keep their values, such as sizes and rates, which a traced forward can read.
+    """
+    storages: dict[int, torch.Tensor] = {}
 
-class _Twins:
-    """Makes fake tensors of real ones: of the same shape, type and strides, with the same sharing of storages."""
+    def faked(tensor: torch.Tensor) -> torch.Tensor:
+        storage, is_parameter = tensor.untyped_storage(), isinstance(tensor, nn.Parameter)
+        key, size = storage._cdata, storage.nbytes() // tensor.element_size()
+        if key not in storages and size == tensor.numel() and tensor.is_contiguous():
+            if tensor.requires_grad or is_parameter or size > KNOWN:
+                made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            else:
+                with no_dispatch():
+                    values = tensor.detach().tolist()
+                made = torch.tensor(values, dtype=tensor.dtype, device="cpu")
+            storages[key] = made
+        else:
+            if key not in storages:
+                storages[key] = torch.empty(size, dtype=tensor.dtype, device="cpu")
+            known = storages[key]
+            flat = known if known.dtype == tensor.dtype else known.detach().reshape(-1).view(tensor.dtype)
+            made = flat.detach().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return nn.Parameter(made, tensor.requires_grad) if is_parameter else made.requires_grad_(tensor.requires_grad)
 
-    def __init__(self) -> None:
-        self._storages: dict[int, torch.Tensor] = {}
-
-    @property
-    def of(self) -> Callable[[torch.Tensor, dict[int, Any]], torch.Tensor]:
-        """A replacement of `Tensor.__deepcopy__`, whose first argument is the tensor."""
-
-        def twin(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-            if id(tensor) not in memo:
-                memo[id(tensor)] = self._made(tensor)
-            made: torch.Tensor = memo[id(tensor)]
-            return made
-
-        return twin
-
-    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, nn.Parameter):
-            return nn.Parameter(self._alike(tensor), tensor.requires_grad)
-        return self._alike(tensor, with_values=not tensor.requires_grad).requires_grad_(tensor.requires_grad)
-
-    def _alike(self, tensor: torch.Tensor, *, with_values: bool = False) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        size = storage.nbytes() // tensor.element_size()
-        known = self._storages.get(storage._cdata)
-        if known is None and size == tensor.numel() and tensor.is_contiguous():
-            whole = _known(tensor) if with_values and size <= KNOWN else _empty(tensor.shape, tensor.dtype)
-            self._storages[storage._cdata] = whole
-            return whole
-        if known is None:
-            known = self._storages[storage._cdata] = _empty((size,), tensor.dtype)
-        flat = known if known.dtype == tensor.dtype else known.detach().reshape(-1).view(tensor.dtype)
-        return flat.detach().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="cpu")
-
-
-def _known(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy whose values a traced forward can read, such as sizes and rates that the module holds."""
-    with no_dispatch():
-        values = tensor.detach().tolist()
-    return torch.tensor(values, dtype=tensor.dtype, device="cpu")
+    return faked
