@@ -11,8 +11,6 @@ from profiler.cli.output import COMMAND, Terminal, aside, interruptible, next_co
 from profiler.core.errors import UserError, refuse_idle
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from profiler.workflows.reproduce import Reproduced, System
 
 
@@ -38,59 +36,43 @@ def reproduce(
     Example: gcprof reproduce three-policies
     """
     from profiler.core.devices import to_predict
-    from profiler.workflows.reproduce import find, names, read
+    from profiler.workflows import reproduce as workflow
 
     if name is None:
         if any((full, predict, device, output, before, json)):
-            raise UserError("reproduce needs a name for these options", hint=f"one of {', '.join(names())}")
-        _list()
+            raise UserError("reproduce needs a name for these options", hint=f"one of {', '.join(workflow.names())}")
+        _list([workflow.find(name) for name in workflow.names()])
         return
-    system = find(name)
+    system = workflow.find(name)
     if before:
         given = {"--full": full, "--predict": predict, "--device": device, "--output": output}
         refuse_idle(given, "with --from", hint="it runs nothing; leave one of them out")
         if json and len(before) > 1:
             raise UserError("--json prints one run", hint="give --from once")
         for word in before:
-            _print(read(system, word, Terminal()), json=json)
+            _print(workflow.read(system, word, Terminal()), json=json)
         return
     if predict:
         if system.engine != "local":
             raise UserError(f"{name} cannot be predicted: a Trainer does its steps", hint="leave out --predict")
         device = to_predict(device or "v100")
     with interruptible(json=json):
-        raise typer.Exit(_run(system, full=full, device=device, output=output, json=json))
+        reproduced = workflow.reproduce(
+            system, Terminal(), full=full, device=device, output=output, typed=COMMAND.get()
+        )
+        _print(reproduced, json=json)
+        raise typer.Exit(_keep(system, reproduced))
 
 
-def _list() -> None:
+def _list(systems: list[System]) -> None:
     from profiler.views.tables.grid import Table, words
-    from profiler.workflows.reproduce import find, names
 
-    systems = [find(name) for name in names()]
     columns = (
         words("name", "", [system.name for system in systems]),
         words("what is published", "", [system.title for system in systems]),
     )
     say(Table(columns=columns))
     next_command("gcprof", "reproduce", systems[0].name)
-
-
-def _run(system: System, *, full: bool, device: str | None, output: Path | None, json: bool) -> int:
-    from profiler.views.export.files import write_whole
-    from profiler.views.export.markdown import markdown
-    from profiler.views.tables import reproduction
-    from profiler.workflows.reproduce import reproduce
-
-    reproduced = reproduce(system, Terminal(), full=full, device=device, output=output, typed=COMMAND.get())
-    folder = reproduced.run.folder
-    _print(reproduced, json=json)
-    text = markdown([reproduction.table(reproduced.reproduction)]).encode()
-    aside(f"wrote {write_whole(folder / 'derived' / 'reproduction.md', text, force=True)}")
-    if system.engine == "local" and reproduced.run.status == "partial":
-        next_command("gcprof", "run", "--resume", str(folder))
-    else:
-        next_command("gcprof", "show", str(folder))
-    return reproduced.exit_code
 
 
 def _print(reproduced: Reproduced, *, json: bool) -> None:
@@ -101,3 +83,17 @@ def _print(reproduced: Reproduced, *, json: bool) -> None:
         say_bytes(reproduction.document(figures, run=reproduced.run.folder.name, exit_code=reproduced.exit_code))
     else:
         say(reproduction.table(figures))
+
+
+def _keep(system: System, reproduced: Reproduced) -> int:
+    """Write the table into the run's folder; return the exit code."""
+    from profiler.views.export.files import write_whole
+    from profiler.views.export.markdown import markdown
+    from profiler.views.tables import reproduction
+
+    folder = reproduced.run.folder
+    text = markdown([reproduction.table(reproduced.reproduction)]).encode()
+    aside(f"wrote {write_whole(folder / 'derived' / 'reproduction.md', text, force=True)}")
+    is_partial = system.engine == "local" and reproduced.run.status == "partial"
+    next_command("gcprof", *(("run", "--resume") if is_partial else ("show",)), str(folder))
+    return reproduced.exit_code

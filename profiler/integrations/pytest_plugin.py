@@ -24,8 +24,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Raise UsageError for an invalid budget before any test runs."""
-    if config.getoption(FLAG) is not None:
-        _budget(config)
+    if config.getoption(FLAG) is None:
+        return
+    errors = importlib.import_module("profiler.core.errors")
+    try:
+        _bytes(config.getoption(FLAG), FLAG)
+    except errors.UserError as error:
+        raise pytest.UsageError(f"{error.message} (hint: {error.hint})") from None
 
 
 @pytest.fixture
@@ -41,8 +46,8 @@ def peak_memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
     def peak(model: Any, batch: Any = None, strategy: Any = "none", *, budget: Any = None, **settings: Any) -> Any:
         nbytes = work.peak_memory(model, batch, strategy, **settings)
         request.node.user_properties.append((PROPERTY, repr(nbytes)))
-        named = (FLAG, _budget(request.config)) if budget is None else ("budget", work.budget_bytes(budget))
-        if failure := work.failure(nbytes, named[1], named=named[0]):
+        named, size = (FLAG, request.config.getoption(FLAG)) if budget is None else ("budget", budget)
+        if failure := work.failure(nbytes, _bytes(size, named), named=named):
             pytest.fail(failure, pytrace=False)
         return nbytes
 
@@ -83,14 +88,7 @@ def _is_idle(config: pytest.Config, peaks: list[str]) -> bool:
     return config.getoption(FLAG) is not None and not peaks
 
 
-def _budget(config: pytest.Config) -> int | None:
-    """Return the budget of the run in bytes; None without one. Raises pytest's UsageError if it is not a size."""
-    word = config.getoption(FLAG)
-    if word is None:
-        return None
-    errors = importlib.import_module("profiler.core.errors")
-    try:
-        nbytes: int = importlib.import_module("profiler.core.units").parse_bytes(word, flag=FLAG)
-    except errors.UserError as error:
-        raise pytest.UsageError(f"{error.message} (hint: {error.hint})") from None
-    return nbytes
+def _bytes(size: str | int | None, flag: str) -> int | None:
+    """Return a size in bytes. Raises UserError if it cannot be read."""
+    parse: Callable[..., int] = importlib.import_module("profiler.core.units").parse_bytes
+    return parse(size, flag=flag) if isinstance(size, str) else size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,7 @@ from profiler.workflows import SILENT, Screen
 from profiler.workflows.run import follow, opening
 
 SIZES = ("full", "cpu")
+TRAINED = "GCP020"  # the note that only records of a Trainer's real run have
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +114,7 @@ def _figures(row: dict[str, Any], size: str) -> Iterator[PublishedFigure]:
         yield msgspec.convert({"label": " ".join(choices.values()), **given, **choices}, PublishedFigure)
 
 
-class Reproduced(msgspec.Struct, frozen=True, kw_only=True):
+class Reproduced(NamedTuple):
     """A run of a published system, with its figures compared with the published ones."""
 
     run: Run
@@ -135,8 +136,7 @@ def reproduce(
     `typed` are the words of the command line.
     """
     store.refuse_existing(output or RESULTS / "new")
-    connect, _ = catalogue.load(Choice(system.engine), engines.TABLE)
-    with connect() as engine:
+    with engines.connect(system.engine) as engine:
         devices = engine.survey()
         chosen = device_choice.choose_device(device or "auto", list(devices))
         size = system.size_on(chosen, full=full)
@@ -153,9 +153,7 @@ def reproduce(
         for line in opening(checked.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
             screen.say(line)
         code, run = follow(engine, begun, screen)
-    return Reproduced(
-        run=run, reproduction=_reproduction(system, size, run), exit_code=code or progress.exit_code(run.records)
-    )
+    return Reproduced(run, _reproduction(system, size, run), code or progress.exit_code(run.records))
 
 
 def read(system: System, word: str, screen: Screen = SILENT) -> Reproduced:
@@ -164,17 +162,12 @@ def read(system: System, word: str, screen: Screen = SILENT) -> Reproduced:
     for warning in run.warnings:
         screen.say(f"warning: {warning}")
     size = None if run.is_script else system.size_of({trial.case for trial in run.manifest.plan})
-    if size is None or not _ran_by(system.engine, run):
+    notes = [{note.code for note in record.notes} for record in run.records if record.outcome == "ok"]
+    is_of_engine = all((TRAINED in codes) == (system.engine == "trainer") for codes in notes)
+    if size is None or not is_of_engine:
         hint = f"gcprof reproduce {system.name} makes one"
         raise UserError(f"'{word}' is not a run of {system.name}", hint=hint, exit_code=4)
-    reproduction = _reproduction(system, size, run)
-    return Reproduced(run=run, reproduction=reproduction, exit_code=progress.exit_code(run.records))
-
-
-def _ran_by(engine: str, run: Run) -> bool:
-    """Whether this engine ran the steps: only records of a Trainer's real run have the note GCP020."""
-    trained = {any(note.code == "GCP020" for note in record.notes) for record in run.records if record.outcome == "ok"}
-    return trained <= {engine == "trainer"}
+    return Reproduced(run, _reproduction(system, size, run), progress.exit_code(run.records))
 
 
 def _reproduction(system: System, size: Size, run: Run) -> Reproduction:

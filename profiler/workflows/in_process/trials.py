@@ -17,7 +17,7 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Note, Record
 from profiler.core.trace_data import Followed
-from profiler.core.units import bytes_text, parse_bytes
+from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.measuring.trial import measure as measure_trial
 from profiler.request import device_choice
@@ -277,11 +277,6 @@ def peak_memory(
     if by not in BY:
         raise UserError(f"by: '{by}' is not known", hint=REHEARSED if by == "rehearsed" else f"try {', '.join(BY)}")
     return PeakMemory.of(BY[by](model, batch, strategy, **settings))
-
-
-def budget_bytes(budget: str | int) -> int:
-    """Return a budget in bytes. Raises UserError if it cannot be read."""
-    return parse_bytes(budget, flag="budget") if isinstance(budget, str) else budget
 
 
 def failure(peak: PeakMemory, budget: int | None, *, named: str) -> str | None:
