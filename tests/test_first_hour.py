@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,13 @@ def test_quiet_prints_the_table_alone(here: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
-def test_a_look_at_a_model_that_fails_leaves_nothing(here: Path):
+@pytest.mark.parametrize("command", ["rehearse", "predict"])
+def test_a_look_at_a_model_that_fails_leaves_nothing_and_names_no_folder(
+    command: str, here: Path, capsys: pytest.CaptureFixture[str]
+):
     (here / "bad.py").write_text("def make():\n    raise ValueError('no')\n")
 
-    assert answer(["rehearse", "bad.py:make", "--strategies", "all"]) == 1
+    assert answer([command, "bad.py:make", "--strategies", "all", "--json"]) == 1
 
+    assert json.loads(capsys.readouterr().out)["run"] is None
     assert [path.name for path in here.iterdir() if path.name != "__pycache__"] == ["bad.py"]

@@ -150,20 +150,21 @@ def print_run(ran: Ran, *, json: bool, is_kept: bool = True, is_look: bool = Fal
         return ran.exit_code
     run = ran.run
     is_over = progress.status(run.manifest.plan, run.records) == "complete"
-    if is_over and all(progress.is_refusal(record) for record in run.records):
-        _print_refused(run, ran.exit_code, json=json)
+    is_refused = is_over and all(progress.is_refusal(record) for record in run.records)
+    if not json and not is_refused:
+        say(*main(rows.rows(run.records)))
+    failed, lines = derive(run) if is_kept and not is_refused else (0, [])
+    code = failed or ran.exit_code
+    if json:
+        name = run.folder.name if is_kept and not (is_refused and is_look) else None
+        say_bytes(document(name, run.records, status=run.status, exit_code=code))
+    if is_refused:
+        _say_refused(run)
         if is_look:
             store.remove(run.folder)
         elif is_kept:
             aside(f"wrote {run.folder / 'trials.jsonl'}")
-        return ran.exit_code
-    if not json:
-        say(*main(rows.rows(run.records)))
-    failed, lines = derive(run) if is_kept else (0, [])
-    code = failed or ran.exit_code
-    if json:
-        name = run.folder.name if is_kept else None
-        say_bytes(document(name, run.records, status=run.status, exit_code=code))
+        return code
     for line in lines:
         aside(line)
     if run.manifest.words is not UNSET and "optimizer" not in run.manifest.words:
@@ -186,19 +187,16 @@ def say_assumed(records: Iterable[Record | Row]) -> None:
             return
 
 
-def _print_refused(run: Run, code: int, *, json: bool) -> None:
+def _say_refused(run: Run) -> None:
     """Print why there is no table: no model completed its step without checkpointing."""
     from profiler.analysis import progress
-    from profiler.views.export.data import document
 
-    if json:
-        say_bytes(document(run.folder.name, run.records, status=run.status, exit_code=code))
     cases = {*progress.rows_of(run.manifest.plan, run.records)} - {record.case for record in run.records}
     rest = f"; {count_text(len(cases), 'other row')} not run" if cases else ""
-    is_refused = all(record.outcome == "skipped" for record in run.records)
-    details = "; ".join(dict.fromkeys(record.detail for record in run.records if record.detail))
-    refused = f"not even the step without checkpointing can be run as requested ({details})"
-    why = refused if is_refused else "the step failed without checkpointing"
+    why = "the step failed without checkpointing"
+    if all(record.outcome == "skipped" for record in run.records):
+        details = "; ".join(dict.fromkeys(record.detail for record in run.records if record.detail))
+        why = f"not even the step without checkpointing can be run as requested ({details})"
     aside(f"{why}, so there is nothing to compare{rest}")
 
 
