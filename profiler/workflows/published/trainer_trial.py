@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -38,6 +39,11 @@ def measure(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     """
     case = trial.case
     _refuse(case)
+    settings = argparse.Namespace(
+        model=case.model, batch_size=case.batch_size or 1, accumulate=case.accumulate, precision=case.precision,
+        steps=1 + case.warmup + case.samples, seed=case.seed, cpu=case.device == "cpu",
+        checkpointing=case.strategy == "hf",
+    )  # fmt: skip
     device, ends = open_device(case.device), list[float]()
 
     def stepped(optimizer: Any, arguments: Any, keywords: Any) -> None:
@@ -48,7 +54,7 @@ def measure(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     hook = register_optimizer_step_post_hook(stepped)
     try:
         with watch() as watched:
-            module = hf_trainer.train(hf_trainer.parsed(_words(case)))
+            module = hf_trainer.train(settings)
     finally:
         hook.remove()
     seconds = [later - earlier for earlier, later in pairwise(ends)][case.warmup :]
@@ -79,13 +85,3 @@ def _refuse(case: Case) -> None:
         raise Unsupported(f"a Trainer has no precision {case.precision}")
     if case.optimizer != "adamw":
         raise Unsupported("the Trainer's optimizer is adamw")
-
-
-def _words(case: Case) -> list[str]:
-    """Return the script's arguments."""
-    words = [
-        "--model", str(case.model), "--batch-size", str(case.batch_size or 1), "--accumulate", str(case.accumulate),
-        "--precision", case.precision, "--steps", str(1 + case.warmup + case.samples), "--seed", str(case.seed),
-    ]  # fmt: skip
-    flags = {"--cpu": case.device == "cpu", "--checkpointing": case.strategy == "hf"}
-    return [*words, *(flag for flag, is_on in flags.items() if is_on)]
