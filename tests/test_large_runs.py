@@ -6,8 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
@@ -15,7 +13,6 @@ from profiler.cli import answer
 from profiler.core.case import Choice, encode
 from profiler.core.record import Record
 from profiler.runs import store
-from profiler.views.sanitize import plain, plain_cells
 from profiler.views.tables import details, grid
 from profiler.views.tables import grid as grids
 from profiler.views.tables.columns import UNSHOWN, main
@@ -28,7 +25,6 @@ RUNS = {
     "rounds": [*examples.sweep(), *examples.sweep(round=2)],
     "predicted": [*examples.sweep((2,), device="fake:cuda"), *examples.sweep((2,), device="cuda:0")],
 }
-FEW = st.lists(st.text(alphabet=st.characters(codec="utf-8"), max_size=12), max_size=8)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -80,11 +76,6 @@ def test_a_run_of_many_rows_is_shown_alike_without_what_styles_need(tmp_path, mo
     assert answer(["show", str(tmp_path / "run")]) == 0
 
     assert capsys.readouterr() == styled
-
-
-@given(texts=FEW, encoding=st.sampled_from(["utf-8", "ascii", "latin-1"]))
-def test_a_column_is_cleaned_as_each_of_its_cells(texts, encoding):
-    assert plain_cells(texts, encoding=encoding) == tuple(plain(text, encoding=encoding) for text in texts)
 
 
 # --- what the records of a run share when they are read: the same objects, and not a byte less

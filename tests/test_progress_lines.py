@@ -24,7 +24,7 @@ from tests.program import PATIENCE_SECONDS
 def told(outcome: str, tmp_path) -> str:
     (tmp_path / "trial.log").write_text("warning: a loss of integers\n")
     file = io.StringIO()
-    Follow(file).tell_log(make.failed("all", outcome, "why"), tmp_path / "trial.log")
+    Follow(file).show(make.failed("all", outcome, "why"), 0, tmp_path / "trial.log")
     return file.getvalue()
 
 

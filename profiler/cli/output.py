@@ -24,7 +24,6 @@ from profiler.workflows import Interrupted, Screen
 if TYPE_CHECKING:
     from profiler.core.case import Case
     from profiler.core.plan_file import PlanFile
-    from profiler.core.record import Record
     from profiler.runs.store import Run
     from profiler.views.tables.grid import Table
     from profiler.workflows import Show
@@ -219,13 +218,10 @@ class Terminal(Screen):
         """Context manager that shows each record; after the last trial a signal ends the process at once."""
         from profiler.views.tables.progress import Follow
 
-        def show(record: Record, left: int, log: Path) -> None:
-            progress.show(record, left=left)
-            progress.tell_log(record, log, is_named=self._names_logs)
-
+        progress = Follow(sys.stderr, cases, is_quiet=self._is_quiet, names_logs=self._names_logs)
         try:
-            with Follow(sys.stderr, cases, is_quiet=self._is_quiet) as progress, self._telling(progress.at_work):
-                yield show
+            with progress, self._telling(progress.at_work):
+                yield progress.show
         finally:
             end_at_once("interrupted; every trial that was printed is kept")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
 from functools import lru_cache
 
 ASCII = str.maketrans({"±": "+-", "…": "..."})  # symbols of ours; others that the encoding lacks are escaped
@@ -24,12 +23,6 @@ def plain(text: str, *, encoding: str = "utf-8") -> str:
         return line
     except UnicodeEncodeError:
         return line.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
-
-
-def plain_cells(texts: Sequence[str], *, encoding: str = "utf-8") -> tuple[str, ...]:
-    """Return `plain` of every text, each distinct one made once: of 100,000 cells only a few hundred differ."""
-    plain_of = {text: plain(text, encoding=encoding) for text in set(texts)}
-    return tuple(map(plain_of.__getitem__, texts))
 
 
 def escaped(text: str) -> str:

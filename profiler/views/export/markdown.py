@@ -136,10 +136,9 @@ def html(tables: Iterable[Table], *, picture: bytes | None = None) -> str:
             shown = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
             parts.append(f'<table style="border-collapse:collapse;font-size:13px">{shown}</table>')
         parts += [_note(line) for line in table.below]
-    data = b64encode(picture).decode() if picture else ""
-    parts += (
-        [f'<img style="max-width:100%" alt="the same as a picture" src="data:image/png;base64,{data}">'] if data else []
-    )
+    if picture:
+        source = f"data:image/png;base64,{b64encode(picture).decode()}"
+        parts.append(f'<img style="max-width:100%" alt="the same as a picture" src="{source}">')
     return f"<div>{''.join(parts)}</div>"
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.core.units import MISSING, byte_unit, scaled
-from profiler.views.sanitize import plain, plain_cells
+from profiler.views.sanitize import plain
 
 GAP = "  "
 NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)|(?<=\bref):"  # not broken behind, as in 1,021, cuda:0 and ref:NAME
@@ -138,12 +138,17 @@ def _paragraph(text: str, paper: Paper, *, style: str = "") -> list[Line]:
 
 def _body(table: Table, paper: Paper) -> list[Line]:
     """Lay out the columns of a table: in as few pieces as the width allows, else as a block for each row."""
+
+    def cleaned(texts: Sequence[str]) -> tuple[str, ...]:
+        plain_of = {text: plain(text, encoding=paper.encoding) for text in set(texts)}  # of many texts only few differ
+        return tuple(map(plain_of.__getitem__, texts))
+
     num_rows = len(table.columns[0].cells)
     columns = [
         msgspec.structs.replace(
             column,
-            head=plain_cells(column.head, encoding=paper.encoding),
-            cells=plain_cells(column.cells, encoding=paper.encoding),
+            head=cleaned(column.head),
+            cells=cleaned(column.cells),
             styles=column.styles if num_rows <= MOST_STYLED else (),
         )
         for column in table.columns

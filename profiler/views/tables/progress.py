@@ -51,9 +51,10 @@ class Follow:
         cases: Sequence[Case] = (),
         *,
         is_quiet: bool = False,
+        names_logs: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._varying, self._is_quiet = varying(cases), is_quiet
+        self._varying, self._is_quiet, self._names_logs = varying(cases), is_quiet, names_logs
         self._console = Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._said: set[tuple[str, ...]] = set()
         self._now = ""  # what runs now
@@ -80,8 +81,11 @@ class Follow:
         """Shows what runs now, on a terminal."""
         self._now = plain(text, encoding=self._console.encoding)
 
-    def show(self, record: Record, *, left: int) -> None:
-        """Shows a record; `left` trials are still to come, fewer than planned if a case cannot run at all."""
+    def show(self, record: Record, left: int, log: Path | None = None) -> None:
+        """Shows a record, and the last lines of its log if it failed; the same lines only once.
+
+        `left` trials are still to come, fewer than planned if a case cannot run at all.
+        """
         self._num_ended += 1
         self._total, self._now = self._num_ended + left, ""
         self._ended_guess += _guess(record.case) * (LATER_SHARE if record.round > 1 else 1)
@@ -96,17 +100,13 @@ class Follow:
             number = f"{self._num_ended:>{len(str(self._total))}}"
             self._console.file.write(f"[{number}/{self._total}] {line}{remaining}\n")
             self._console.file.flush()
-
-    def tell_log(self, record: Record, log: Path, *, is_named: bool = True) -> None:
-        """Print the last lines of a failed trial, and where its log is; the same lines only once."""
         encoding = self._console.encoding
-        lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in FAILURES else ()
+        lines = tuple(last_lines(log, encoding=encoding)) if log and record.outcome in FAILURES else ()
         if lines and lines not in self._said:
             self._said.add(lines)
             trial = f"{record.case.model} {strategy_label(record.case.label)}: {record.outcome.replace('_', ' ')}"
-            self._console.print(
-                plain(f"the last it printed ({trial}{f'; {log}' if is_named else ''}):", encoding=encoding)
-            )
+            named = f"; {log}" if self._names_logs else ""
+            self._console.print(plain(f"the last it printed ({trial}{named}):", encoding=encoding))
             self._console.print("\n".join(f"    {line}" for line in lines))
 
     def screen(self) -> Group:
