@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -90,25 +90,7 @@ def variants_of(run: Run) -> tuple[Variant, ...] | None:
     if len(scripts) < len(run.records):
         hint = "show each of the runs that it was merged from"
         raise UserError(f"'{run.folder}' holds records of scripts and of models", hint=hint, exit_code=4)
-    return tuple(map(_shown, records.variants(scripts)))
-
-
-def _shown(variant: Variant) -> Variant:
-    """Return a variant whose texts are safe to print: its folder may come from anyone."""
-    import msgspec
-
-    from profiler.scripts.report import Variant
-    from profiler.views.sanitize import plain
-
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, str):
-            return plain(value)
-        if isinstance(value, dict):
-            return {plain(name): cleaned(item) for name, item in value.items()}
-        return [cleaned(item) for item in value] if isinstance(value, list | tuple) else value
-
-    found: Variant = msgspec.convert(cleaned(msgspec.to_builtins(variant)), Variant)
-    return found
+    return records.variants(scripts)
 
 
 def named_script(target: str | None) -> tuple[Run, tuple[Variant, ...]] | None:
