@@ -13,8 +13,8 @@ from torch import nn
 
 from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import Trace
+from profiler.predicting.cuda_rules import IN_FLOAT, IN_HALF, PROMOTED, TO_FLOAT, cuda_autocast, ruled
 from profiler.predicting.prediction import follow_case
-from profiler.predicting.trace.cuda_rules import IN_FLOAT, IN_HALF, PROMOTED, TO_FLOAT, cuda_autocast, ruled
 from profiler.training import assemble
 from profiler.training.workload import Workload
 from tests import make

@@ -11,8 +11,8 @@ import torch
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
 from profiler.measuring.trial import measure
+from profiler.predicting.fake_tensors import fake_tensors
 from profiler.predicting.prediction import predict
-from profiler.predicting.trace.fake_tensors import fake_tensors
 from profiler.runs import store
 from profiler.training.known_values import value_of
 from tests import make

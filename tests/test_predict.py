@@ -14,9 +14,9 @@ from profiler.core.case import OPERATORS, Calibration, Choice, Trial
 from profiler.core.record import Readings
 from profiler.core.trace_data import WORKSPACES
 from profiler.measuring.trial import measure
+from profiler.predicting import fake_step
 from profiler.predicting.prediction import predict
 from profiler.predicting.staging.stages import stages
-from profiler.predicting.trace import fake_step
 from profiler.request import device_choice
 from profiler.request.spec import Request, check
 from profiler.workflows import absent_gpus

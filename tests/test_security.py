@@ -98,7 +98,7 @@ def test_nothing_of_a_file_is_run():
         "core/trace_data.py": ["pickle"],  # an unpickler of plain data: tests/test_snapshot.py
         "training/models/user.py": ["pickle"],  # what this process's parent has just written, in a folder of its own
         "workflows/in_process/answering.py": ["pickle"],  # writes it
-        "predicting/trace/fake_modules.py": ["torch.load"],  # replaced, for a user's factory that calls it
+        "predicting/fake_modules.py": ["torch.load"],  # replaced, for a user's factory that calls it
         "scripts/inject/gcprof_saving.py": ["torch.load"],  # replaced, for a user's script that calls it
         "scripts/inject/gcprof_measure.py": ["torch.load"],  # of what its other process has saved: weights alone
         "scripts/inject/sitecustomize.py": ["__import__"],  # of the user's own file of this name, as Python would

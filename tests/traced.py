@@ -45,8 +45,8 @@ def _traced(
     optimizer: str,
     fields: tuple[tuple[str, Any], ...],
 ) -> tuple[Trace, tuple[str, ...]]:
-    from profiler.predicting.trace.fake_step import follow
-    from profiler.predicting.trace.fake_tensors import fake_tensors
+    from profiler.predicting.fake_step import follow
+    from profiler.predicting.fake_tensors import fake_tensors
     from profiler.training.assemble import assemble
 
     case = make.case(

@@ -27,7 +27,7 @@ from profiler.measuring.meters.saved_graph import (
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.own_checkpoints import compiled_modules
 from profiler.training.rehearsed_build import NOT_REAL, WHOLE, ZEROS, ValueReads, unknown_masks
-from profiler.training.workload import Workload
+from profiler.training.workload import Workload, train_step
 
 NO_ROOM = (
     "the step without the strategy does not fit into the same process, or fails there, so the two are not timed "
@@ -47,7 +47,10 @@ def counts_after_memory(bench: Bench) -> bool:
 
 
 def count_flops(bench: Bench) -> dict[str, Any]:
-    return bench.extra(COUNTED, lambda: counted_step(bench, *built_only(bench), count=_of_gradients)) or {}
+    def gradients(built: Assembled, look: operators.Look, reads: AbstractContextManager[Any]) -> dict[str, Any]:
+        return operators.count(partial(train_step, built.workload, None), look, reads).readings()
+
+    return bench.extra(COUNTED, lambda: counted_step(bench, *built_only(bench), count=gradients)) or {}
 
 
 def built_only(bench: Bench) -> tuple[Assembled, list[int]]:
@@ -58,11 +61,6 @@ def built_only(bench: Bench) -> tuple[Assembled, list[int]]:
     return built, calls
 
 
-def _of_gradients(built: Assembled, look: operators.Look, reads: AbstractContextManager[Any]) -> dict[str, Any]:
-    with reads:
-        return operators.count(built.workload, look)
-
-
 def of_step(
     bench: Bench,
     step: Callable[..., torch.Tensor],
@@ -70,7 +68,7 @@ def of_step(
     look: operators.Look,
     reads: AbstractContextManager[Any],
 ) -> dict[str, Any]:
-    counted = operators.count_step(step, look, reads)
+    counted = operators.count(step, look, reads)
     return counted.readings() | _estimated(bench, counted)
 
 
@@ -87,7 +85,7 @@ def _estimated(bench: Bench, counted: operators.Counted) -> dict[str, Any]:
     if not case.is_rehearsed:
         return {}
     rates = gpu_specs.find(parse(case.device).name)
-    if counted.num_to_host > LOGGED and not rates.host_bandwidth:
+    if sum(one.host_bytes for one in counted.operators) > LOGGED and not rates.host_bandwidth:
         return {}
     bench.note("GCP016", stated_error(rates, case.precision))
     seconds = roofline_seconds(counted.operators, rates, case.precision)

@@ -27,7 +27,7 @@ from profiler.core.trace_data import (
     line,
     summed,
 )
-from profiler.measuring.meters.operators import bytes_to_host, kind_of
+from profiler.measuring.meters.operators import copied_bytes, kind_of
 from profiler.predicting.in_place import is_in_place, is_sum_in_place, linear
 from profiler.predicting.step_tracer import BlockLife, BlockLives, Held, StepTracer, between_steps, plain_tensors
 from profiler.training.workload import Workload, dense_parts, uncollected
@@ -87,7 +87,8 @@ class DeviceTracer(StepTracer):
         torch._C._cuda_resetPeakMemoryStats(self._device)
         is_written = is_in_place(func, args) or is_sum_in_place(func, args)
         out = _written(func, args, kwargs) if is_written else func(*args, **kwargs)
-        self.num_to_host += bytes_to_host(args, out)
+        copied = copied_bytes(kind.name, args, out)
+        self.num_to_host += copied if copied and out.is_cpu else 0
         current, peak = self._count()
         self.bounds.append((self._num_events - self._num_first, number, True))
         torch._C._cuda_resetPeakMemoryStats(self._device)

@@ -23,9 +23,9 @@ from profiler.core.trace_data import Trace
 from profiler.core.user_code import innermost_line
 from profiler.measuring.meters.operators import call_signature, operator_name
 from profiler.planning.lever_code import Way
-from profiler.predicting.trace.cuda_rules import cuda_like, foreach
-from profiler.predicting.trace.fake_step import Hidden, follow, user_hooks
-from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
+from profiler.predicting.cuda_rules import cuda_like, foreach
+from profiler.predicting.fake_step import Hidden, follow, user_hooks
+from profiler.predicting.fake_tensors import FakeTensors, fake_tensors, unseen
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.block_segments import checkpointed
 from profiler.training.checkpointing.observed_forward import Observation, observe

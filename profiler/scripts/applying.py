@@ -18,7 +18,7 @@ from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
-from profiler.predicting.trace.fake_tensors import fake_tensors, unseen
+from profiler.predicting.fake_tensors import fake_tensors, unseen
 from profiler.scripts import levers
 from profiler.training import blocks as finding
 from profiler.training import strategies

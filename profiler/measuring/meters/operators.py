@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from profiler.core.trace_data import Operator
 from profiler.measuring.devices import Device
 from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
-from profiler.training.workload import Step, Workload, loss_of
+from profiler.training.workload import Step
 
 COPIES = ("aten.copy_", "aten._to_copy")
 KERNELS = "triton.runtime.jit"
@@ -103,13 +103,6 @@ def copied_bytes(name: str, args: Any, out: Any) -> int:
     return _nbytes(out) if isinstance(source, torch.Tensor) and source.is_cuda != out.is_cuda else 0
 
 
-def bytes_to_host(args: Any, out: Any) -> int:
-    """Return the bytes that an operator copies from the device to the host."""
-    if not isinstance(out, torch.Tensor) or not out.is_cpu:
-        return 0
-    return _nbytes(out) if any(isinstance(one, torch.Tensor) and one.is_cuda for one in args) else 0
-
-
 class Counted(TorchDispatchMode):
     """Dispatch mode that notes every operator of a step, by phase."""
 
@@ -118,7 +111,6 @@ class Counted(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phases: list[tuple[str, list[Operator]]] = []
-        self.num_to_host = 0  # bytes that were copied to the host
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -142,7 +134,6 @@ class Counted(TorchDispatchMode):
             is_beside = copied > 0 and torch.cuda.current_stream() != torch.cuda.default_stream()
             work = kind.work(args, kwargs, out)
             operators.append(Operator(kind.name, "", phase, *work, host_bytes=copied, is_beside=is_beside))
-            self.num_to_host += bytes_to_host(args, out)
         return out
 
     @property
@@ -155,30 +146,22 @@ class Counted(TorchDispatchMode):
         return {f"{name}_flops": sum(one.flops for one in first[name]) for name in ("forward", "backward")}
 
 
-def count(workload: Workload, look: Look = lambda loss: None) -> dict[str, Any]:
-    """Return the FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
+def count(
+    step: Callable[..., torch.Tensor],
+    look: Look = lambda loss: None,
+    gradients: AbstractContextManager[Any] | None = None,
+) -> Counted:
+    """Return what the operators of a training step do; its forwards and backwards run within `gradients`.
 
-    Counts matrix products, convolutions and attention, as torch.utils.flop_counter does.
+    FLOPs are those of matrix products, convolutions and attention, as torch.utils.flop_counter counts them; the
+    recompute counts as backward.
     """
-    counted = Counted()
-    counted.mark("forward")
-    with counted:
-        loss = loss_of(workload)
-    look(loss)
-    counted.mark("backward")
-    with counted:
-        loss.backward()
-    return counted.readings()
-
-
-def count_step(step: Callable[..., torch.Tensor], look: Look, gradients: AbstractContextManager[Any]) -> Counted:
-    """Return what the operators of a whole training step do; its forwards and backwards run within `gradients`."""
     counted = Counted()
     with counted, ExitStack() as watching:
 
         def mark(phase: str) -> None:
             counted.mark(phase)
-            if phase == "zero":
+            if phase == "zero" and gradients:
                 watching.enter_context(gradients)
             if phase == "optimizer":
                 watching.close()
@@ -187,7 +170,7 @@ def count_step(step: Callable[..., torch.Tensor], look: Look, gradients: Abstrac
             with _disable_current_modes():
                 look(loss)
 
-        step(mark, look=look_only)
+        step(mark=mark, look=look_only)
     return counted
 
 

@@ -122,7 +122,7 @@ def kept_on_ctx(loss: torch.Tensor, workload: Workload) -> dict[str, int]:
     """
     seen = set(bytes_by_storage(resting(workload)))
     found: dict[str, int] = {}
-    for node in _nodes(loss):
+    for node in reversed(_needs(loss.grad_fn, set())):  # the loss's first
         function = getattr(type(node), "_forward_cls", None)
         if function is None or function.__module__.startswith("torch."):
             continue
@@ -131,17 +131,6 @@ def kept_on_ctx(loss: torch.Tensor, workload: Workload) -> dict[str, int]:
         seen |= own.keys()
         found[function.__name__] = found.get(function.__name__, 0) + nbytes
     return {name: found[name] for name in sorted(found, key=lambda name: -found[name]) if found[name]}
-
-
-def _nodes(loss: torch.Tensor) -> Iterator[Any]:
-    """Yield every node of the autograd graph of a tensor."""
-    waiting, seen = [loss.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [below for below, _ in node.next_functions]
-            yield node
 
 
 class _Call(NamedTuple):

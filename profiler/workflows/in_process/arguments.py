@@ -24,7 +24,7 @@ from profiler.core.case import Case, Choice, split_choices
 from profiler.core.devices import FAKE
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.plan_file import PlanFile
-from profiler.predicting.trace.fake_modules import DEEPCOPY
+from profiler.predicting.fake_modules import DEEPCOPY
 from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.training import kept_state

@@ -22,8 +22,8 @@ from torch.utils._mode_utils import no_dispatch
 
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced, stop_if_interrupted
+from profiler.predicting.fake_modules import as_fake
 from profiler.predicting.in_place import is_in_place, is_sum_in_place
-from profiler.predicting.trace.fake_modules import as_fake
 from profiler.training.known_values import Draws, computed, follow, is_hosts, placed, tested
 from profiler.training.workload import uncollected
 

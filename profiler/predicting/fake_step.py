@@ -20,6 +20,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import WORKSPACES, Allocation, Operator, Trace
 from profiler.measuring.meters.operators import kind_of
+from profiler.predicting.fake_tensors import DEVICE
 from profiler.predicting.step_tracer import (
     BlockLife,
     BlockLives,
@@ -29,7 +30,6 @@ from profiler.predicting.step_tracer import (
     between_steps,
     plain_tensors,
 )
-from profiler.predicting.trace.fake_tensors import DEVICE
 from profiler.training.workload import Step, Workload, rounded
 
 PRODUCTS = ("mm", "bmm", "mv", "dot", "addmm", "addmm_", "_addmm_activation", "addmv", "baddbmm", "baddbmm_", "addbmm")
