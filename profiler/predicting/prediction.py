@@ -42,7 +42,7 @@ NUM_LARGEST = 5  # blocks that a record names at its peak
 ESTIMATED = {  # the errors are those of 40 rows of benchmarks/instrument.py, spread over all
     "cuda": (
         "the bytes are an estimate, without what kernels work in and what the allocator reserves: of 40 steps held to "
-        "PyTorch's own allocator, the peak was off by 0.7 % in the median and by 34 % at worst"
+        "PyTorch's own allocator, the peak was off by 1.6 % in the median and by 34 % at worst"
     ),
     "cpu": "the bytes are an estimate, without what kernels work in: `gcprof run` measures them",
 }
