@@ -40,6 +40,7 @@ CLOSURE = (
     "the training step calls the optimizer's step() without a closure, and this optimizer needs one (as LBFGS and SAM "
     "do), which is not supported: leave it off, or return an optimizer that takes none"
 )
+IN_RECOMPUTE = "in the recompute of "
 WHERE = "raised in the backward, "  # prefix of the note that locates an error in the backward
 NO_GRADIENT = "does not require grad and does not have a grad_fn"  # torch.autograd's message about a loss
 NOTHING_TRAINS = "no parameter trains, and nothing else that the loss depends on needs a gradient"
@@ -82,7 +83,7 @@ def explained(bench: Bench) -> Iterator[None]:
         if where := _place(bench.at_work(), error):
             error.add_note(WHERE + where)
         try:
-            cause = _cause(bench, error)
+            cause = _cause(bench, error, in_recompute=(where or "").startswith(IN_RECOMPUTE))
         except Exception:  # noqa: BLE001  the search runs the user's model, whose first error is the one to report
             cause = None
         if cause:
@@ -125,7 +126,7 @@ def _place(model: nn.Module | None, error: Exception) -> str | None:
         if module is None and files[-1] == torch.utils.checkpoint.__file__:
             return None  # raised by the checkpoint before it recomputed anything
         name = _name(model, module) if module is not None else "a checkpointed function"
-        return f"in the recompute of {name}, whose forward had succeeded"
+        return f"{IN_RECOMPUTE}{name}, whose forward had succeeded"
     ran = [frame.f_locals["self"] for frame in backward if frame.f_code is nn.Module._call_impl.__code__]
     return f"where the model's own code runs {_name(model, ran[0])}" if ran else None
 
@@ -137,14 +138,14 @@ def _name(model: nn.Module | None, module: nn.Module) -> str:
     return f"'{name}'" if name else type(module).__name__
 
 
-def _cause(bench: Bench, error: Exception) -> str | None:
+def _cause(bench: Bench, error: Exception, *, in_recompute: bool) -> str | None:
     """Return the likely cause; None if none is found."""
     if CAST in str(error):
         return CACHED_CAST
     is_unknown = UNKNOWN in str(error)
     in_users = any(is_theirs(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
     is_leaf = NO_GRADIENT in str(error) and not in_users  # of the step's own backward, not one in the user's code
-    if not isinstance(error, CheckpointError) and not is_unknown and not is_leaf and not _is_in_recompute(error):
+    if not isinstance(error, CheckpointError) and not is_unknown and not is_leaf and not in_recompute:
         return None
     if bench.group.mesh is not None:  # the other ranks have ended or wait, and no rank builds its model alone
         return None
@@ -166,14 +167,6 @@ def _lost_gradients(workload: Workload) -> str:
     left = trainable(workload.module)
     off = [name for name in names if name not in left]
     return f"the forward switches {SWITCH}{few(off, MOST_NAMED)} off" if off else text
-
-
-def _is_in_recompute(error: Exception) -> bool:
-    """Whether code that PyTorch's checkpoint called in the backward raised the error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [index for index, frame in enumerate(frames) if frame.filename == torch.utils.checkpoint.__file__]
-    backward = [index for index, frame in enumerate(frames) if frame.filename == torch.autograd.graph.__file__]
-    return bool(places and backward) and backward[0] < places[-1] < len(frames) - 1
 
 
 def what_moves(workload: Workload, model: nn.Module | None) -> str | None:

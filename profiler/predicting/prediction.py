@@ -202,17 +202,14 @@ def _stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
     """Return the notes on what limits the accuracy of a prediction."""
     texts = {
         "GCP015": ESTIMATED[kind_of(trial.case)] if trial.calibration is None else None,
-        "GCP016": _stated_error(trial, rates) if rates and not assumed.is_unfused else None,
+        "GCP016": stated_error(rates, trial.case.precision, is_scaled=_measured_seconds(trial, rates) is not None)
+        if rates and not assumed.is_unfused
+        else None,
         "GCP017": GUESSED if assumed.num_guesses else None,
         "GCP062": ROUTED[assumed.routing] if assumed.routing else None,
         "GCP065": UNFUSED if assumed.is_unfused else None,
     }
     return [Note(code=code, text=text) for code, text in texts.items() if text]
-
-
-def _stated_error(trial: Trial, rates: Rates) -> str:
-    is_scaled = _measured_seconds(trial, rates) is not None
-    return stated_error(rates, trial.case.precision, is_scaled=is_scaled)
 
 
 def _of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:

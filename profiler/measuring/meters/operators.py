@@ -179,25 +179,24 @@ def hidden_bytes(device: Device, step: Step) -> dict[str, Any]:
 
     Convolutions take workspaces and copies of their inputs that no tensor shows.
     """
+    signatures: list[str] = []
     with device.watch(0) as watch:
         step(lambda phase: None)
-        calls = _Calls(watch.mark)
-        with calls:
+        with _Calls(signatures, watch.mark):
             step(lambda phase: None)
     hidden: dict[str, int] = {}
-    for call, span in zip(calls.signatures, watch.spans()[::2], strict=True):  # every second span is between operators
+    for call, span in zip(signatures, watch.spans()[::2], strict=True):  # every second span is between operators
         nbytes = span.peak_bytes - max(span.start_bytes, span.end_bytes)
         hidden[call] = max(hidden.get(call, 0), nbytes)
     return {"hidden_bytes": {call: nbytes for call, nbytes in hidden.items() if nbytes}}
 
 
 class _Calls(TorchDispatchMode):
-    """Marks the beginning and the end of every operator."""
+    """Marks the beginning and the end of every operator, and adds its signature."""
 
-    def __init__(self, mark: Callable[[], None]) -> None:
+    def __init__(self, signatures: list[str], mark: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.signatures: list[str] = []
-        self._mark = mark
+        self.signatures, self._mark = signatures, mark
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.signatures.append(call_signature(func, args, kwargs))

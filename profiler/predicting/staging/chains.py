@@ -136,7 +136,9 @@ def estimated_seconds(
     }
     stage_seconds = [_estimated(stage, clock, others) for stage in stages]
     inside = sum(stage.forward + stage.backward for stage in stage_seconds)
-    return [*stage_seconds[:-1], _longer(stage_seconds[-1], clock.between(1, len(trace.operators)) - inside)]
+    more, last = max(0.0, clock.between(1, len(trace.operators)) - inside), stage_seconds[-1]
+    last = msgspec.structs.replace(last, forward=last.forward + more, early_stop=last.early_stop + more)
+    return [*stage_seconds[:-1], last]
 
 
 class _Clock:
@@ -169,15 +171,6 @@ def _estimated(
             for save, (other_clock, spans) in others.items()
             if stage.name in spans
         },
-    )
-
-
-def _longer(last: Seconds, more: float) -> Seconds:
-    return Seconds(
-        forward=last.forward + max(0.0, more),
-        backward=last.backward,
-        early_stop=last.early_stop + max(0.0, more),
-        options=last.options,
     )
 
 

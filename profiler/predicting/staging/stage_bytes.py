@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from profiler.core.trace_data import Allocation, Trace, live, resting
+from profiler.core.trace_data import Trace, live, resting, summed
 from profiler.predicting.staging.stage_operators import StageSpan
 
 
@@ -28,7 +28,9 @@ def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
     counted, later = [], 0
     own = _own(trace, stages)
     gone = [0, *(_gone(trace, *pair) for pair in pairwise(stages))]
-    alive, rest = live(trace), _resting(trace)
+    alive = live(trace)
+    between = ((one.nbytes, one.born, max(one.born, one.died) - 1) for one in trace.allocations)
+    rest = summed(between, len(trace.operators))  # live after each operator has ended
     for stage, allocations, before in zip(stages[::-1], own[::-1], gone[::-1], strict=True):
         gradients = _gradients(trace, stage)
         base = rest[stage.first - 1] + later + gradients
@@ -126,24 +128,11 @@ def _peak(trace: Trace, stage: StageSpan, own: Iterable[int], *, saving: bool) -
     change = [0] * (stage.last - stage.first + 3)
     for place in own:
         allocation = trace.allocations[place]
-        end = allocation.died if saving else _let_go(allocation, is_output=place in stage.outputs)
+        let_go = None if saving or place in stage.outputs else allocation.let_go
+        end = allocation.died if let_go is None else let_go
         change[allocation.born - stage.first] += allocation.nbytes
         change[min(end, stage.last) - stage.first + 1] -= allocation.nbytes
     operators = trace.operators[stage.first - 1 : stage.last]
     return max(
         (at + allocation.hidden_bytes for at, allocation in zip(accumulate(change), operators, strict=False)), default=0
     )
-
-
-def _let_go(allocation: Allocation, *, is_output: bool) -> int:
-    """Return the last operator of the storage's lifetime if autograd kept nothing."""
-    return allocation.died if is_output or allocation.let_go is None else allocation.let_go
-
-
-def _resting(trace: Trace) -> list[int]:
-    """Return the bytes that are live after each operator has ended; index 0 is before the step."""
-    change = [0] * (len(trace.operators) + 2)
-    for allocation in trace.allocations:
-        change[allocation.born] += allocation.nbytes
-        change[max(allocation.born, allocation.died)] -= allocation.nbytes
-    return list(accumulate(change))

@@ -11,6 +11,7 @@ import msgspec
 from profiler.analysis.live_bytes import stage_of
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.trace_data import Call, Trace
+from profiler.predicting.step_tracer import INNER_BACKWARD
 from profiler.training.checkpointing.observed_forward import NOT_ONCE
 
 
@@ -67,7 +68,7 @@ def refuse_backward_in_forward(trace: Trace) -> None:
     forwards = [(first, last) for phase, first, last in trace.spans() if phase == "forward"]
     unpacked = [save.unpacked for save in trace.saves if save.unpacked is not None]
     if any(first <= number < last for number in unpacked for first, last in forwards):
-        raise Unsupported("the forward runs a backward of its own: where checkpoints recompute in it is not known")
+        raise Unsupported(INNER_BACKWARD)
 
 
 def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:
@@ -76,16 +77,12 @@ def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> It
     """
     before = stages[0]
     for stage in stages[1:]:
-        together = _is_one(before, stage, linked) and _passes(trace, before, stage)
+        is_next = bool(stage.blocks) and before.last + 1 == stage.first  # nothing runs between them
+        together = is_next and _feeds_next(before, linked) and _passes(trace, before, stage)
         if not together:
             yield before
         before = _both(before, stage) if together else stage
     yield before
-
-
-def _is_one(before: StageSpan, stage: StageSpan, linked: Sequence[bool]) -> bool:
-    """Whether both are blocks, the first feeds only the second, and nothing runs between them."""
-    return bool(stage.blocks) and before.last + 1 == stage.first and _feeds_next(before, linked)
 
 
 def _feeds_next(stage: StageSpan, linked: Sequence[bool]) -> bool:
