@@ -501,7 +501,7 @@ def the_baseline_is_right(monkeypatch):
 
 @pytest.fixture
 def unrepairable(monkeypatch):
-    monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: False)
+    monkeypatch.setattr(equality_pass, "updated_again", lambda workload, applied: False)
 
 
 def scripted(gradients, **others):
@@ -674,7 +674,7 @@ def test_other_random_numbers_than_without_checkpointing_are_a_note(unrepairable
 )
 def test_what_is_said_of_buffers(monkeypatch, difference, names, is_repairable, said):
     found = msgspec.structs.replace(EQUAL, buffers_equal=False, buffers_difference=difference, differing_buffers=names)
-    monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: is_repairable)
+    monkeypatch.setattr(equality_pass, "updated_again", lambda workload, applied: is_repairable)
     statistics = frozenset({"a", "b", "c", "num_batches_tracked"})
     monkeypatch.setattr(equality_pass, "batch_statistics", lambda module: statistics)
     monkeypatch.setattr(equality, "verify", lambda *arguments, **keywords: found)
@@ -703,7 +703,7 @@ def test_a_buffer_that_the_recompute_changes_is_the_reason_where_it_is_no_norms(
             "buffers_difference": 0.5, "differing_buffers": ("mean", "_u"), "moved": ("0.calls",), **fields,
         },
     )  # fmt: skip
-    monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: True)
+    monkeypatch.setattr(equality_pass, "updated_again", lambda workload, applied: True)
     monkeypatch.setattr(equality_pass, "batch_statistics", lambda module: frozenset({"mean"}))
     monkeypatch.setattr(equality, "verify", lambda *arguments, **keywords: found)
 

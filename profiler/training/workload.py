@@ -96,17 +96,15 @@ def drop_gradients(workload: Workload) -> None:
 
 def batch_counts(module: nn.Module) -> frozenset[str]:
     """Return the names of the batch counts (`num_batches_tracked`) of PyTorch's own norms."""
-    return _of_norms(module, "num_batches_tracked")
+    return batch_statistics(module, of=("num_batches_tracked",))
 
 
-def batch_statistics(module: nn.Module) -> frozenset[str]:
+def batch_statistics(
+    module: nn.Module, *, of: Collection[str] = ("running_mean", "running_var", "num_batches_tracked")
+) -> frozenset[str]:
     """Return the names of the running statistics of PyTorch's own norms, with their batch counts."""
-    return _of_norms(module, "running_mean", "running_var", "num_batches_tracked")
-
-
-def _of_norms(module: nn.Module, *names: str) -> frozenset[str]:
     norms = [norm for norm in module.modules() if isinstance(norm, nn.modules.batchnorm._NormBase)]
-    kept = {id(getattr(norm, name)) for norm in norms for name in names if getattr(norm, name) is not None}
+    kept = {id(getattr(norm, name)) for norm in norms for name in of if getattr(norm, name) is not None}
     return frozenset(name for name, buffer in module.named_buffers() if id(buffer) in kept)
 
 

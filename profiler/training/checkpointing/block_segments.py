@@ -31,6 +31,8 @@ from profiler.training.workload import Workload
 FEW_BLOCKS = 2  # with so few blocks, sqrt and segments:k=1 checkpoint nothing
 Checkpoint = Callable[..., Any]
 Switch = Callable[[bool], None]
+# The reentrant form silently loses gradients if no input of the first segment needs one.
+checkpoint_without_reentry: Checkpoint = partial(checkpoint, use_reentrant=False)
 
 
 class OwnCheckpoint(NamedTuple):
@@ -97,14 +99,6 @@ def checkpoint_segments(
 
     switch(True)
     return switch
-
-
-def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """Call PyTorch's checkpoint in its non-reentrant form.
-
-    The reentrant form silently loses gradients if no input of the first segment needs one.
-    """
-    return checkpoint(function, *arguments, use_reentrant=False, **keywords)
 
 
 def flat(segment: BlockSegment) -> list[int]:
@@ -207,9 +201,11 @@ class CheckpointedSegment(Route):
             f"{what}: a forward that skips blocks at random cannot be cut into segments; --strategies all works"
         )
 
-    def planned(self, save: str | None) -> Segment:
-        """Return the segment as a plan file has it, with an option of what its checkpoints keep."""
-        return _planned(self._segment, self._names, save)
+    def planned(self, save: str | None, segment: BlockSegment | None = None) -> Segment:
+        """Return the segment, or one inside it, as a plan file has it, with an option of what its checkpoints keep."""
+        held = items(self._segment if segment is None else segment)
+        inside = [self.planned(None, item) if isinstance(item, Sequence) else self._names[item] for item in held]
+        return Segment(blocks=tuple(inside), save=save)
 
     def name(self, place: int) -> str:
         """Return the name of the block at this position."""
@@ -238,11 +234,6 @@ class CheckpointedSegment(Route):
         finally:
             self.inside = before
         return value
-
-
-def _planned(segment: BlockSegment, names: dict[int, str], save: str | None) -> Segment:
-    inside = [_planned(item, names, None) if isinstance(item, Sequence) else names[item] for item in items(segment)]
-    return Segment(blocks=tuple(inside), save=save)
 
 
 class _WholeForward(Route):

@@ -26,10 +26,6 @@ from profiler.core.record import Note
 COUNTERS = "torch._dynamo.utils"
 GRAPHS = "torch._dynamo.output_graph"  # not imported as long as stand-ins replace Dynamo (predicting/late_compiler.py)
 CACHES = "torch._functorch.config"
-REMARK = (
-    "the compiled code around it: their time is not that of a checkpoint within compiled code; blocks that are "
-    "compiled themselves (block.compile()) stay so"
-)
 TAGGED = "tag_activation_checkpoint"  # the name of a torch.utils.checkpoint call in a graph
 
 
@@ -72,8 +68,12 @@ def is_left_alone(block: str, compiled: Collection[str]) -> bool:
 def uncompiled_note(checkpointed: Sequence[str], compiled: Collection[str]) -> Note | None:
     """Return a note on checkpointed blocks that run uncompiled; None if there are none."""
     left_alone = [block for block in checkpointed if is_left_alone(block, compiled)]
-    text = f"{len(left_alone)} of {len(checkpointed)} checkpointed blocks run uncompiled, since a checkpoint breaks"
-    return Note(code="GCP066", text=f"{text} {REMARK}") if left_alone else None
+    text = (
+        f"{len(left_alone)} of {len(checkpointed)} checkpointed blocks run uncompiled, since a checkpoint breaks "
+        "the compiled code around it: their time is not that of a checkpoint within compiled code; blocks that are "
+        "compiled themselves (block.compile()) stay so"
+    )
+    return Note(code="GCP066", text=text) if left_alone else None
 
 
 HAS_OWN = "the model's own checkpoints"  # what a note on them begins with

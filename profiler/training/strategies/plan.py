@@ -43,12 +43,8 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
     places = {name: index for index, name in enumerate(names)}
     own = {name: index for index, name in enumerate(workload.blocks)}
     counts = {own[name]: count for name, count in plan_file.recomputes(plan.segments).items() if name in own}
-    kept = {
-        name: None
-        for segment in plan_file.every(plan.segments)
-        if segment.save
-        for name in plan_file.operators(segment.save)
-    }
+    saves = [segment.save for segment in plan_file.every(plan.segments) if segment.save]
+    kept = dict.fromkeys(name for save in saves for name in plan_file.operators(save))
     planned = msgspec.structs.replace(workload, blocks=names)
     applied = recompute(
         planned,
