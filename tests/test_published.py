@@ -16,7 +16,7 @@ from profiler.core.record import Built, Equality, Note
 from profiler.request import spec
 from profiler.runs import store
 from profiler.runs.store import Writer
-from profiler.views.tables import reproduction
+from profiler.views.tables import comparison
 from profiler.workflows import reproduce
 from profiler.workflows.reproduce import SIZES, System
 from tests import make
@@ -201,7 +201,7 @@ def _built(size: int) -> Built:
 def test_a_difference_is_never_hidden(strategy, quantity, unit, published, shown):
     line = one(strategy, quantity, unit=unit, published=published)
 
-    assert reproduction._difference(line) == shown
+    assert comparison._difference(line) == shown
 
 
 def test_sizes_of_a_reduced_model_are_not_compared_but_ratios_are():
@@ -212,7 +212,7 @@ def test_sizes_of_a_reduced_model_are_not_compared_but_ratios_are():
 
     size, time, ratio = lines(wanted, SWEEP, reduced=True)
 
-    assert [reproduction._difference(line) for line in (size, time, ratio)] == ["other size", "other size", "none"]
+    assert [comparison._difference(line) for line in (size, time, ratio)] == ["other size", "other size", "none"]
 
 
 AGAINST_NONE = ("saved_change", "peak_change", "time_change", "saved_share", "peak_share")

@@ -17,7 +17,7 @@ from profiler.core.case import Choice
 from profiler.core.record import BlockSummary, ModelSummary, Readings
 from profiler.core.stats import Sampling
 from profiler.training import models
-from profiler.views.tables import details, explanation, fit, listing, reproduction
+from profiler.views.tables import comparison, details, explanation, fit, listing
 from profiler.views.tables.columns import main
 from profiler.views.tables.grid import Paper, Table, text
 from tests import examples, golden_files, make
@@ -103,7 +103,7 @@ def _reproduction() -> list[Table]:
         reduced="width 64 of 768", environment=examples.ENVIRONMENT, device="cuda:0", evidence="measured",
         lines=lines(wanted, found, reduced=True),
     )  # fmt: skip
-    return [reproduction.table(compared)]
+    return [comparison.published_table(compared)]
 
 
 def _list() -> list[Table]:

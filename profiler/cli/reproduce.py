@@ -76,23 +76,25 @@ def _list(systems: list[System]) -> None:
 
 
 def _print(reproduced: Reproduced, *, json: bool) -> None:
-    from profiler.views.tables import reproduction
+    from profiler.views.tables import comparison
 
     figures = reproduced.reproduction
     if json:
-        say_bytes(reproduction.document(figures, run=reproduced.run.folder.name, exit_code=reproduced.exit_code))
+        say_bytes(
+            comparison.published_document(figures, run=reproduced.run.folder.name, exit_code=reproduced.exit_code)
+        )
     else:
-        say(reproduction.table(figures))
+        say(comparison.published_table(figures))
 
 
 def _keep(system: System, reproduced: Reproduced) -> int:
     """Write the table into the run's folder; return the exit code."""
     from profiler.views.export.files import write_whole
     from profiler.views.export.markdown import markdown
-    from profiler.views.tables import reproduction
+    from profiler.views.tables import comparison
 
     folder = reproduced.run.folder
-    text = markdown([reproduction.table(reproduced.reproduction)]).encode()
+    text = markdown([comparison.published_table(reproduced.reproduction)]).encode()
     aside(f"wrote {write_whole(folder / 'derived' / 'reproduction.md', text, force=True)}")
     is_partial = system.engine == "local" and reproduced.run.status == "partial"
     next_command("gcprof", *(("run", "--resume") if is_partial else ("show",)), str(folder))

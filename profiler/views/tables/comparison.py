@@ -1,4 +1,4 @@
-"""A comparison of runs, of models or of scripts, as tables in the order in which they are read, as CSV or as JSON."""
+"""Comparisons of runs of models, of scripts, and with published figures, as tables, as CSV or as JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from profiler.analysis.advice import SideAdvice
 from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Judgement, Match, Order
 from profiler.analysis.pairing import Contrast, SideSummary
+from profiler.analysis.reproduction import ComparedFigure, Reproduction
 from profiler.core.case import encode
 from profiler.core.units import (
     MIB,
@@ -17,14 +18,16 @@ from profiler.core.units import (
     change_range_text,
     change_text,
     count_text,
+    in_unit_text,
     scaled,
     second_unit,
     signed_bytes_text,
+    spread_text,
 )
 from profiler.scripts.comparison import WHOLE, Pair
 from profiler.scripts.comparison import Comparison as ScriptComparison
 from profiler.views.export.data import csv_text, safe
-from profiler.views.tables.evidence import device_word
+from profiler.views.tables.evidence import SAID, card, device_word
 from profiler.views.tables.grid import Column, Table, numbers, of_lines, words
 
 SCHEMA = 1
@@ -47,8 +50,7 @@ def csv(comparison: Comparison) -> str:
 
 def document(comparison: Comparison, *, judgement: Judgement | None, exit_code: int) -> bytes:
     """Return one JSON document: the whole comparison, and the result of --fail-on."""
-    fields: dict[str, Any] = {"schema": SCHEMA, "exit_code": exit_code, "comparison": comparison, "gate": judgement}
-    return encode(fields) + b"\n"
+    return encode({"schema": SCHEMA, "exit_code": exit_code, "comparison": comparison, "gate": judgement}) + b"\n"
 
 
 def _csv_line(match: Match, side: SideSummary, cell: Cell) -> dict[str, Any]:
@@ -71,20 +73,23 @@ def tables(comparison: Comparison) -> list[Table]:
     """Return what differs, which explains the numbers, then the peak and time of every row, orders, advice, remarks."""
     groups: dict[str, list[Match]] = {}
     for match in comparison.matches:
-        shared = [_worded(name, text) for name, text in match.key.items() if name != "strategy"]
+        shared = [
+            text if name in ("model", "precision") else f"{name.replace('_size', '')} {text}"
+            for name, text in match.key.items()
+            if name != "strategy"
+        ]
         groups.setdefault(", ".join(shared) or "all rows", []).append(match)
     shown = [_differences(comparison)]
     for name, matches in groups.items():
-        troubles = tuple(line for match in matches for line in _troubles(comparison, match))
         shown += [_quantity(comparison, name, matches, quantity) for quantity in ("peak", "step")]
-        shown.append(Table(below=troubles))
-    notes = tuple(f"note: {remark}" for remark in comparison.remarks)
-    return [*shown, _orders(comparison), *_advice(comparison), Table(below=notes)]
+        shown.append(Table(below=tuple(line for match in matches for line in _troubles(comparison, match))))
+    notes = Table(below=tuple(f"note: {remark}" for remark in comparison.remarks))
+    return [*shown, _orders(comparison), *_advice(comparison), notes]
 
 
 def _differences(comparison: Comparison) -> Table:
-    kinds = [f", {side.evidence}" if _is_mixed(comparison) else "" for side in comparison.sides]
-    runs = [f"{side.label}: {side.run}{kind}" for side, kind in zip(comparison.sides, kinds, strict=True)]
+    is_mixed = _is_mixed(comparison)
+    runs = [f"{side.label}: {side.run}{f', {side.evidence}' if is_mixed else ''}" for side in comparison.sides]
     found = comparison.differences
     columns = (
         words("differs", "", [difference.what for difference in found]),
@@ -107,10 +112,6 @@ def _is_mixed(comparison: Comparison) -> bool:
 
 def _named(side: SideSummary) -> str:
     return f"{side.label} {side.evidence}"
-
-
-def _worded(name: str, text: str) -> str:
-    return text if name in ("model", "precision") else f"{name.replace('_size', '')} {text}"
 
 
 def _quantity(comparison: Comparison, group: str, matches: Sequence[Match], quantity: str) -> Table:
@@ -138,7 +139,8 @@ def _quantity(comparison: Comparison, group: str, matches: Sequence[Match], quan
     columns, cuts = [words("strategy", "", map(_name, matches))], [1]
     for side, own in sides.values():
         is_plain = side.evidence == "measured" and not is_mixed
-        texts = [_value(cell, lambda cell: scaled(read(cell), size)) for cell in own]
+        bad = [cell.outcome.replace("_", " ") if cell and cell.outcome != "ok" else "" for cell in own]
+        texts = [word or scaled(read(cell) if cell else None, size) for word, cell in zip(bad, own, strict=True)]
         columns.append(numbers(side.name, unit if is_plain else f"{side.evidence} {unit}", texts))
     others = [(side, own) for place, (side, own) in sides.items() if place and 0 in sides]
     for side, own in others:
@@ -160,12 +162,6 @@ def _quantity(comparison: Comparison, group: str, matches: Sequence[Match], quan
 
 def _name(match: Match) -> str:
     return match.key.get("strategy", "any")
-
-
-def _value(cell: Cell | None, text: Callable[[Cell], str]) -> str:
-    if cell is None:
-        return MISSING
-    return text(cell) if cell.outcome == "ok" else cell.outcome.replace("_", " ")
 
 
 def _peak_change(baseline: Cell | None, cell: Cell | None) -> str:
@@ -295,25 +291,21 @@ def script_document(comparisons: Sequence[ScriptComparison], *, gate: Sequence[s
 
 def _script_columns(compared: ScriptComparison) -> tuple[Column, ...]:
     """Return the columns of a table; parts of the key that are the same throughout are left out."""
-    points = [point for pair in compared.pairs for point in (pair.before, pair.after) if point]
-    size, unit = byte_unit(point.peak_bytes for point in points)
+    size, unit = byte_unit(one.peak_bytes for pair in compared.pairs for one in (pair.before, pair.after) if one)
     varying = [at for at, _ in enumerate(SCRIPT_KEYS) if len({pair.key[at] for pair in compared.pairs}) > 1 or at == 4]
     heads = [SCRIPT_KEYS[at] for at in varying]
     for quantity in QUANTITIES:
         heads += [f"{quantity} {unit}", "now", "change"]
     lines = []
     for pair in compared.pairs:
-        figures = [cell for quantity in QUANTITIES for cell in _script_figures(pair, quantity, size)]
+        figures = []
+        for quantity in QUANTITIES:
+            taken = [getattr(point, f"{quantity}_bytes") if point else None for point in (pair.before, pair.after)]
+            ratio = pair.ratio(quantity)
+            figures += [*(scaled(count, size) for count in taken), "same" if ratio == 1 else change_text(ratio)]
         lines.append([*(pair.key[at] for at in varying), *figures, _peak_lines(pair)])
     bold = {at for at, pair in enumerate(compared.pairs) if WHOLE in pair.key}
     return of_lines([*heads, "line"], lines, numbers=set(heads) - set(SCRIPT_KEYS), bold=bold)
-
-
-def _script_figures(pair: Pair, quantity: str, size: int) -> list[str]:
-    taken = [getattr(point, f"{quantity}_bytes") if point else None for point in (pair.before, pair.after)]
-    ratio = pair.ratio(quantity)
-    change = MISSING if ratio is None else "same" if ratio == 1 else change_text(ratio)
-    return [*(scaled(count, size) for count in taken), change]
 
 
 def _peak_lines(pair: Pair) -> str:
@@ -322,3 +314,87 @@ def _peak_lines(pair: Pair) -> str:
     lines = " -> ".join(dict.fromkeys(point.line for point in points if point.line))
     bad = [point.outcome.replace("_", " ") for point in points if not point.is_ok and pair.key[-1] == WHOLE]
     return ", ".join([lines, *dict.fromkeys(bad)]) if bad else lines
+
+
+# ---- published figures beside ours
+
+
+def published_table(reproduction: Reproduction) -> Table:
+    """Return every published figure beside ours, then what the source does not say and what was reduced."""
+    lines, environment = reproduction.lines, reproduction.environment
+    name = card(environment.device_name if environment else None) or device_word(reproduction.device)
+    torch = [f"torch {environment.torch}"] if environment and environment.torch else []
+    size = "reduced size" if reproduction.reduced else "the published size"
+    evidence = [SAID[reproduction.evidence]] if reproduction.evidence in SAID else []
+    columns = (
+        words("what", "", [line.what for line in lines]),
+        words("published", "", map(_published, lines)),
+        numbers("ours", "", map(_ours, lines)),
+        numbers("difference", "", map(_difference, lines)),
+    )
+    title = ", ".join([f"{reproduction.name}: {reproduction.title}", size, name, *evidence, *torch])
+    return Table(title=title, columns=columns, below=tuple(_below(reproduction)))
+
+
+def published_document(reproduction: Reproduction, *, run: str | None, exit_code: int) -> bytes:
+    """Return the same as one JSON document, with unrounded numbers."""
+    return encode({"run": run, "exit_code": exit_code, "reproduction": reproduction}) + b"\n"
+
+
+def _published(line: ComparedFigure) -> str:
+    if line.published is None:
+        return "not given"
+    said = str(line.published)
+    if isinstance(line.published, (int, float)):  # unrounded
+        sign = "+" if line.kind == "change" and line.published > 0 else ""
+        said = f"{sign}{line.published:,} {line.unit}".rstrip()
+    return f"{said} (by hand)" if line.arithmetic else said
+
+
+def _ours(line: ComparedFigure) -> str:
+    if line.ours is None:
+        return "no fit" if line.kind == "number" and line.reason is None and "power" in line.what else MISSING
+    if isinstance(line.ours, str):
+        return line.ours
+    unit = "MiB" if line.unit == "M" else line.unit
+    ours = in_unit_text(line.ours, unit, signed=line.kind == "change")
+    return ours if line.spread is None else f"{ours} {spread_text(line.spread)}"
+
+
+def _difference(line: ComparedFigure) -> str:
+    if line.ours is None or line.published is None:
+        return MISSING
+    if line.other_size:
+        return "other size"
+    if line.difference is None:
+        are_texts = isinstance(line.ours, str) and isinstance(line.published, str)
+        return ("none" if line.ours == line.published else "differs") if are_texts else MISSING
+    if line.difference == 0:
+        return "none"
+    if line.kind in ("change", "share"):
+        return in_unit_text(line.difference, "points", signed=True)
+    if line.kind == "number" or line.unit == "B" or line.relative is None:
+        return in_unit_text(line.difference, line.unit, signed=True)
+    return in_unit_text(100 * line.relative, "%", signed=True)
+
+
+def _below(reproduction: Reproduction) -> list[str]:
+    """Return the lines below the table: reasons, notes, units, the source, what it does not say, what was reduced."""
+    reasons: dict[str, dict[str, None]] = {}
+    for line in reproduction.lines:
+        if line.reason:
+            reasons.setdefault(line.reason, {})[line.what.partition(": ")[0]] = None
+    lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    notes = {line.note: line.what for line in reversed(reproduction.lines) if line.note}
+    lines += [f"note: {figure}: {note}" for note, figure in reversed(notes.items())]
+    if any(line.spread is not None for line in reproduction.lines):
+        lines.append(
+            "±: half the interquartile range of the steps, its own or the baseline's, or half the range of the rounds"
+        )
+    if any(line.unit == "M" for line in reproduction.lines):
+        lines.append("M: the source does not say which unit; differences take it for MiB")
+    lines.append(f"source: {reproduction.source}")
+    lines += [f"the source does not say: {'; '.join(reproduction.unsaid)}"] if reproduction.unsaid else []
+    if reproduction.reduced:
+        lines.append(f"reduced for a CPU: {reproduction.reduced}; --full runs the published size")
+    return lines
