@@ -151,9 +151,9 @@ def segment_words(segments: Sequence[Segment], blocks: Sequence[str]) -> str:
     return f"{parent}: {text}" if parent and text else text or "nothing"
 
 
-def names(segment: Segment) -> list[str]:
-    """Return all blocks of a segment, in order."""
-    return [name for item in segment.blocks for name in (names(item) if isinstance(item, Segment) else [item])]
+def names(item: str | Segment) -> list[str]:
+    """Return all blocks of a segment, in order; of a block, itself."""
+    return [item] if isinstance(item, str) else [name for inner in item.blocks for name in names(inner)]
 
 
 def _fault(plan: PlanFile) -> str | None:
@@ -183,9 +183,11 @@ def _words(items: Sequence[str | Segment], places: dict[str, tuple[int, str]]) -
     pieces: list[str] = []
     for key, group in groupby(enumerate(items), key=lambda numbered: _group_key(numbered[0], numbered[1], places)):
         run = [item for _, item in group]
-        first, *_, last = [places[name][1] for item in run for name in (_blocks(item) * 2)]
+        first, *_, last = [places[name][1] for item in run for name in (names(item) * 2)]
         if key[0] == "alone":
-            pieces += [f"[{first}]..[{last}]"] if len(run) >= SHORTENED else [f"[{_short(one, places)}]" for one in run]
+            pieces += (
+                [f"[{first}]..[{last}]"] if len(run) >= SHORTENED else [f"[{places[names(one)[0]][1]}]" for one in run]
+            )
         elif isinstance(run[0], Segment) and key[0] == "segment":
             pieces.append(f"[{_words(run[0].blocks, places)}]{_ending(run[0])}")
         else:
@@ -195,20 +197,12 @@ def _words(items: Sequence[str | Segment], places: dict[str, tuple[int, str]]) -
 
 def _group_key(at: int, item: str | Segment, places: dict[str, tuple[int, str]]) -> tuple[str, int]:
     """Return a key of neighbours that are one piece: kept blocks, or blocks that are recomputed each by itself."""
-    distance = places[_blocks(item)[0]][0] - at
+    distance = places[names(item)[0]][0] - at
     if isinstance(item, str):
         return "kept", distance
     if len(item.blocks) > 1 or isinstance(item.blocks[0], Segment):
         return "segment", at
     return _ending(item) or "alone", distance
-
-
-def _blocks(item: str | Segment) -> list[str]:
-    return names(item) if isinstance(item, Segment) else [item]
-
-
-def _short(item: str | Segment, places: dict[str, tuple[int, str]]) -> str:
-    return places[_blocks(item)[0]][1]
 
 
 def _ending(item: str | Segment) -> str:

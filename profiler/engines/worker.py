@@ -149,43 +149,35 @@ def answer(channel: int, key: str, work: Callable[[], object]) -> None:
 
 def outline(request: str, channel: int) -> None:
     """Send a summary of the model of the case in `request`: its blocks, or why it has none."""
-    case: Case = decode(request, Case)
-    answer(channel, "outline", lambda: summary(case))
+    answer(channel, "outline", lambda: summary(decode(request, Case)))
 
 
 def way(request: str, channel: int) -> None:
     """Send what code is written for of the case in `request`."""
-    case: Case = decode(request, Case)
-    answer(channel, "way", lambda: code_way(case))
+    answer(channel, "way", lambda: code_way(decode(request, Case)))
 
 
-def follow(request: str, channel: int) -> None:
+def follow(request: str, channel: int, *, with_choices: bool = False) -> None:
     """Send the traced step of the trial in `request`, or why it cannot be traced."""
-    trial: Trial = decode(request, Trial)
-    answer(channel, "followed", lambda: prediction.follow_case(trial))
+    answer(channel, "followed", lambda: prediction.follow_case(decode(request, Trial), with_choices=with_choices))
 
 
 def follow_with_choices(request: str, channel: int) -> None:
     """Do as `follow`, with the bytes that checkpointing other blocks of the model would take."""
-    trial: Trial = decode(request, Trial)
-    answer(channel, "followed", lambda: prediction.follow_case(trial, with_choices=True))
+    follow(request, channel, with_choices=True)
 
 
 def choices(request: str, channel: int) -> None:
     """Send the bytes with the blocks of the case in `request`, and with other blocks, or why they are not known."""
-    case: Case = decode(request, Case)
-    answer(channel, "choices", lambda: prediction.choices(case))
+    answer(channel, "choices", lambda: prediction.choices(decode(request, Case)))
 
 
 def survey(request: str, channel: int) -> None:
     """Send the devices that torch can use here, the CPU first, and the free bytes of each."""
-    names = [
-        "cpu",
-        *(f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
-    ]
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices: dict[str, Environment] = {}
     free: dict[str, int | None] = {}
-    for name in names:
+    for name in ("cpu", *(f"cuda:{index}" for index in range(count))):
         try:
             device = open_device(name)
             devices[name], free[name] = environment(device), device.free_bytes()
