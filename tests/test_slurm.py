@@ -239,6 +239,20 @@ def test_jobs_that_are_not_over_are_cancelled_and_those_of_earlier_calls_are_lef
     assert [job.state for job in cluster.jobs] == ["CANCELLED"]
 
 
+def test_where_the_array_is_rejected_no_shard_keeps_another_engine_from_the_run(run):
+    def rejected(work: Sequence[Work]) -> list[Job]:
+        raise RuntimeError("sbatch: error: invalid partition")
+
+    cluster = Cluster(run)
+    cluster.submit_array = rejected
+
+    with pytest.raises(UserError, match="invalid partition") as caught:
+        cluster.follow()
+
+    assert caught.value.exit_code == 3
+    assert list((run / "shards").iterdir()) == []
+
+
 # What is sent
 
 

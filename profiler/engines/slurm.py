@@ -167,6 +167,9 @@ class Slurm:
         try:
             return dict(zip(owing, executor.submit_array(work), strict=True))
         except (RuntimeError, OSError) as error:
+            for shard in owing:
+                if not (shard / "trials.jsonl").stat().st_size:  # so that the run can go on by another engine
+                    safe_files.remove(shard)
             last = (hide(str(error)).strip().splitlines() or ["it does not say why"])[-1]
             raise UserError(f"nothing was submitted: {last}", hint="--resume submits again", exit_code=3) from error
 

@@ -25,7 +25,7 @@ from profiler.core.errors import Exited, Invalid, Unsupported, UserError, load_f
 from profiler.core.record import IN_BUILD, Environment, Note, Outcome, Record, Shortage
 from profiler.core.safe_files import hide
 from profiler.core.units import GIB, KIB, MIB
-from profiler.core.user_code import exited, is_ours, is_theirs
+from profiler.core.user_code import exited, innermost_line, is_ours, is_theirs
 from profiler.measuring import devices as measured_devices
 from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
@@ -313,12 +313,10 @@ def user_traceback(error: BaseException) -> str:
 
 def raised_at(error: BaseException) -> str | None:
     """Return the innermost line (`file.py:12`) of the user's, else of a library; None if the profiler raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if is_theirs(frame.filename)]
-    if not theirs and is_ours(frames[-1].filename):
-        return None
-    frame = (theirs or frames)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
+    if theirs := innermost_line(error):
+        return theirs
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return None if is_ours(frame.filename) else f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def _trim(error: traceback.TracebackException) -> None:
