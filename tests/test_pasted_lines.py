@@ -53,9 +53,10 @@ def every() -> Iterator[tuple[str, str]]:
 # What is not run as it is pasted, and why; the first pattern that a line begins with counts.
 PARSED = {
     r"gcprof run .*--engine": "needs a cluster: test_slurm.py, test_ray.py",
+    r"gcprof compare last +#": "needs a run on several kinds of GPU: test_ray.py",
     r"gcprof reproduce": "takes minutes: just bench-published",
 }
-EXPECTED = {r"gcprof runs rm (?!--yes)": 2}  # exit codes; else 0
+EXPECTED = {r"gcprof runs rm (?!--yes)": 2, r"gcprof doctor": 1}  # exit codes; a hollow GPU computes nothing; else 0
 DEVICE = "h100,count=2"  # the GPU where a line names none: a hollow one
 SCRIPT_BODY = """
 

@@ -211,7 +211,7 @@ CHUNK_LOSS = Template('''
 from functools import partial
 import torch
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 HEADS = $heads  # whose logits are computed $rows rows at a time
@@ -221,7 +221,7 @@ POINTWISE = (  # what may be done with logits before cross entropy
 )
 
 def chunk_loss(model):
-    """Put the heads off: cross entropy computes their logits in parts, each once more in the backward."""
+    """Put the heads off: cross entropy computes their logits and gradients part by part."""
     for name in HEADS:
         head = model.get_submodule(name)
         head.forward = partial(_Logits, head)
@@ -304,12 +304,47 @@ PART = """
 
 def _part(logits, how, hidden, target):
     return F.cross_entropy(logits.compute(hidden), target, reduction="sum", **how)
+
+
+def _summed(logits, how, hidden, target, rows):
+    parts = zip(hidden.split(rows), target.split(rows))
+    if not torch.is_grad_enabled():
+        return torch.stack([_part(logits, how, *part) for part in parts]).sum()
+    tensors = tree_leaves((logits.head.weight, logits.head.bias, logits.then))
+    leaves = [one for one in tensors if isinstance(one, torch.Tensor) and one.requires_grad]
+    inputs = [hidden] if hidden.requires_grad else []
+    of_hidden, summed, totals, start = [torch.empty_like(one) for one in inputs], [], [], 0
+    for values, labels in parts:
+        part = values.detach().requires_grad_(hidden.requires_grad)
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            total = _part(logits, how, part, labels)
+        one_thread = torch.autograd.set_multithreading_enabled(False)  # another would free the last ones later
+        with torch.autocast(hidden.device.type, enabled=False), one_thread:
+            gradients = torch.autograd.grad(total, [*([part] if inputs else []), *leaves])
+        for gradient in of_hidden:
+            gradient[start : start + len(labels)] = gradients[0]
+        own = gradients[len(inputs) :]
+        summed = [one.add_(more) for one, more in zip(summed, own)] if summed else list(own)
+        totals.append(total.detach())
+        start += len(labels)
+        del part, total, gradients, own  # before the next part's are made
+    return _Known.apply(torch.stack(totals).sum(), [*of_hidden, *summed], *inputs, *leaves)
+
+
+class _Known(torch.autograd.Function):
+    # a sum whose gradients are known; the backward scales them, and can run once
+    @staticmethod
+    def forward(ctx, total, gradients, *leaves):
+        ctx.gradients = gradients
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx, factor):
+        gradients, ctx.gradients = ctx.gradients, None
+        return None, None, *(gradient.mul_(factor) for gradient in gradients)
 """
 BY_PARTS = Template("""\
-from torch.utils.checkpoint import checkpoint
-    how = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    run = partial(checkpoint, partial(_part, logits, how), use_reentrant=False, preserve_rng_state=False)
-    total = torch.stack([run(*part) for part in zip(hidden.split($rows), target.split($rows))]).sum()
+    total = _summed(logits, {"ignore_index": ignore_index, "label_smoothing": label_smoothing}, hidden, target, $rows)
     return total / (target != ignore_index).sum() if reduction == "mean" else total
 """)
 BY_TORCH = Template("""\

@@ -1,4 +1,4 @@
-"""Lever `chunk-loss`: the model's head is put off, and cross entropy computes its logits in parts, each once more."""
+"""Lever `chunk-loss`: the model's head is put off; cross entropy computes its logits and gradients part by part."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import msgspec
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.grad_mode import set_multithreading_enabled
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry, register_flop_formula
@@ -19,7 +21,6 @@ from profiler.core.case import Case
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Note
 from profiler.core.user_code import users_line
-from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.kept_state import kept
 from profiler.training.workload import Workload
 
@@ -41,9 +42,9 @@ def apply(
     """Computes the head and cross entropy in parts of so many rows, so that the logits are never there at once.
 
     The head is found in one forward: a Linear, or an F.linear with a parameter, whose output meets cross entropy.
-    `torch` uses F.linear_cross_entropy, which keeps the head's gradient from the forward on, and `parts` checkpoints;
-    `auto` takes torch's where it is as exact, in plain fp32. Raises Unsupported where no head is found, and where the
-    logits are read besides, with the reader's line.
+    `torch` uses F.linear_cross_entropy, and `parts` autograd; both keep the head's gradient from the forward on, and no
+    logits. `auto` takes torch's where it is as exact, in plain fp32. Raises Unsupported where no head is found, and
+    where the logits are read besides, with the reader's line.
     """
     if case.parallel:
         raise Unsupported("chunk-loss finds the head of a model that is whole, not one that ranks share")
@@ -260,14 +261,56 @@ def _cross_entropy(  # noqa: PLR0917  as in torch
     with torch._C.DisableTorchFunction():
         if heads.by == "torch" or (heads.by == "auto" and is_torchs):
             return _by_torch(own, hidden, target, reduction=reduction, **how)
-        plain = own.like(hidden, classes_first=False)
-        run = partial(_part, plain, how)
-        parts = [
-            checkpoint(run, *pair, use_reentrant=False, preserve_rng_state=False)
-            for pair in zip(hidden.split(heads.rows), target.split(heads.rows), strict=True)
-        ]
-        total = torch.stack(parts).sum()
+        run = partial(_part, own.like(hidden, classes_first=False), how)
+        tensors = pytree.tree_leaves((own.head["weight"], own.head["bias"], own.pointwise))
+        leaves = [one for one in tensors if isinstance(one, torch.Tensor) and one.requires_grad]
+        total = _summed(run, hidden, target, heads.rows, leaves)
         return total / (target != ignore_index).sum() if reduction == "mean" else total
+
+
+def _summed(
+    run: Callable[..., torch.Tensor], hidden: torch.Tensor, target: torch.Tensor, rows: int, leaves: list[torch.Tensor]
+) -> torch.Tensor:
+    """Return the sum of what `run` makes of the parts of hidden states and targets.
+
+    Each part's gradients are computed at once, while its logits are there, and kept for the backward: in this thread,
+    since another would free the last ones some time later.
+    """
+    pairs = zip(hidden.split(rows), target.split(rows), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.stack([run(*pair) for pair in pairs]).sum()
+    inputs = [hidden] if hidden.requires_grad else []
+    of_hidden, summed = [torch.empty_like(one) for one in inputs], list[torch.Tensor]()
+    totals, start = [], 0
+    for values, labels in pairs:
+        part = values.detach().requires_grad_(hidden.requires_grad)
+        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # those of others are for the step's
+            total = run(part, labels)
+        with torch.autocast(hidden.device.type, enabled=False), set_multithreading_enabled(False):
+            gradients = torch.autograd.grad(total, [*([part] if inputs else []), *leaves])
+        for whole_gradient in of_hidden:
+            whole_gradient[start : start + len(labels)] = gradients[0]
+        own = gradients[len(inputs) :]
+        summed = [one.add_(more) for one, more in zip(summed, own, strict=True)] if summed else list(own)
+        totals.append(total.detach())
+        start += len(labels)
+        del part, total, gradients, own  # before the next part's are made
+    made: torch.Tensor = _Known.apply(torch.stack(totals).sum(), [*of_hidden, *summed], *inputs, *leaves)
+    return made
+
+
+class _Known(torch.autograd.Function):
+    """A sum whose gradients are known; the backward scales them, and can run once."""
+
+    @staticmethod
+    def forward(ctx: Any, total: torch.Tensor, gradients: list[torch.Tensor], *leaves: torch.Tensor) -> torch.Tensor:
+        ctx.gradients = gradients
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        return None, None, *(gradient.mul_(factor) for gradient in gradients)
 
 
 def _part(logits: Logits, how: dict[str, Any], hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
