@@ -89,7 +89,7 @@ def fresh_workload(build: Callable[[], Any] | None) -> Build | None:
 
     def made() -> Workload:
         workload = as_workload(build())
-        _refuse_spread(workload.module)
+        _refuse(workload.module, lazy=False)
         if any(not isinstance(parameter, FakeTensor) for parameter in workload.module.parameters()):
             hint = "make it inside build, which is called anew for every trace: def build(): module = MyModel(); ..."
             raise UserError("build returned a module that was made before: tracing would change it", hint=hint)
@@ -164,8 +164,7 @@ class Given(NamedTuple):
             elif not callable(loss):
                 hint = "for example loss=torch.nn.functional.cross_entropy"
                 raise UserError(f"a loss is a function of (output, targets), not {loss!r}", hint=hint)
-            _refuse_spread(model)
-            _refuse_lazy(model)
+            _refuse(model, lazy=True)
             batch = dict(batch) if isinstance(batch, Mapping) else batch
             return _copies(self._replace(batch=batch).parts)
         for name, value in (("batch", batch), ("loss", loss)):
@@ -175,26 +174,17 @@ class Given(NamedTuple):
         return None if isinstance(model, str) else model
 
 
-def _refuse_lazy(module: nn.Module) -> None:
-    """Raise UserError for a module whose parameters have no shapes yet."""
+def _refuse(module: nn.Module, *, lazy: bool) -> None:
+    """Raise UserError for a module that is spread over ranks or, if `lazy`, whose parameters have no shapes yet."""
     for name, part in module.named_modules():
-        if any(nn.parameter.is_lazy(parameter) for parameter in part.parameters(recurse=False)):
-            message = f"{type(module).__name__}: {_where(name)} is lazy, and its parameters have no shapes yet"
-            raise UserError(message, hint="call the module once with its batch before")
-
-
-def _refuse_spread(module: nn.Module) -> None:
-    """Raise UserError for a module that is spread over ranks."""
-    for name, part in module.named_modules():
-        for kind in type(part).__mro__:
-            if kind.__name__ in SPREAD:
-                hint = "give the module that it wraps, as model.module of DistributedDataParallel"
-                message = f"{type(module).__name__}: {_where(name)} is wrapped in {kind.__name__}"
-                raise UserError(message, hint=hint)
-
-
-def _where(name: str) -> str:
-    return f"its '{name}'" if name else "it"
+        what = f"{type(module).__name__}: {f'its {name!r}' if name else 'it'} is"
+        wrapped = next((kind.__name__ for kind in type(part).__mro__ if kind.__name__ in SPREAD), None)
+        if wrapped:
+            hint = "give the module that it wraps, as model.module of DistributedDataParallel"
+            raise UserError(f"{what} wrapped in {wrapped}", hint=hint)
+        if lazy and any(nn.parameter.is_lazy(parameter) for parameter in part.parameters(recurse=False)):
+            hint = "call the module once with its batch before"
+            raise UserError(f"{what} lazy, and its parameters have no shapes yet", hint=hint)
 
 
 def _copies(parts: tuple[Any, ...]) -> Callable[[], Any]:
