@@ -259,7 +259,7 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     record = three_kinds.rehearsed(device=device)
     (row,) = rows([record])
     place = Place(case=record.case, limit=100 * MIB, context_bytes=0)
-    rung = Rung(label=Choice("none"), reach=8, place=place, beyond=place, records=(record,), further=record)
+    rung = Rung(label=Choice("none"), reach=8, place=place, beyond=place, row=row, further=row)
     way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
     largest = text_of([fit.sizes_table([rung], of_batches=True, chosen=rung, title="mine", below=())]).plain
     planned = text_of(

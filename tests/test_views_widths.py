@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from profiler.analysis.advice import Place, Rung
 from profiler.analysis.explanation import explain
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
+from profiler.analysis.rows import rows
 from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.record import BlockSummary, ModelSummary, Readings
@@ -64,16 +65,14 @@ def _fits() -> list[Table]:
     def rung(label: str, reach: int, place: Place, beyond: Place | None, peak: int, **further) -> Rung:
         case = replace(place.case, strategy=Choice(label))
         readings = Readings(peak_bytes=peak, reserved_bytes=peak, step_seconds=(0.5,))
-        ran = (
-            (make.record(case=case, readings=readings),) if peak else (make.failed(label, "out_of_memory", "no room"),)
-        )
-        return Rung(label=Choice(label), reach=reach, place=place, beyond=beyond, records=ran, **further)
+        (row,) = rows([make.record(case=case, readings=readings)])
+        return Rung(label=Choice(label), reach=reach, place=place, beyond=beyond, row=row, **further)
 
     def place(gpu: str, memory: int, size: int) -> Place:
         return Place(case=make.case(device=gpu, batch_size=size), limit=memory * GIB, context_bytes=GIB // 2)
 
-    failed = make.failed("all", "out_of_memory", "no room")
-    more = make.record(readings=Readings(peak_bytes=12 * GIB, reserved_bytes=12 * GIB))
+    (failed,) = rows([make.failed("all", "out_of_memory", "no room")])
+    (more,) = rows([make.record(readings=Readings(peak_bytes=12 * GIB, reserved_bytes=12 * GIB))])
     batches = [
         rung("none", 1200, place("cuda:0", 12, 1200), place("cuda:0", 12, 1201), 11 * GIB, further=more),
         rung("segments:k=8,split=balanced+chunk-loss", 2400, place("cuda:0", 12, 2400), None, 11 * GIB),

@@ -6,7 +6,6 @@ Only rows that are ok are recommended: wrong gradients are no saving, and neithe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median
 
 import msgspec
 from msgspec.structs import replace
@@ -15,8 +14,9 @@ from profiler.analysis.pairing import Side, by_group
 from profiler.analysis.rows import SURE, Row, against, is_apart, slowness, time_verdict_of
 from profiler.core.case import Case, Choice
 from profiler.core.devices import parse
+from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.plan_file import PlanFile
-from profiler.core.record import Evidence, Record, bytes_needed, evidence
+from profiler.core.record import bytes_needed
 
 MOST = 0.9  # fraction of the largest saving: the fastest row that saves so much is recommended
 LEAST = 0.02  # fraction of the baseline's peak: a smaller saving counts as none
@@ -181,35 +181,16 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     place: Place  # if it fits nowhere, where it needs least
     beyond: Place | None  # one sample more, or the next smaller GPU
     plan: PlanFile | None = None
-    records: tuple[Record, ...] = ()  # at the place, of all rounds
-    further: Record | None = None  # beyond
-
-    @property
-    def record(self) -> Record | None:
-        """The first record of the step at its place."""
-        return self.records[0] if self.records else None
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The median step of all rounds."""
-        samples = [second for record in self.records for second in record.readings.step_seconds or ()]
-        return median(samples) if samples else None
+    row: Row | None = None  # of the step at its place
+    further: Row | None = None  # beyond
 
     @property
     def samples_per_second(self) -> float | None:
-        case, seconds = self.place.case, self.step_seconds
-        return case.batch_size * case.accumulate / seconds if seconds and case.batch_size else None
+        return samples_per_second(self.row) if self.row else None
 
-    @property
-    def evidence(self) -> Evidence | None:
-        """How the bytes are known."""
-        return evidence(self.record.case, self.record.environment) if self.record else None
-
-    def needed_bytes(self, record: Record | None) -> int | None:
+    def needed_bytes(self, row: Row | None) -> int | None:
         """Return what a step took of its device, CUDA's context included; None if it did not run to its end."""
-        if record is None or record.outcome != "ok":
-            return None
-        return bytes_needed(record.readings, record.case.device, self.place.context_bytes)
+        return taken_bytes(row, self.place.context_bytes) if row else None
 
 
 def samples_per_second(row: Row) -> float | None:
@@ -220,12 +201,12 @@ def samples_per_second(row: Row) -> float | None:
     return case.batch_size * case.accumulate * case.num_ranks / row.step_seconds
 
 
-def taken_bytes(row: Row) -> int | None:
+def taken_bytes(row: Row, context_bytes: int = CONTEXT_BYTES) -> int | None:
     """Return the bytes that a step takes of its device: on a GPU what is reserved, and CUDA's own context.
 
     None if it is not ok or was not measured.
     """
-    return bytes_needed(row.readings, row.case.device) if row.outcome == "ok" else None
+    return bytes_needed(row.readings, row.case.device, context_bytes) if row.outcome == "ok" else None
 
 
 def holds(row: Row) -> bool | None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from profiler.analysis.advice import MOST_TRIED, Place, Rung, largest_that_fits
+from profiler.analysis.rows import rows
 from profiler.core import gpu_specs, schedule
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.devices import parse
@@ -268,16 +269,16 @@ def _run(
     plans = {file: rung.plan for rung, file in zip(rungs, files, strict=True) if rung.plan}
     code, run = model.run(folder, tuple(trials), plans=plans, typed=request.typed)
     screen.say(f"wrote {run.folder / 'trials.jsonl'}")
-    by_case = {case: tuple(record for record in run.records if record.case == case) for case in (*here, *beyond)}
+    by_case = {row.case: row for row in rows(run.records)}
     ran = tuple(
-        msgspec.structs.replace(rung, label=label, records=by_case[case], further=next(iter(by_case[further]), None))
+        msgspec.structs.replace(rung, label=label, row=by_case.get(case), further=further and by_case.get(further))
         for rung, label, case, further in zip(rungs, labels, here, beyond, strict=True)
     )
     exit_code = code if any(rung.reach for rung in rungs) else GATE
     found = "batch_size" if about["of_batches"] else "device"
     words = str(request.words.model), *flags(request.words, without=("model", "strategies", found))
     sizes = Sizes(words=words, rungs=ran, left_out=ladder.left_out, exit_code=exit_code, **about)
-    if request.emit is None or sizes.chosen is None or sizes.chosen.record is None or sizes.chosen.label == NONE:
+    if request.emit is None or sizes.chosen is None or sizes.chosen.row is None or sizes.chosen.label == NONE:
         return sizes
-    way = way_of(model.engine, sizes.chosen.record.case, sizes.chosen.plan)
+    way = way_of(model.engine, sizes.chosen.row.case, sizes.chosen.plan)
     return msgspec.structs.replace(sizes, code=lever_code.emit(way, request.emit))

@@ -121,8 +121,8 @@ def sizes_table(
     labels = strategy_labels([rung.label for rung in rungs])
     needed = numbers(
         "needed",
-        ", ".join(sorted({rung.evidence for rung in rungs if rung.evidence})),
-        [bytes_text(rung.needed_bytes(rung.record)) for rung in rungs],
+        ", ".join(sorted({rung.row.evidence for rung in rungs if rung.row})),
+        [bytes_text(rung.needed_bytes(rung.row)) for rung in rungs],
     )
     kind = "estimated" if any(rung.place.case.has_estimated_times for rung in rungs) else "measured"
     if of_batches:
@@ -142,7 +142,7 @@ def sizes_table(
             numbers("its", "memory", [bytes_text(rung.place.limit if rung.reach else None) for rung in rungs]),
             needed,
             words("next smaller", "", map(_beyond, rungs)),
-            numbers("step", kind, [seconds_text(rung.step_seconds) for rung in rungs]),
+            numbers("step", kind, [seconds_text(rung.row.step_seconds if rung.row else None) for rung in rungs]),
         ]
     mark = words("", "", [FITS if rung is chosen else "" for rung in rungs])
     reasons = [f"{label}: {_why(rung)}" for label, rung in zip(labels, rungs, strict=True) if not rung.reach]
@@ -166,9 +166,9 @@ def _beyond(rung: Rung) -> str:
 
 def _why(rung: Rung) -> str:
     """Return why the step fits nowhere."""
-    needed = rung.needed_bytes(rung.record)
+    needed = rung.needed_bytes(rung.row)
     if needed is None:
-        return (rung.record and rung.record.detail) or "it was not run"
+        return (rung.row and rung.row.detail) or "it was not run"
     where = "not even one sample fits" if rung.place.case.batch_size == 1 else "no GPU holds it"
     return f"{where}: it needs {bytes_text(needed)}"
 
@@ -182,12 +182,12 @@ def sizes_document(
             "way": rung.label, "fits": rung.reach > 0, "is_chosen": rung is chosen,
             "batch_size": rung.reach if of_batches else rung.place.case.batch_size,
             "device": parse(rung.place.case.device).name, "memory_bytes": rung.place.limit,
-            "outcome": rung.record and rung.record.outcome, "evidence": rung.evidence,
-            "needed_bytes": rung.needed_bytes(rung.record),
+            "outcome": rung.row and rung.row.outcome, "evidence": rung.row and rung.row.evidence,
+            "needed_bytes": rung.needed_bytes(rung.row),
             "beyond_device": rung.beyond and parse(rung.beyond.case.device).name,
             "beyond_outcome": rung.further and rung.further.outcome,
             "beyond_bytes": rung.needed_bytes(rung.further),
-            "step_seconds": rung.step_seconds, "samples_per_second": rung.samples_per_second,
+            "step_seconds": rung.row and rung.row.step_seconds, "samples_per_second": rung.samples_per_second,
             "has_estimated_times": rung.place.case.has_estimated_times,
         }
         for rung in rungs
