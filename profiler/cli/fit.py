@@ -181,7 +181,9 @@ def _print_sizes(sizes: Sizes, *, json: bool) -> None:
     below = [f"left out: {lever}: {why}" for lever, why in sizes.left_out.items()]
     if sizes.context_source:
         below.insert(0, view.context_text(place.context_bytes, sizes.context_source))
-    notes = [note for rung in rungs for record in rung.records for note in record.notes if note.code == "GCP041"]
+    notes = [
+        note for rung in rungs for row in (rung.row, rung.further) if row for note in row.notes if note.code == "GCP041"
+    ]
     below += dict.fromkeys(f"note: {note.code} {note.text}" for note in notes)  # sizes that are too small
     say(view.sizes_table(rungs, of_batches=of_batches, chosen=chosen, title=f"{setting}, {question}", below=below))
     if chosen:
