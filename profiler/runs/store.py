@@ -238,12 +238,9 @@ def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] =
                 shutil.copyfile(log, folder / "logs" / log.name)
         (folder / "trials.jsonl").write_bytes(trials)
         safe_files.write(folder / "manifest.json", msgspec.json.format(manifest, indent=1))
-    except OSError as error:
+    except (OSError, UserError) as error:
         safe_files.remove(folder)
-        raise unwritable(folder, error) from error
-    except UserError:
-        safe_files.remove(folder)
-        raise
+        raise unwritable(folder, error) if isinstance(error, OSError) else error from None
 
 
 def refuse_existing(folder: Path) -> None:
