@@ -147,7 +147,7 @@ def test_a_record_whose_ranks_do_not_fit_together_is_no_result():
 
 @pytest.mark.parametrize("fault", ["no-reduce", "sum"])
 def test_gradients_that_are_not_averaged_over_the_ranks_are_found(engine, fault, monkeypatch):
-    monkeypatch.setattr(engine, "_entry", "tests.planted_ranks:run_trials")
+    monkeypatch.setattr(engine, "entry", "tests.planted_ranks:run_trials")
 
     (record,) = engine.run([Trial(case=case(way=f"planted:fault={fault}"), passes=("equality",))])
 

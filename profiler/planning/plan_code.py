@@ -19,7 +19,7 @@ WIDTH = 100
 IMPORT = re.compile(r"(?:from (\S+) )?import ([\w., ]+)")
 STANDARD = ("from collections", "from functools", "from typing")  # how imports of the standard library begin here
 HOST_MEMORY = "training/levers/memory.py"  # what of it is plain PyTorch:
-OF_HOST_MEMORY = ("HostMemory", "Sent", "OffloadedInput", "_wait", "_place", "_layout")
+OF_HOST_MEMORY = ("HostMemory", "Sent", "OffloadedInput", "_wait", "_place")
 DRAWING = {"native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "normal", "uniform", "multinomial",
            "rrelu_with_noise", "poisson", "exponential", "rand", "randn", "randint", "randperm"}  # fmt: skip
 
