@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from profiler.analysis.live_bytes import floor
 from profiler.core import catalogue, plan_file
@@ -27,6 +30,7 @@ from profiler.predicting.staging.stage_operators import spans
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.traced_case import observe_case, trace_case
 from profiler.training import models
+from profiler.training.workload import Workload
 from tests import make
 
 RANDOM_STATE = 5056  # bytes of torch.get_rng_state(): the Mersenne Twister of the CPU
@@ -327,3 +331,27 @@ def test_plan_has_the_floor_of_explain_where_modules_outside_of_the_blocks_save(
     _, planned = largest_stage(stages(trial))
 
     assert planned == floor(trace, blocks=built.workload.blocks).nbytes
+
+
+class Wavering(nn.Module):
+    """Runs one operator more in about every second call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return x.sin() if random.random() < 0.5 else x
+
+
+def test_a_model_that_draws_what_it_runs_is_followed_twice_with_the_same_numbers():
+    def build() -> Workload:
+        module = nn.Sequential(*(Wavering() for _ in range(16)))
+        return Workload(
+            module=module, blocks=tuple(map(str, range(16))), batch=torch.ones(2, 8), loss=lambda m, x: m(x).sum()
+        )
+
+    chain = stages(Trial(case=make.case(device="fake:cpu"), passes=("memory",)), build=build)
+
+    assert sum(len(stage.blocks) for stage in chain.stages) == 16
