@@ -239,14 +239,12 @@ class _Logits(torch.Tensor):
         self.head, self.hidden, self.then, self.classes_first = head, hidden, then, classes_first
         return self
 
-    def compute(self, hidden):
-        logits = F.linear(hidden, self.head.weight, self.head.bias)
-        for func, args, kwargs in self.then:
-            logits = func(logits, *args, **kwargs)
-        return logits
+    @property
+    def how(self):
+        return self.head.weight, self.head.bias, self.then
 
     def whole(self):
-        logits = self.compute(self.hidden)
+        logits = _computed(self.hidden, *self.how)
         return logits.transpose(1, 2) if self.classes_first else logits
 
     @classmethod
@@ -266,6 +264,13 @@ class _Logits(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         args, kwargs = tree_map_only(cls, cls.whole, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def _computed(hidden, weight, bias, then):
+    logits = F.linear(hidden, weight, bias)
+    for func, args, kwargs in then:
+        logits = func(logits, *args, **kwargs)
+    return logits
 
 
 def _put_off(func, name, own, *args, **kwargs):
@@ -302,25 +307,28 @@ def _in_parts(logits, target, weight=None, size_average=None, ignore_index=-100,
 $by$part''')
 PART = """
 
-def _part(logits, how, hidden, target):
-    return F.cross_entropy(logits.compute(hidden), target, reduction="sum", **how)
+def _summed(how, hidden, target, rows, **options):
+    def part_of(how, values, labels):
+        return F.cross_entropy(_computed(values, *how), labels, reduction="sum", **options)
 
-
-def _summed(logits, how, hidden, target, rows):
     parts = zip(hidden.split(rows), target.split(rows))
     if not torch.is_grad_enabled():
-        return torch.stack([_part(logits, how, *part) for part in parts]).sum()
-    tensors = tree_leaves((logits.head.weight, logits.head.bias, logits.then))
-    leaves = [one for one in tensors if isinstance(one, torch.Tensor) and one.requires_grad]
+        return torch.stack([part_of(how, *part) for part in parts]).sum()
+    leaves = {
+        one: one.detach().requires_grad_()  # whose hooks are for whole gradients
+        for one in tree_leaves(how)
+        if isinstance(one, torch.Tensor) and one.requires_grad
+    }
+    how = tree_map_only(torch.Tensor, lambda one: leaves.get(one, one), how)
     inputs = [hidden] if hidden.requires_grad else []
     of_hidden, summed, totals, start = [torch.empty_like(one) for one in inputs], [], [], 0
     for values, labels in parts:
         part = values.detach().requires_grad_(hidden.requires_grad)
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-            total = _part(logits, how, part, labels)
+            total = part_of(how, part, labels)
         one_thread = torch.autograd.set_multithreading_enabled(False)  # another would free the last ones later
         with torch.autocast(hidden.device.type, enabled=False), one_thread:
-            gradients = torch.autograd.grad(total, [*([part] if inputs else []), *leaves])
+            gradients = torch.autograd.grad(total, [*([part] if inputs else []), *leaves.values()])
         for gradient in of_hidden:
             gradient[start : start + len(labels)] = gradients[0]
         own = gradients[len(inputs) :]
@@ -344,7 +352,8 @@ class _Known(torch.autograd.Function):
         return None, None, *(gradient.mul_(factor) for gradient in gradients)
 """
 BY_PARTS = Template("""\
-    total = _summed(logits, {"ignore_index": ignore_index, "label_smoothing": label_smoothing}, hidden, target, $rows)
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    total = _summed(logits.how, hidden, target, $rows, **options)
     return total / (target != ignore_index).sum() if reduction == "mean" else total
 """)
 BY_TORCH = Template("""\

@@ -261,17 +261,23 @@ def _cross_entropy(  # noqa: PLR0917  as in torch
     with torch._C.DisableTorchFunction():
         if heads.by == "torch" or (heads.by == "auto" and is_torchs):
             return _by_torch(own, hidden, target, reduction=reduction, **how)
-        run = partial(_part, own.like(hidden, classes_first=False), how)
-        tensors = pytree.tree_leaves((own.head["weight"], own.head["bias"], own.pointwise))
-        leaves = [one for one in tensors if isinstance(one, torch.Tensor) and one.requires_grad]
-        total = _summed(run, hidden, target, heads.rows, leaves)
+        head = own.head["weight"], own.head["bias"], own.pointwise
+        leaves = {one: one.detach().requires_grad_() for one in _training(head)}  # whose hooks are for whole gradients
+        weight, bias, pointwise = pytree.tree_map_only(torch.Tensor, lambda one: leaves.get(one, one), head)
+        plain = own.like(hidden, classes_first=False, weight=weight, bias=bias, pointwise=pointwise)
+        total = _summed(partial(_part, plain, how), hidden, target, heads.rows, leaves)
         return total / (target != ignore_index).sum() if reduction == "mean" else total
 
 
+def _training(tree: Any) -> list[torch.Tensor]:
+    return [one for one in pytree.tree_leaves(tree) if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
 def _summed(
-    run: Callable[..., torch.Tensor], hidden: torch.Tensor, target: torch.Tensor, rows: int, leaves: list[torch.Tensor]
-) -> torch.Tensor:
-    """Return the sum of what `run` makes of the parts of hidden states and targets.
+    run: Callable[..., torch.Tensor], hidden: torch.Tensor, target: torch.Tensor, rows: int,
+    leaves: dict[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
+    """Return the sum of what `run` makes of the parts of hidden states and targets, by the stand-ins of `leaves`.
 
     Each part's gradients are computed at once, while its logits are there, and kept for the backward: in this thread,
     since another would free the last ones some time later.
@@ -287,7 +293,7 @@ def _summed(
         with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # those of others are for the step's
             total = run(part, labels)
         with torch.autocast(hidden.device.type, enabled=False), set_multithreading_enabled(False):
-            gradients = torch.autograd.grad(total, [*([part] if inputs else []), *leaves])
+            gradients = torch.autograd.grad(total, [*([part] if inputs else []), *leaves.values()])
         for whole_gradient in of_hidden:
             whole_gradient[start : start + len(labels)] = gradients[0]
         own = gradients[len(inputs) :]
