@@ -213,7 +213,7 @@ def _say_document(planned: Planned, points: list[Point]) -> None:
         "traced_peak_bytes": chain.traced_peak_bytes or None,
         "floor_bytes": floor,
         "largest_stage": name,
-        "own_peak_bytes": own.peak_bytes if own else None,
+        "own_peak_bytes": own.readings.peak_bytes if own else None,
     }
     document = plans.document(
         model=str(planned.case.model) if planned.case else None, budget_bytes=planned.budget_bytes, none=planned.none,
@@ -284,6 +284,7 @@ def _budget_text(planned: Planned, budget: int) -> str:
 
 def _say_infeasible(planned: Planned, budget: int) -> None:
     """Print that no plan fits, which stage sets the smallest peak, and what else would fit."""
+    from profiler.core.record import evidence
     from profiler.planning.candidates import kept_before, largest_stage
     from profiler.views.tables.plans import workspace_text
 
@@ -294,7 +295,7 @@ def _say_infeasible(planned: Planned, budget: int) -> None:
     smallest = planned.frontier.peak_bytes[0]
     more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
     if own := planned.own:
-        needed = f"`own` needs {bytes_text(own.peak_bytes)} ({own.evidence})"
+        needed = f"`own` needs {bytes_text(own.readings.peak_bytes)} ({evidence(own.case, own.environment)})"
         rest = f"no plan of these blocks fits: their smallest peak is {bytes_text(smallest)}{more}"
         aside(f"the model's own checkpoints fit {_budget_text(planned, budget)}: {needed}; {rest}")
     else:

@@ -29,7 +29,6 @@ from profiler.training.checkpointing.routed_block import unroute
 from profiler.training.levers.memory import IS_LOOK
 from profiler.training.workload import Workload
 
-NONE = Choice("none")
 NOTHING = "GCP001"  # the note of a strategy that checkpoints nothing
 WHOLE = ("offload", "hf")  # strategies that need no blocks
 OBSERVING = (*called_blocks.COUNTING, "_planted")  # strategies that may look at a forward
@@ -55,12 +54,13 @@ def apply(
     batch = arguments, keywords
     workload, made = Workload(module=module, batch=batch, loss=_call), Applied()
     try:
-        if choice != NONE:
+        if choice != levers.NONE:
             refuse_module(module, is_compiled=is_compiled)
             names = _blocks(module, choice)
             refuse_blocks(module, names, needs_some=choice.name not in WHOLE)
             workload, made = _applied(module, names, batch, choice, partial(function, **options))
-        split = pull_levers(workload, batch, choice, is_compiled=is_compiled, optimizers=optimizers)
+        whole = met(workload, batch, strategy=choice, is_compiled=is_compiled, optimizers=optimizers)
+        split = [*levers.apply(whole)]
     except Unsupported as error:
         return {"why": str(error)}
     routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
@@ -70,31 +70,15 @@ def apply(
     return {"num_blocks": len(made.recomputes), "split": text, "why": nothing[0] if nothing else None}
 
 
-def pull_levers(
-    workload: Workload,
-    batch: Any,
-    strategy: Choice,
-    *,
-    is_compiled: bool = False,
-    optimizers: tuple[torch.optim.Optimizer, ...] = (),
-) -> tuple[str, ...]:
-    """Apply the levers that have begun, after the strategy; return what each did. Raises Unsupported."""
-    met = levers.Met(
-        workload=workload,
-        optimizers=optimizers,
-        on_fakes=partial(looking, workload.module, batch),
-        strategy=strategy,
-        is_compiled=is_compiled,
-    )
-    return tuple(levers.apply(met))
+def met(workload: Workload, batch: Any, **given: Any) -> levers.Met:
+    """Return the model as levers meet it, after its strategy."""
+    return levers.Met(workload=workload, on_fakes=partial(looking, workload.module, batch), **given)
 
 
 def apply_in_evaluation(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Apply the levers that hold in evaluations too, by a call without gradients; return whether any could be."""
     batch = arguments, keywords
-    workload = Workload(module=module, batch=batch, loss=_call)
-    met = levers.Met(workload=workload, optimizers=(), on_fakes=partial(looking, module, batch), strategy=NONE)
-    return levers.apply_in_evaluation(met)
+    return levers.apply_in_evaluation(met(Workload(module=module, batch=batch, loss=_call), batch))
 
 
 def _unroute(parts: list[nn.Module]) -> None:

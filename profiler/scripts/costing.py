@@ -21,7 +21,7 @@ from profiler.core.trace_data import Trace
 from profiler.predicting.device_tracer import DeviceTracer
 from profiler.predicting.staging.chains import chain_of, estimated_seconds
 from profiler.predicting.staging.stage_operators import spans
-from profiler.scripts import applying
+from profiler.scripts import applying, levers
 from profiler.training import blocks as finding
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.observed_forward import observe
@@ -78,7 +78,7 @@ class Costing:
                     workload = called_blocks.repeated(workload)
                     linked = observe(workload).linked
             called_blocks.follow_forwards(workload)
-            applying.pull_levers(workload, (arguments, keywords), applying.NONE, optimizers=optimizers)
+            tuple(levers.apply(applying.met(workload, (arguments, keywords), optimizers=optimizers)))
         except Unsupported as error:
             return {"why": str(error)}
         prints = fingerprint(module, workload.blocks, workload.calls)

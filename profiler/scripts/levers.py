@@ -30,6 +30,7 @@ from profiler.training.levers.chunked_loss import Heads, Logits, whole
 from profiler.training.levers.memory import set_growing
 from profiler.training.workload import Workload
 
+NONE = Choice("none")
 Optimizer = torch.optim.Optimizer
 Options = dict[str, bool | None]
 KERNELS: dict[str, Options] = {"fused": {"fused": True, "foreach": None}, "no-foreach": {"foreach": False}}
@@ -41,9 +42,9 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
     """A model at its first call in training, after its strategy."""
 
     workload: Workload
-    optimizers: tuple[Optimizer, ...]  # that have parameters of it
+    optimizers: tuple[Optimizer, ...] = ()  # that have parameters of it
     on_fakes: Callable[[], Any]  # a context in which its parameters are fake tensors; yields the arguments of the call
-    strategy: Choice
+    strategy: Choice = NONE
     is_compiled: bool = False
 
 

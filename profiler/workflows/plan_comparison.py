@@ -182,8 +182,7 @@ def simplicity(plan: ComparedPlan) -> tuple[int, bool, int, float]:
 
 def _fits(plan: ComparedPlan, budget_bytes: int) -> bool:
     row = plan.measured
-    peak = row.readings.peak_bytes if row is not None and row.outcome == "ok" else None
-    return peak is not None and peak <= budget_bytes
+    return row is not None and row.outcome == "ok" and (row.readings.peak_bytes or budget_bytes + 1) <= budget_bytes
 
 
 def _is_slower_by_costs(chain: Chain, plan: ComparedPlan, other: ComparedPlan) -> bool:

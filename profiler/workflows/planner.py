@@ -10,7 +10,7 @@ import msgspec
 from profiler.core.case import Case
 from profiler.core.devices import parse
 from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
-from profiler.core.record import Evidence
+from profiler.core.record import Evidence, Record
 from profiler.core.units import parse_budget
 from profiler.planning import candidates
 from profiler.planning import chain as chains
@@ -25,7 +25,7 @@ from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.plan_comparison import EXACT_PASSES, PlanComparison, compare_plans
 from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, fit_plan, fit_rule, frontiers
-from profiler.workflows.stages import ModelOnDevice, OwnForm
+from profiler.workflows.stages import ModelOnDevice, better_blocks_text
 
 ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
 GATE = 5  # the exit code if what was asked for cannot be had
@@ -102,7 +102,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     fitted: TriedPlan | None = None  # None without a budget, or if no plan fits it
     comparison: PlanComparison | None = None
     better_blocks: str | None = None  # in words, if no plan fits and others have a smaller lower bound
-    own: OwnForm | None = None  # the model with its own checkpoints, if no plan fits and it does
+    own: Record | None = None  # the model with its own checkpoints, if no plan fits and it does
     exit_code: int = 0
 
     @property
@@ -179,7 +179,7 @@ def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, sc
     if budget is None:
         return planned
     if fitted is None:
-        better = model.better_blocks(points.peak_bytes[0]) if model else None
+        better = better_blocks_text(model.engine, model.case, below_bytes=points.peak_bytes[0]) if model else None
         own = model.own_form(budget, measure=request.measure) if model else None
         return msgspec.structs.replace(planned, better_blocks=better, own=own, exit_code=GATE)
     if request.emit and not request.measure:

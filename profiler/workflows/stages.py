@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -33,13 +33,6 @@ from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
 from profiler.workflows import SILENT, STARTING, Screen
 from profiler.workflows.run import follow
-
-
-class OwnForm(msgspec.Struct, frozen=True, kw_only=True):
-    """The peak of a step with the model's own checkpoints."""
-
-    peak_bytes: int
-    evidence: Evidence
 
 
 class OnDevice(Protocol):
@@ -118,17 +111,15 @@ class ModelOnDevice:
             self._screen.say(f"note: {note}")
         return msgspec.structs.replace(chain, made_for=self.title)
 
-    def own_form(self, budget_bytes: int, *, measure: bool) -> OwnForm | None:
-        """Return the peak with the model's own checkpoints, run or traced; None if it has none or does not fit."""
+    def own_form(self, budget_bytes: int, *, measure: bool) -> Record | None:
+        """Return a step with the model's own checkpoints, run or traced; None if it has none or does not fit."""
         own = msgspec.structs.replace(self.case, strategy=Choice(OWN))
         case = own if measure or own.is_rehearsed else own.foreseen
         trial = Trial(case=case, passes=("memory",), calibration=self.calibration() if case.is_predicted else None)
         (record,) = self.engine.run([trial])
         peak = record.readings.peak_bytes
-        has_none = any(note.code == "GCP001" for note in record.notes)  # the model calls no checkpoint itself
-        if record.outcome != "ok" or peak is None or peak > budget_bytes or has_none:
-            return None
-        return OwnForm(peak_bytes=peak, evidence=evidence(record.case, record.environment))
+        has_own = not any(note.code == "GCP001" for note in record.notes)  # else the model calls no checkpoint itself
+        return record if has_own and record.outcome == "ok" and peak is not None and peak <= budget_bytes else None
 
     def run(
         self,
@@ -159,10 +150,6 @@ class ModelOnDevice:
         code, run = follow(self.engine, run, self._screen, ready=ready)
         return code or progress.exit_code(run.records), run
 
-    def better_blocks(self, below_bytes: int) -> str | None:
-        """Return what `better_blocks_text` returns for a lower bound below so many bytes."""
-        return better_blocks_text(self.engine, self.case, below_bytes=below_bytes)
-
     def _checked(self, choose_device: Callable[[str], str]) -> Case:
         checked = spec.check(self._words, choose_device)
         self.remarks = checked.remarks
@@ -177,9 +164,7 @@ def way_of(engine: Engine, case: Case, plan: PlanFile | None) -> Way:
     heads = tuple(lever for lever in case.levers or () if lever.name == "chunk-loss")
     asked = msgspec.structs.replace(case.foreseen, levers=heads or UNSET)
     asked = asked.uncheckpointed if plan else asked
-    failing = f"the levers of '{case.model}' ended without a result"
-    answer = engine.ask(f"{WORKER}:way", encode(asked).decode(), failing=failing)
-    way: Way = read_answer(answer, "way", Way, of=str(case.model))
+    way: Way = _answer(engine, f"{WORKER}:way", asked, Way, key="way", of=("levers", case.model))
     label = str((msgspec.structs.replace(case, strategy=Choice("plan")) if plan else case).label)
     return msgspec.structs.replace(
         way, label=label, levers=case.levers or (), plan=plan or way.plan, batch_size=case.batch_size
@@ -199,7 +184,7 @@ def limit_of(model: ModelOnDevice, limit: int | float, say: Callable[[str], None
     return int(limit * whole)
 
 
-def context_of(model: ModelOnDevice, asked: int | None, *, measure: bool = True) -> tuple[int, str | None]:
+def context_of(model: ModelOnDevice, asked: int | None) -> tuple[int, str | None]:
     """Return what CUDA takes, and its source: as asked, else as measured with one sample, else as assumed."""
     if "cpu" in model.case.device:
         if asked is not None:
@@ -207,7 +192,7 @@ def context_of(model: ModelOnDevice, asked: int | None, *, measure: bool = True)
         return 0, None
     if asked is not None:
         return asked, "as asked"
-    measured = measured_context(model.engine, model.case) if measure else None
+    measured = measured_context(model.engine, model.case)
     return (CONTEXT_BYTES, "assumed") if measured is None else (measured, "measured")
 
 
@@ -239,10 +224,11 @@ def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = 
 
 def block_choices(engine: Engine, case: Case) -> BlockChoices:
     """Return floors and peaks of a case's blocks and of the model's other choices. Raises UserError if unknown."""
-    failing, case = f"the blocks of '{case.model}' ended without a result", case.baseline
+    case = case.baseline
     module, case = (REHEARSED, case) if case.is_rehearsed else (WORKER, case.foreseen)
-    answer = engine.ask(f"{module}:choices", encode(case).decode(), failing=failing)
-    choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(case.model))
+    choices: BlockChoices = _answer(
+        engine, f"{module}:choices", case, BlockChoices, key="choices", of=("blocks", case.model)
+    )
     return choices
 
 
@@ -288,8 +274,15 @@ def stages(
         case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget,
         limit_seconds=STAGE_SECONDS.get(),
     )  # fmt: skip
-    failing = f"the stages of '{case.model}' ended without a result"
     module = REHEARSED if case.is_rehearsed else MEASURED
-    answer = engine.ask(f"{module}:stage", encode(trial).decode(), failing=failing)
-    chain: Chain = read_answer(answer, "chain", Chain, of=str(case.model))
+    chain: Chain = _answer(engine, f"{module}:stage", trial, Chain, key="chain", of=("stages", case.model))
     return chain
+
+
+def _answer(
+    engine: Engine, function: str, given: Case | Trial, kind: type[Any], *, key: str, of: tuple[str, str]
+) -> Any:
+    """Return what a function of a child process answers, `of` which part of which model. Raises UserError."""
+    part, model = of
+    failing = f"the {part} of '{model}' ended without a result"
+    return read_answer(engine.ask(function, encode(given).decode(), failing=failing), key, kind, of=str(model))
