@@ -357,7 +357,7 @@ def _unused_options(planned: Planned) -> list[str]:
 def _remarks(planned: Planned) -> list[str]:
     """Return lines on failures, recomputed buffers (GCP004, once), doubtful times, the choice, and the records."""
     from profiler.views.tables.evidence import outcome
-    from profiler.workflows.plan_comparison import doubted, listed, sentences
+    from profiler.workflows.plan_comparison import doubted, listed, sentence
 
     comparison = planned.comparison
     if comparison is None:
@@ -374,7 +374,7 @@ def _remarks(planned: Planned) -> list[str]:
         more = "they compute" if len(names) > 1 else "it computes"
         lines.append(f"note: GCP061: {listed(names)} measured faster than without checkpointing, although {more} more")
     if comparison.chosen:
-        lines += sentences(comparison.chosen)
+        lines.append(sentence(comparison.chosen))
     elif comparison.is_cut:
         lines.append("it ended before all of these were measured: no plan is chosen")
     elif comparison.is_timed:

@@ -40,8 +40,6 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: ComparedPlan
     as_fast: tuple[str, ...] = ()  # labels of ways that are not significantly slower or faster, but less simple
-    by_costs: tuple[str, ...] = ()  # labels of ways that are slower than it by costs, although not by measured times
-    by_others: tuple[tuple[str, str], ...] = ()  # pairs of labels: by costs, the first way is slower than the second
 
 
 class PlanComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,17 +153,7 @@ def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Ch
     if not left:
         return None
     chosen = min(left, key=simplicity)
-    faster = {
-        plan.way.name: [other.way.name for other in (chosen, *unbeaten) if _is_slower_by_costs(chain, plan, other)]
-        for plan in unbeaten
-        if plan not in left
-    }
-    return Chosen(
-        plan=chosen,
-        as_fast=tuple(plan.way.name for plan in left if plan is not chosen),
-        by_costs=tuple(name for name, than in faster.items() if than[0] == chosen.way.name),
-        by_others=tuple((name, than[0]) for name, than in faster.items() if than[0] != chosen.way.name),
-    )
+    return Chosen(plan=chosen, as_fast=tuple(plan.way.name for plan in left if plan is not chosen))
 
 
 def simplicity(plan: ComparedPlan) -> tuple[int, bool, int, float]:
@@ -190,21 +178,12 @@ def _is_slower_by_costs(chain: Chain, plan: ComparedPlan, other: ComparedPlan) -
     return difference > error
 
 
-def sentences(chosen: Chosen) -> list[str]:
-    """Return sentences on the choice, below a table that has all ways."""
-    name = chosen.plan.way.name
-    lines = []
+def sentence(chosen: Chosen) -> str:
+    """Return why it was chosen, below a table that has all ways."""
+    why = "no other plan that fits is faster, as measured or, where that cannot tell, by these costs"
     if chosen.as_fast:
-        lines.append(
-            f"{name} is chosen: its time cannot be told apart from {listed(chosen.as_fast)}, and it is the simplest"
-        )
-    else:
-        lines.append(f"{name} is chosen: no other plan that fits was measured to be faster")
-    if chosen.by_costs:
-        lines.append(f"measured times cannot tell {listed(chosen.by_costs)} from it; by these costs it is faster")
-    for name, faster in chosen.by_others:
-        lines.append(f"measured times cannot tell {name} from it; by these costs {faster} is faster than {name}")
-    return lines
+        why = f"its time cannot be told apart from {listed(chosen.as_fast)}, and it is the simplest"
+    return f"{chosen.plan.way.name} is chosen: {why}"
 
 
 def doubted(plans: Sequence[ComparedPlan], none_seconds: float) -> list[str]:
