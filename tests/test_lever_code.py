@@ -466,7 +466,6 @@ def test_accelerate_accumulates_by_itself():
         ("plan", "torchtitan", EACH[:1], "every so many"),
         ("plan", "hf", (Segment(blocks=("h.0", "h.1")),), "2 blocks together"),
         ("none+chunk-loss", "python", (), "F.linear"),
-        ("none+fused", "jax", (), "'jax' is not known"),
     ],
 )
 def test_what_has_no_words_is_refused_in_one_line(label, kind, plan, noun):

@@ -11,7 +11,17 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.options import Words
-from profiler.cli.output import COMMAND, Terminal, aside, interruptible, next_command, say, say_bytes, write_plan
+from profiler.cli.output import (
+    COMMAND,
+    Terminal,
+    aside,
+    interruptible,
+    next_command,
+    one_of,
+    say,
+    say_bytes,
+    write_plan,
+)
 from profiler.cli.run import say_assumed
 from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
 from profiler.core.units import batch_text, bytes_text, parse_bytes, parse_memory
@@ -57,6 +67,7 @@ def fit(
 
     Example: gcprof fit hf:gpt2 --memory 8GiB --device h100
     """
+    from profiler.planning.lever_code import KINDS
     from profiler.views.export.files import refuse_output
     from profiler.workflows.absent_gpus import planned
     from profiler.workflows.fit import FitRequest
@@ -65,6 +76,7 @@ def fit(
     draws = output is not None and output.suffix.lower() in PICTURES
     refuse_output(output, force=force, kinds=(".json", *PICTURES), hint="plan.json, or frontier.png, .svg, .pdf")
     if emit is not None:
+        one_of(emit, KINDS, flag="--emit")
         refuse_idle({"--json": json}, "with --emit", hint=CODE_ALONE)
     terminal = Terminal(is_quiet=quiet)
     of_batches = words.batch_size == "max"

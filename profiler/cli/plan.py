@@ -108,7 +108,7 @@ def _print(planned: Planned, request: PlanRequest) -> int:
     """Print the plan, the frontier, or why there is none, and write the requested file; return the exit code."""
     words = [*planned.words, *(["--stages", str(request.stages)] if request.stages else [])]
     if planned.budget_bytes is None:
-        _print_frontier(planned, request)
+        _print_tables(planned, request)
         next_command("gcprof", "plan", *words, "--budget", "60%")
     elif planned.fitted is None:
         if request.json:
@@ -117,7 +117,7 @@ def _print(planned: Planned, request: PlanRequest) -> int:
     elif request.emit:
         _print_code(planned, request.emit, repairs=bool(request.words.repair_batchnorm))
     else:
-        _print_plan(planned, planned.fitted, planned.budget_bytes, request)
+        _print_tables(planned, request)
         written = request.output if request.writes_plan else None
         _say_next(planned, words, budget=str(request.budget), written=written)
     return planned.exit_code
@@ -136,43 +136,35 @@ def _print_code(planned: Planned, kind: str, *, repairs: bool) -> None:
         say_bytes(emit(plan_file_of(planned.chain, planned.plan), kind, repair_batchnorm=repairs).encode())
 
 
-def _print_frontier(planned: Planned, asked: PlanRequest) -> None:
+def _print_tables(planned: Planned, asked: PlanRequest) -> None:
+    """Print the frontier, the plan beside its rivals, or the document of both; write the requested file."""
     from profiler.views.tables import plans
 
-    points = list(planned.frontier)
-    if asked.json:
-        _say_document(planned, points)
-    else:
-        count = f"{len(points)} plans, none of which another beats"
-        title = f"{_title_of(planned, costs=True)}: {count}; by the costs of the stages"
-        say(plans.frontier(points, planned.chain, planned.none, title=title))
-        for line in plans.reading(planned.chain, (point.plan for point in points)):
-            aside(line)
-        for line in _unused_options(planned):
-            aside(line)
-    _write(planned, points, asked)
-
-
-def _print_plan(planned: Planned, fitted: TriedPlan, budget: int, asked: PlanRequest) -> None:
-    from profiler.views.tables import plans
-
+    chain, none, fitted, budget = planned.chain, planned.none, planned.fitted, planned.budget_bytes
     draws = asked.output is not None and not asked.writes_plan
-    points = list(planned.frontier) if asked.frontier or asked.json or draws else []
+    points = list(planned.frontier) if fitted is None or asked.frontier or asked.json or draws else []
+    title = _title_of(planned, costs=True)
     if asked.json:
         _say_document(planned, points)
+    elif fitted is None:
+        count = f"{len(points)} plans, none of which another beats"
+        say(plans.frontier(points, chain, none, title=f"{title}: {count}; by the costs of the stages"))
+        for line in (*plans.reading(chain, (point.plan for point in points)), *_unused_options(planned)):
+            aside(line)
     else:
         if asked.frontier:
-            title = _title_of(planned, costs=True)
-            say(plans.frontier(points, planned.chain, planned.none, title=title))
+            say(plans.frontier(points, chain, none, title=title))
             print()
-        title = f"{_title_of(planned)}: at most {_budget_text(planned, budget)}"
         lines = planned.comparison.plans if planned.comparison else ()
-        below = plans.reading(planned.chain, (line.way.plan for line in lines))
-        below += ["times are against the step without checkpointing"]
-        below += plans.same_plans(lines)
-        below += [f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []
-        say(plans.table(lines, planned.chain, title=title, none=planned.none, below=below))
-    for line in (*_facts(planned, fitted), *_remarks(planned)):
+        below = [
+            *plans.reading(chain, (line.way.plan for line in lines)),
+            "times are against the step without checkpointing",
+            *(f"{line.way.name}: one plan" for line in lines if line.way.same),
+            *([f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []),
+        ]
+        title = f"{_title_of(planned)}: at most {_budget_text(planned, budget or 0)}"
+        say(plans.table(lines, chain, title=title, none=none, below=below))
+    for line in (*_facts(planned, fitted), *_remarks(planned)) if fitted else ():
         aside(line)
     _write(planned, points, asked)
 
@@ -187,17 +179,14 @@ def _write(planned: Planned, points: list[Point], asked: PlanRequest) -> None:
     from profiler.views.tables.evidence import SAID
 
     path, force = asked.output, asked.force
-    if path is None:
+    if path is None or (asked.writes_plan and planned.plan is None):
         return
-    if asked.writes_plan:
-        if planned.plan is None:
-            return
+    if planned.plan is not None and asked.writes_plan:
         write_whole(path, encode_indented(plan_file_of(planned.chain, planned.plan)), force=force)
     elif path.suffix.lower() == ".csv":
         write_whole(path, plans.csv(points), force=force)
     else:
-        said = SAID.get(planned.evidence or "measured")
-        foreseen = f": {said}" if said else ""
+        foreseen = f": {said}" if (said := SAID.get(planned.evidence or "measured")) else ""
         lines = load_module("profiler.views.plots.frontier", needs="matplotlib")
         lines.plot_plans(points, planned.chain, title=f"{planned.title}{foreseen}", path=path, force=force)
     aside(f"wrote {path}")

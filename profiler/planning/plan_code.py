@@ -28,11 +28,9 @@ def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
     """Return Python code whose `apply_plan(model)` applies the plan: in plain torch, for Hugging Face, or for FSDP.
 
     With `repair_batchnorm` it also holds the statistics of BatchNorm, as `--repair-batchnorm` does. Raises UserError
-    for another kind, for a block that is a call and no module, and for a segment that hf or fsdp cannot express: both
-    take only single blocks, and hf takes no save options.
+    for a block that is a call and no module, and for a segment that hf or fsdp cannot express: both take only single
+    blocks, and hf takes no save options.
     """
-    if kind not in KINDS:
-        raise UserError(f"--emit: '{kind}' is not known", hint=f"choose from {', '.join(KINDS)}")
     head = f"The plan {' '.join(words(file).split())} of gcprof {__version__}, which this does not need."
     lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
     return "".join(f"# {line}\n" for line in lines) + body(file, kind, repair_batchnorm=repair_batchnorm)
@@ -41,7 +39,7 @@ def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
 def body(file: PlanFile, kind: str, *, repair_batchnorm: bool = False, least: int = 0) -> str:
     """Return the code without its head; inputs of fewer than `least` bytes do not wait in host memory.
 
-    Raises UserError as `emit` does, but for another kind.
+    Raises UserError as `emit` does.
     """
     if called := [name for name in file.fingerprint if "#" in name]:
         hint = "gcprof.apply(module, Path('plan.json'), example=batch) knows them"

@@ -47,8 +47,7 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     typed: tuple[str, ...] = ()  # the words of the command line
 
     def check(self) -> None:
-        """Raise UserError for a consent or a kind of code that is not known."""
-        lever_code.check(self.emit)
+        """Raise UserError for a consent that is not known."""
         for word in self.allow:
             if word not in CONSENTS:
                 raise UserError(f"--allow {word}: no lever needs it", hint=f"--allow {' or '.join(CONSENTS)}")

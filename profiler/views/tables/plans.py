@@ -98,11 +98,6 @@ def reading(chain: Chain, plans: Iterable[Plan]) -> list[str]:
     return lines if is_cut else [*lines, MERGED]
 
 
-def same_plans(lines: Sequence[ComparedPlan]) -> list[str]:
-    """Return a sentence for each plan that has several names."""
-    return [f"{line.way.name}: one plan" for line in lines if line.way.same]
-
-
 def document(
     *, model: str | None, budget_bytes: int | None, none: Way, points: Sequence[Point], lines: Sequence[ComparedPlan],
     facts: Mapping[str, Any],
