@@ -107,11 +107,11 @@ def _answer(
 ) -> int:  # fmt: skip
     """Find and print what is asked for, and write the plan or the picture; return the exit code."""
     from profiler.workflows.fit import fit as work
-    from profiler.workflows.fit_sizes import largest_batches, smallest_gpus
+    from profiler.workflows.fit_sizes import find
 
     answer: Fitted | Sizes
     if of_batches or gpus:
-        answer = sizes = smallest_gpus(request, gpus, terminal) if gpus else largest_batches(request, terminal)
+        answer = sizes = find(request, gpus, terminal)
         shown = partial(_print_sizes, sizes)
     else:
         answer = fitted = work(request, terminal)

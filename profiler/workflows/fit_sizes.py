@@ -7,7 +7,6 @@ was run there, and so was one sample more, or the next smaller GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -39,9 +38,9 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
     words: tuple[str, ...]  # the model as it was asked for, for the next command
     of_batches: bool  # whether the largest batch was looked for; else the smallest GPU
-    context_source: str | None
     rungs: tuple[Rung, ...]  # the step as it is first
-    left_out: dict[str, str]  # by rung or lever, why
+    context_source: str | None = None
+    left_out: dict[str, str] = {}  # by rung or lever, why
     code: str | None = None  # for the chosen one, if it was asked for
     exit_code: int = 0
 
@@ -57,39 +56,35 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
         return max(fitting, key=lambda rung: (has_rates and rung.samples_per_second) or rung.reach, default=None)
 
 
-def largest_batches(request: FitRequest, screen: Screen = SILENT) -> Sizes:
-    """Find the largest batch of each rung within a memory; the most samples a second are chosen. Raises UserError."""
+def find(request: FitRequest, gpus: Sequence[str] = (), screen: Screen = SILENT) -> Sizes:
+    """Find for each rung which of these GPUs, devices of cases, has the least memory that holds the step.
+
+    Without GPUs find the largest batch within a memory; the most samples a second are chosen. Raises UserError.
+    """
     request.check()
     with ModelOnDevice(request.words, screen) as model:
-        if model.case.batch_size is None:
-            hint = "give the function a parameter batch_size"
-            raise UserError(f"'{model.case.model}' makes its own batch, of one size", hint=hint)
-        limit = limit_of(model, request.limit, screen.say)
-        context_bytes, source = context_of(model, request.context_bytes)
         case = msgspec.structs.replace(model.case, verify="off")
-        place = Place(case=case, limit=limit, context_bytes=context_bytes)
-        ladder = of_batches(model, place, request.most_host_bytes)
-        with screen.doing("looking for the largest batches"):
-            rungs = ladder.rungs(place, tuple(map(Choice, request.allow)))
-        return _run(model, ladder, rungs, request, screen, of_batches=True, context_source=source)
-
-
-def smallest_gpus(request: FitRequest, gpus: Sequence[str], screen: Screen = SILENT) -> Sizes:
-    """Find the GPU with the least memory that holds the step, for each rung, of devices of cases. Raises UserError."""
-    request.check()
-    with ModelOnDevice(request.words, screen) as model:
-        context = gpu_specs.CONTEXT_BYTES if request.context_bytes is None else request.context_bytes
-        by_size = sorted((-gpu_specs.find(parse(gpu).name).memory_bytes, gpu) for gpu in gpus)
-        case = msgspec.structs.replace(model.case, verify="off")
-        places = [
-            Place(case=msgspec.structs.replace(case, device=gpu), limit=-size, context_bytes=context)
-            for size, gpu in by_size
-        ]
-        ladder = of_gpus(model, places, request.most_host_bytes)
-        with screen.doing("looking for the smallest GPUs"):
-            rungs = ladder.rungs(places[0], tuple(map(Choice, request.allow)))
-        source = "assumed" if request.context_bytes is None else "as asked"
-        return _run(model, ladder, rungs, request, screen, of_batches=False, context_source=source)
+        if gpus:
+            asked = request.context_bytes
+            context_bytes, source = (gpu_specs.CONTEXT_BYTES, "assumed") if asked is None else (asked, "as asked")
+            sizes = {gpu: gpu_specs.find(parse(gpu).name).memory_bytes for gpu in sorted(gpus)}
+            places = [
+                Place(case=msgspec.structs.replace(case, device=gpu), limit=sizes[gpu], context_bytes=context_bytes)
+                for gpu in sorted(sizes, key=lambda gpu: -sizes[gpu])
+            ]
+            at, ladder = places[0], of_gpus(model, places, request.most_host_bytes)
+        else:
+            if case.batch_size is None:
+                message = f"'{case.model}' makes its own batch, of one size"
+                raise UserError(message, hint="give the function a parameter batch_size")
+            limit = limit_of(model, request.limit, screen.say)
+            context_bytes, source = context_of(model, request.context_bytes)
+            at = Place(case=case, limit=limit, context_bytes=context_bytes)
+            ladder = of_batches(model, at, request.most_host_bytes)
+        with screen.doing(f"looking for the {'smallest GPUs' if gpus else 'largest batches'}"):
+            rungs = ladder.rungs(at, tuple(map(Choice, request.allow)))
+        sizes_found = _run(model, rungs, request, screen, of_batches=not gpus)
+        return msgspec.structs.replace(sizes_found, left_out=ladder.left_out, context_source=source)
 
 
 class _Ladder:
@@ -243,20 +238,20 @@ def _conflict(case: Case, lever: Choice, others: Sequence[Choice]) -> bool:
 
 
 def _run(
-    model: ModelOnDevice, ladder: _Ladder, rungs: Sequence[Rung], request: FitRequest, screen: Screen, **about: Any
+    model: ModelOnDevice, rungs: Sequence[Rung], request: FitRequest, screen: Screen, *, of_batches: bool
 ) -> Sizes:
     """Run each rung where it fits at the most, and beyond, in a folder."""
     folder = store.new_folder(RESULTS, [f"fit {model.case.model.name}"])
-    files = [file_of(folder, f"plan {number}") for number in range(len(rungs))]
-    labels = [
-        Choice("+".join([Choice.of("plan", {"file": file}), *rung.label.parts[1:]])) if rung.plan else rung.label
-        for rung, file in zip(rungs, files, strict=True)
+    plans = {file_of(folder, f"plan {number}"): rung.plan for number, rung in enumerate(rungs) if rung.plan}
+    files = iter(plans)
+    rungs = [
+        msgspec.structs.replace(rung, label=label_of(Choice.of(PLAN, {"file": next(files)}), rung.label.parts[1:]))
+        if rung.plan
+        else rung
+        for rung in rungs
     ]
-    here = [rung.place.limited.under(label) for rung, label in zip(rungs, labels, strict=True)]
-    beyond = [
-        rung.beyond.limited.under(label) if rung.beyond and rung.reach else None
-        for rung, label in zip(rungs, labels, strict=True)
-    ]
+    here = [rung.place.limited.under(rung.label) for rung in rungs]
+    beyond = [rung.beyond.limited.under(rung.label) if rung.beyond and rung.reach else None for rung in rungs]
     if model.case.has_estimated_times:
         passes = schedule.REHEARSED_PASSES if model.case.is_rehearsed else MEMORY
         trials = [Trial(case=case, passes=passes) for case in here]
@@ -266,18 +261,17 @@ def _run(
             for trial in schedule.in_rounds(here, ROUNDS)
         ]
     trials += [Trial(case=case, passes=MEMORY) for case in beyond if case]
-    plans = {file: rung.plan for rung, file in zip(rungs, files, strict=True) if rung.plan}
     code, run = model.run(folder, tuple(trials), plans=plans, typed=request.typed)
     screen.say(f"wrote {run.folder / 'trials.jsonl'}")
     by_case = {row.case: row for row in rows(run.records)}
     ran = tuple(
-        msgspec.structs.replace(rung, label=label, row=by_case.get(case), further=further and by_case.get(further))
-        for rung, label, case, further in zip(rungs, labels, here, beyond, strict=True)
+        msgspec.structs.replace(rung, row=by_case.get(case), further=further and by_case.get(further))
+        for rung, case, further in zip(rungs, here, beyond, strict=True)
     )
     exit_code = code if any(rung.reach for rung in rungs) else GATE
-    found = "batch_size" if about["of_batches"] else "device"
+    found = "batch_size" if of_batches else "device"
     words = str(request.words.model), *flags(request.words, without=("model", "strategies", found))
-    sizes = Sizes(words=words, rungs=ran, left_out=ladder.left_out, exit_code=exit_code, **about)
+    sizes = Sizes(words=words, of_batches=of_batches, rungs=ran, exit_code=exit_code)
     if request.emit is None or sizes.chosen is None or sizes.chosen.row is None or sizes.chosen.label == NONE:
         return sizes
     way = way_of(model.engine, sizes.chosen.row.case, sizes.chosen.plan)
