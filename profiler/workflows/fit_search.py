@@ -29,18 +29,8 @@ from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point
 from profiler.training.levers import TABLE
 from profiler.training.levers import label as label_of
-from profiler.workflows.plan_fitting import (
-    FASTER,
-    HELPS,
-    MEMORY,
-    Steps,
-    TriedPlan,
-    copied,
-    fastest,
-    frontiers,
-    offloading,
-    under,
-)
+from profiler.workflows import plan_fitting
+from profiler.workflows.plan_fitting import FASTER, HELPS, MEMORY, TriedPlan, copied, fastest, frontiers, offloading
 from profiler.workflows.stages import OnDevice, stages
 
 NONE, ALL, PLAN = Choice("none"), Choice("all"), Choice("plan")
@@ -67,7 +57,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     def under(self, case: Case, file: Path) -> Case:
         """Return the case in this way; `file` is the plan's."""
         case = case.under(self.label)
-        return under(case, file) if self.plan else case
+        return plan_fitting.under(case, file) if self.plan else case
 
 
 class Search:
@@ -75,10 +65,11 @@ class Search:
 
     def __init__(
         self, model: OnDevice, limit: int, context_bytes: int, most_host_bytes: int | None = None, *,
-        passes: tuple[str, ...] = (),
+        bytes_alone: bool = False,
     ) -> None:  # fmt: skip
-        """`passes` are those of steps; without any the usual ones, which give estimated times where they can."""
-        self._passes = passes or (schedule.REHEARSED_PASSES if model.case.is_rehearsed else MEMORY)
+        """`bytes_alone`: of steps no times are estimated, and stages are traced with all levers."""
+        self._passes = schedule.REHEARSED_PASSES if model.case.is_rehearsed and not bytes_alone else MEMORY
+        self._bytes_alone = bytes_alone
         self._most_host_bytes, self._gpu = most_host_bytes, parse(model.case.device).name
         self._model, self._limit, self._context_bytes = model, limit, context_bytes
         self._has_times = not model.case.is_predicted or self._gpu in gpu_specs.names()
@@ -248,13 +239,15 @@ class Search:
         Its stages are traced with the levers that change what they hold; of the others, what is held throughout and
         the optimizer's peak are those of the step that was run.
         """
-        inside = tuple(lever for lever in chosen if lever.name in {LOSS.name, "micro-batches"})
+        inside = chosen
+        if not self._bytes_alone:
+            inside = tuple(lever for lever in chosen if lever.name in {LOSS.name, "micro-batches"})
         is_timed = timed and self._has_times
         if inside not in self._traced or (is_timed and not _has_seconds(self._traced[inside])):
             self._traced[inside] = self._trace(inside, timed=timed)
         chain = self._traced[inside]
-        if chain is None:
-            return None
+        if chain is None or self._bytes_alone:
+            return chain
         mine, base = (self.run(label_of(NONE, one)).readings for one in (chosen, inside))
         static = chain.static_bytes + (mine.start_bytes or 0) - (base.start_bytes or 0)
         optimizer = (mine.phases or {}).get("optimizer")
@@ -273,7 +266,8 @@ class Search:
         if num_parts > 1 and case.batch_size and case.batch_size % num_parts == 0:
             others = tuple(lever for lever in inside if lever.name != "micro-batches")
             case = msgspec.structs.replace(case, batch_size=case.batch_size // num_parts, levers=others or UNSET)
-        passes = (*MEMORY, "time") if self._has_times and (timed or case.has_estimated_times) else MEMORY
+        is_timed = timed or (case.has_estimated_times and not self._bytes_alone)
+        passes = (*MEMORY, "time") if self._has_times and is_timed else MEMORY
         try:
             chain = stages(model.engine, case, model.calibration(), passes=passes)
         except UserError as error:  # the blocks are no chain
@@ -290,8 +284,10 @@ class Search:
         chain = self._chain(chosen, timed=True)
         if chain is None:
             return None
-        every = self.run(label_of(ALL, chosen)).readings
-        beyond = max(self._context_bytes, (self._needed(every) or 0) - (every.peak_bytes or 0))  # a first guess
+        beyond = self._context_bytes
+        if not self._bytes_alone:  # a first guess
+            every = self.run(label_of(ALL, chosen)).readings
+            beyond = max(beyond, (self._needed(every) or 0) - (every.peak_bytes or 0))
         fitted = fastest(
             partial(self._try, chosen, chain), chain, self._limit, gpu=self._gpu, beyond=beyond,
             is_rehearsed=self._model.case.is_rehearsed, most_host_bytes=self._most_host_bytes,
@@ -317,7 +313,7 @@ class Search:
         if (chosen, point.plan) not in self._tried:
             case, most = self._model.case.under(label_of(NONE, chosen)), self._most_host_bytes
             engine = self._model.engine
-            steps = Steps(engine, case, chain, passes=MEMORY, need=self._needed, most_host_bytes=most)
+            steps = plan_fitting.Steps(engine, case, chain, need=self._needed, most_host_bytes=most)
             self._tried[chosen, point.plan] = steps.run(point)
         tried = self._tried[chosen, point.plan]
         self._is_short |= any(self._lacks_only_reserved(record.readings) for record in tried.records)
@@ -354,7 +350,7 @@ class Search:
         with TemporaryDirectory(prefix="gcprof-") as folder:
             path = Path(folder) / plan_file.USUAL
             plan_file.write(plan, path)
-            case = under(self._model.case.under(label_of(NONE, chosen)), path)
+            case = plan_fitting.under(self._model.case.under(label_of(NONE, chosen)), path)
             (record,) = self._model.engine.run([Trial(case=case, passes=self._passes)])
         return self._of(record)
 

@@ -62,11 +62,12 @@ def find(request: FitRequest, gpus: Sequence[str] = (), screen: Screen = SILENT)
     Without GPUs find the largest batch within a memory; the most samples a second are chosen. Raises UserError.
     """
     request.check()
+    source: str | None
     with ModelOnDevice(request.words, screen) as model:
         case = msgspec.structs.replace(model.case, verify="off")
         if gpus:
-            asked = request.context_bytes
-            context_bytes, source = (gpu_specs.CONTEXT_BYTES, "assumed") if asked is None else (asked, "as asked")
+            context_bytes = request.context_bytes if request.context_bytes is not None else gpu_specs.CONTEXT_BYTES
+            source = "assumed" if request.context_bytes is None else "as asked"
             sizes = {gpu: gpu_specs.find(parse(gpu).name).memory_bytes for gpu in sorted(gpus)}
             places = [
                 Place(case=msgspec.structs.replace(case, device=gpu), limit=sizes[gpu], context_bytes=context_bytes)
@@ -168,7 +169,9 @@ class _Ladder:
         """Return what runs the step at a place, there with no more memory than the limit."""
         if place not in self._searches:
             step = Step(case=place.limited, engine=self._model.engine, calibration=self._model.calibration)
-            self._searches[place] = Search(step, place.limit, place.context_bytes, self._most_host_bytes, passes=MEMORY)
+            self._searches[place] = Search(
+                step, place.limit, place.context_bytes, self._most_host_bytes, bytes_alone=True
+            )
         return self._searches[place]
 
     def _applicable(self, at: Place, *levers: Choice) -> Levers:
