@@ -11,6 +11,7 @@ import pytest
 
 from profiler.analysis.advice import Place
 from profiler.cli import answer
+from profiler.cli import fit as cli_fit
 from profiler.core import catalogue, gpu_specs, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.devices import parse
@@ -192,6 +193,16 @@ def test_the_smallest_gpu_has_room_for_the_step_and_cuda_and_the_next_smaller_ha
 
     found = [(rung.label, parse(rung.place.case.device).name if rung.reach else None) for rung in rungs]
     assert found == gpus
+
+
+def test_rungs_that_were_not_run_are_printed_with_what_each_lacks(capsys):
+    place = Place(case=make.case(device="rehearse:t4", batch_size=1), limit=GIB, context_bytes=0)
+    step = Step(case=place.case, engine=Sized(measured=2 * GIB, foreseen=0))
+    rungs = tuple(fit_sizes.of_gpus(step, [place]).rungs(place, ()))
+
+    cli_fit._print_sizes(fit_sizes.Sizes(words=(), of_batches=False, rungs=rungs), json=False)
+
+    assert "the smallest GPU" in capsys.readouterr().out
 
 
 FIXED = Path(__file__).parent / "user_models" / "broken.py"
