@@ -91,7 +91,9 @@ def shell(folder: Path, program: str, *lines: str, **more: str) -> subprocess.Co
     (where / "gcprof").write_text(program)
     (where / "gcprof").chmod(0o755)
     words = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
-    variables = environment(PATH=f"{where}:{Path(sys.executable).parent}:/usr/bin:/bin", BROWSER="true", COLUMNS="120", **more)
+    variables = environment(
+        PATH=f"{where}:{Path(sys.executable).parent}:/usr/bin:/bin", BROWSER="true", COLUMNS="120", **more
+    )
     return subprocess.run(
         words, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=3 * PATIENCE_SECONDS,
         stdin=subprocess.DEVNULL,
