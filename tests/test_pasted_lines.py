@@ -91,9 +91,8 @@ def shell(folder: Path, program: str, *lines: str, **more: str) -> subprocess.Co
     (where / "gcprof").write_text(program)
     (where / "gcprof").chmod(0o755)
     words = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
-    variables = environment(
-        PATH=f"{where}:{Path(sys.executable).parent}:/usr/bin:/bin", BROWSER="true", COLUMNS="120", **more
-    )
+    path = f"{where}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    variables = environment(PATH=path, BROWSER="true", COLUMNS="120", **more)
     return subprocess.run(
         words, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=3 * PATIENCE_SECONDS,
         stdin=subprocess.DEVNULL,
@@ -159,8 +158,9 @@ def reader(tmp_path: Path) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", pages())
-def test_the_lines_of_a_page_run_in_a_shell(page, reader):
-    """Where no GPU is named, on a hollow one: they run whole, and quickly."""
+def test_the_lines_of_a_page_run_in_a_shell(page, reader, subtests):
+    """Where no GPU is named, they run whole on a hollow one; the tutorial, whose model is small, is measured."""
+    device = {} if page == "docs/tutorial.md" else {"GCPROF_HOLLOW": DEVICE}
     for line in dict.fromkeys(pages()[page]):
         if why_not(line):
             continue
@@ -168,6 +168,7 @@ def test_the_lines_of_a_page_run_in_a_shell(page, reader):
         for output in re.findall(r"(?:-o|--output) (\S+)", command):
             shutil.rmtree(reader / output, ignore_errors=True)  # alternatives on a page write files of one name
             (reader / output).unlink(missing_ok=True)
-        done = shell(reader, REAL, line, GCPROF_HOLLOW=DEVICE)
+        done = shell(reader, REAL, line, **device)
         expected = next((code for pattern, code in EXPECTED.items() if re.match(pattern, line)), 0)
-        assert done.returncode == expected, f"{line}\n{done.stdout[-500:]}{done.stderr}"
+        with subtests.test(line):
+            assert done.returncode == expected, done.stdout[-500:] + done.stderr
