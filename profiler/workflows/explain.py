@@ -81,8 +81,9 @@ def heading(case: Case, step: Followed, *, with_strategy: bool = False, is_assum
 def assumed(step: Followed) -> list[str]:
     """Return what is to be said of a step whose optimizer nobody named: nothing where the model brings its own."""
     end = len(step.trace.operators)
-    gradients = sum(one.nbytes for one in step.trace.allocations if one.category == "gradients" and one.died >= end)
-    return [] if step.has_own_optimizer else [spec.assumed_text(gradients)]
+    gradients = [one for one in step.trace.allocations if one.category == "gradients" and one.died >= end]
+    nbytes = sum(one.nbytes - one.unsplit for one in gradients)  # the rest of a block is not of the gradient
+    return [] if step.has_own_optimizer else [spec.assumed_text(nbytes)]
 
 
 def recorded(path: Path) -> SnapshotExplanation:
