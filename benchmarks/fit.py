@@ -222,7 +222,7 @@ def _summary(steps: list[Fits]) -> str:
             shares.append((ours.time_ratio - 1) / min(extra))
             text += f"- {one.name}: gcprof {ours.time_ratio - 1:+.1%}, the fastest other that fits {min(extra):+.1%}\n"
     mean = f"On average that is {fmean(shares):.0%} of the other's extra time" if shares else "No other has a time"
-    text += "\nWith inputs in host memory, gcprof's time has each stage's waits, the others' the copies of a phase as one.\n"
+    text += "\nWith inputs in host memory, our time has each stage's waits, the others' the copies of a phase as one.\n"
     return f"{text}{mean}, as estimated for the GPU; no time is measured here.\n"
 
 
