@@ -13,7 +13,7 @@ import pytest
 
 from profiler.core.units import MIB
 from profiler.scripts import launch
-from profiler.scripts.launch import Asked
+from profiler.scripts.report import Asked
 from tests.scripts.runs import ROOT, TABLE, control, environment, gcprof, rehearsed
 
 TWO = "nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 256), nn.GELU()"  # layers

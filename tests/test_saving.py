@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from profiler.core.devices import REHEARSE, Device
-from profiler.scripts import guard, launch
+from profiler.scripts import guard, launch, report
 from profiler.scripts.report import Variant
 from tests.scripts.runs import environment
 
@@ -155,7 +155,7 @@ def test_a_command_that_cannot_be_guarded_is_run_with_what_it_saves_redirected(f
     gpus = Device(prefix=REHEARSE, name="t4")
     lines = []
 
-    asked = launch.Asked(words=(sys.executable, str(tmp_path / "train.py")), gpus=gpus)
+    asked = report.Asked(words=(sys.executable, str(tmp_path / "train.py")), gpus=gpus)
     end = launch.run(asked, on_line=lines.append)
 
     variant = Variant.of(end, asked, values={})

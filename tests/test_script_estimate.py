@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from profiler.core import devices, gpu_specs
-from profiler.scripts.launch import Asked, run
-from profiler.scripts.report import estimated_seconds
+from profiler.scripts.launch import run
+from profiler.scripts.report import Asked, estimated_seconds
 
 SCRIPT = """
 import torch

@@ -12,9 +12,8 @@ import pytest
 
 from profiler.core import devices
 from profiler.core.script import Phase
-from profiler.scripts.launch import Asked
 from profiler.scripts.measured import ROUNDING, Request, compared, measure
-from profiler.scripts.report import Process, Variant
+from profiler.scripts.report import Asked, Process, Variant
 from profiler.views.tables.script import ratio_to, step_seconds
 from tests.scripts import by_hand
 from tests.scripts.runs import TABLE, Run, copied, environment, gcprof, rehearsed

@@ -16,7 +16,7 @@ from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
 from profiler.core.units import bytes_text, count_text, parse_budget, parse_memory
 
 if TYPE_CHECKING:
-    from profiler.scripts.launch import Asked
+    from profiler.scripts.report import Asked
     from profiler.workflows.fit_command import Fitted
 
 SCHEMA = 1
@@ -122,7 +122,7 @@ def _asked(
     device: str, context: str | None, steps: int | None, batches: int | None, output: Path | None, *, force: bool
 ) -> Asked:
     """Return the command as it is to be rehearsed. Raises UserError for several GPUs, or a file it cannot write."""
-    from profiler.scripts.launch import Asked
+    from profiler.scripts.report import Asked
     from profiler.views.export.files import refuse_output
 
     refuse_output(output, force=force, kinds=[".json"], hint=A_PLAN_ALONE)

@@ -16,9 +16,8 @@ from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.core.devices import Device
-    from profiler.scripts.launch import Asked, Ended
     from profiler.scripts.measured import Session
-    from profiler.scripts.report import Variant
+    from profiler.scripts.report import Asked, Ended, Variant
 
 NO_GPU = 3
 DEVICES = ("auto", "cpu", "cuda")
@@ -82,7 +81,7 @@ def rehearse(
     """
     import msgspec
 
-    from profiler.scripts.launch import Asked
+    from profiler.scripts.report import Asked
     from profiler.views.tables import script as view
 
     if values not in (None, *ASSUMED):
@@ -275,8 +274,8 @@ def run(
     """
     import msgspec
 
-    from profiler.scripts.launch import Asked
     from profiler.scripts.measured import Request, measure
+    from profiler.scripts.report import Asked
     from profiler.views.tables.script import Live, tables
 
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if one_of(device, DEVICES, flag="--device") == "cpu" else {}

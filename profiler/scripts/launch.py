@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -27,9 +27,8 @@ from profiler.core.user_code import is_theirs
 from profiler.rehearsal import build, device, smoke
 from profiler.rehearsal.smoke import proven_libraries
 from profiler.scripts import guard
-from profiler.scripts.report import MISSING, Process, read_process
+from profiler.scripts.report import MISSING, Asked, Ended, Row, read_process
 
-TIMED_OUT = 124  # the exit code, as `timeout` has it
 INJECT = Path(__file__).parent / "inject"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between TERM and KILL
@@ -37,63 +36,11 @@ STACK_SIGNAL, TOLD = signal.SIGRTMIN + 20, "told"  # as in the watch; no launche
 STACK_SECONDS = 3.0  # a stack is written within milliseconds; a process within C code tells no phase
 MOST_LINES = 3  # of the user's, the innermost first
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
-Row = dict[str, Any]  # a line of the watch
 OnLine = Callable[[Row], None]
 QUIET = {  # what would send something away, or ask for a key
     "WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
     "CLEARML_OFFLINE_MODE": "1", "NEPTUNE_MODE": "offline",
 }  # fmt: skip
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command is to be run."""
-
-    words: tuple[str, ...]
-    gpus: Device | None = None  # the devices that are here if None
-    steps: int | None = None  # optimizer steps, after which each process ends
-    batches: int | None = None  # of every DataLoader
-    limit_seconds: float | None = None
-    strategy: str | None = None  # applied to the model that it trains
-    module: str | None = None  # a pattern of the modules that the strategy is applied to
-    chain_step: int | None = None  # of the optimizer, from 0: the stages of its models are costed, and then it ends
-    values: str | None = None  # how values that are not known are assumed
-    allow_writes: bool = False  # what it writes to files stays
-    variables: dict[str, str] = {}  # for what is loaded in its processes
-    kept: Path | None = None  # a folder for the gradients that it leaves
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that has ended."""
-
-    exit_code: int  # of the command: 128 and the signal's number where one killed it
-    timed_out: bool = False
-    interrupted: int | None = None  # the signal that ended it from outside
-    unguarded: str | None = None  # why files could not be guarded, so that only what it saved was redirected
-    processes: tuple[Process, ...] = ()  # that used a GPU, by rank
-    lost: str | None = None  # the rank that was the first to end without a word, before it used a GPU
-    lines: dict[str, list[Row]] = {}  # of the watch, by process
-    stopped: tuple[str, ...] = ()  # where each rank or process was when the limit ended it
-    unverified: tuple[str, ...] = ()  # a torch other than gcprof's on which the hollow GPU could not be tried, and why
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether it was ended from outside."""
-        return self.timed_out or self.interrupted is not None
-
-    @property
-    def stopped_code(self) -> int | None:
-        """The exit code of what was ended from outside, as shells and `timeout` have it."""
-        return 128 + self.interrupted if self.interrupted else TIMED_OUT if self.timed_out else None
-
-    @property
-    def rows(self) -> list[Row]:
-        """The lines of all processes."""
-        return [row for rows in self.lines.values() for row in rows]
-
-    @property
-    def no_device(self) -> tuple[str, ...]:
-        """Why a process with torch had no GPU."""
-        return tuple(row["why"] for row in self.rows if row["kind"] == "no device")
 
 
 def run(asked: Asked, *, on_line: OnLine = lambda line: None, stdout: int | None = None) -> Ended:

@@ -16,8 +16,7 @@ import msgspec
 from profiler.core.script import Gradients
 from profiler.core.units import Choice
 from profiler.scripts import launch
-from profiler.scripts.launch import Asked, Ended
-from profiler.scripts.report import Variant
+from profiler.scripts.report import Asked, Ended, Variant
 
 SEED = "0"
 LOOKED_AT = 3  # steps of a run for gradients alone: both steps of a second optimizer are in them

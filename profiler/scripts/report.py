@@ -1,22 +1,22 @@
-"""What the watch wrote of a process, read: its phases, and how it ended."""
+"""How a command is to be run, and what the watch wrote of its processes, read: their phases, and how they ended."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from profiler.core import gpu_specs
-from profiler.core.devices import parse
+from profiler.core.devices import Device, parse
 from profiler.core.script import Applied, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
 from profiler.core.trace_data import Operator, operator_seconds, stated_error
 
 if TYPE_CHECKING:
     from profiler.core.gpu_specs import Rates
-    from profiler.scripts.launch import Asked, Ended
 
 COLLECTIVES = "c10d"
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
@@ -25,7 +25,10 @@ NOT_REACHED = "no second step was made"
 NOT_MET = "no module with parameters of a torch.optim optimizer was called in training"
 OF_CUDA = re.compile(r"cuda|cudnn|cublas|nccl|cu[A-Z]\w+_STATUS|not.?supported", re.IGNORECASE)  # in an error's text
 OURS = ("assumed size", "no progress")  # why the watch itself ended a script
+TIMED_OUT = 124  # the exit code, as `timeout` has it
 ORDER = ("start", *IN_STEPS, "graph replay", "evaluation", "generation", "saving")
+
+Row = dict[str, Any]  # a line of the watch
 
 
 class Process(ProcessFacts, frozen=True, kw_only=True):
@@ -54,6 +57,57 @@ class Process(ProcessFacts, frozen=True, kw_only=True):
         if self.rank is not None and [process.rank for process in among].count(self.rank) == 1:
             return f"rank {self.rank}"
         return f"process {among.index(self) + 1}" if len(among) > 1 else ""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command is to be run."""
+
+    words: tuple[str, ...]
+    gpus: Device | None = None  # the devices that are here if None
+    steps: int | None = None  # optimizer steps, after which each process ends
+    batches: int | None = None  # of every DataLoader
+    limit_seconds: float | None = None
+    strategy: str | None = None  # applied to the model that it trains
+    module: str | None = None  # a pattern of the modules that the strategy is applied to
+    chain_step: int | None = None  # of the optimizer, from 0: the stages of its models are costed, and then it ends
+    values: str | None = None  # how values that are not known are assumed
+    allow_writes: bool = False  # what it writes to files stays
+    variables: dict[str, str] = {}  # for what is loaded in its processes
+    kept: Path | None = None  # a folder for the gradients that it leaves
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that has ended."""
+
+    exit_code: int  # of the command: 128 and the signal's number where one killed it
+    timed_out: bool = False
+    interrupted: int | None = None  # the signal that ended it from outside
+    unguarded: str | None = None  # why files could not be guarded, so that only what it saved was redirected
+    processes: tuple[Process, ...] = ()  # that used a GPU, by rank
+    lost: str | None = None  # the rank that was the first to end without a word, before it used a GPU
+    lines: dict[str, list[Row]] = {}  # of the watch, by process
+    stopped: tuple[str, ...] = ()  # where each rank or process was when the limit ended it
+    unverified: tuple[str, ...] = ()  # a torch other than gcprof's on which the hollow GPU could not be tried, and why
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was ended from outside."""
+        return self.timed_out or self.interrupted is not None
+
+    @property
+    def stopped_code(self) -> int | None:
+        """The exit code of what was ended from outside, as shells and `timeout` have it."""
+        return 128 + self.interrupted if self.interrupted else TIMED_OUT if self.timed_out else None
+
+    @property
+    def rows(self) -> list[Row]:
+        """The lines of all processes."""
+        return [row for rows in self.lines.values() for row in rows]
+
+    @property
+    def no_device(self) -> tuple[str, ...]:
+        """Why a process with torch had no GPU."""
+        return tuple(row["why"] for row in self.rows if row["kind"] == "no device")
 
 
 class Variant(VariantFacts, frozen=True, kw_only=True):

@@ -25,8 +25,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Point
 from profiler.scripts import launch
-from profiler.scripts.launch import Asked, Ended
-from profiler.scripts.report import NOT_MET, Variant, phase_text
+from profiler.scripts.report import NOT_MET, Asked, Ended, Variant, phase_text
 from profiler.training.levers import label as label_of
 from profiler.workflows.fit_search import ALL, EXPANDABLE, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers
 from profiler.workflows.plan_fitting import TriedPlan, fastest, fit_plan, frontiers
