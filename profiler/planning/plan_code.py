@@ -57,7 +57,7 @@ def imported(code: str) -> str:
     """Return the code with its imports at the top, each name once."""
     imports: dict[str, set[str]] = {}
     rest = []
-    for line in code.splitlines():
+    for line in code.split("\n"):
         if found := IMPORT.fullmatch(line):
             imports.setdefault(found[1] or "", set()).update(found[2].split(", "))
         else:

@@ -104,6 +104,10 @@ def attention(  # noqa: PLR0917  as torch's
         if query.dtype in HALF and attn_mask is None:
             out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
         else:
+            if attn_mask is not None and attn_mask.dtype == torch.bool:  # `convert_boolean_attn_mask` in attention.cpp
+                attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))
+            if attn_mask is not None:
+                attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
             needed = any(tensor.requires_grad for tensor in (query, key, value))
             out = aten._scaled_dot_product_efficient_attention(
                 query, key, value, attn_mask, needed, dropout_p, is_causal, scale=scale
