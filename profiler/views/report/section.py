@@ -232,7 +232,7 @@ def _below(advice: Advice) -> str:
     if lowest is None:
         return ""
     by = "" if lowest is advice.chosen else f", which {name(lowest)} reaches,"
-    why = most_of_peak(lowest.readings)
+    why = (most_of_peak(lowest.readings) or "").replace("`", "")
     return f"; below {_peak(lowest)}{by} nothing {lowest.evidence} here helps{f': {why}' if why else ''}"
 
 
