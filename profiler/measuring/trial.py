@@ -158,7 +158,11 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
     if counts_after_memory(bench):
         unknown = f"{COUNTED}, and how long a step takes"
         run = partial(counted_step, bench, built, calls, count=partial(of_step, bench, seeded))
-        own |= bench.extra(unknown, run) or {}
+        counted, left_again = memory_growth.left_by(
+            built.workload, optimizer, bench.device, lambda: bench.extra(unknown, run)
+        )
+        own |= counted or {}
+        left_bytes = min(left_bytes, left_bytes if left_again is None else left_again)
     if any(bench.group.gather(left_bytes > 0)):
         total, is_known = bench.device.facts().total_bytes, bench.device.held_bytes() is not None
         room = total - own["peak_bytes"] - memory_growth.NUM_STEPS * left_bytes if total and is_known else None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -23,6 +23,7 @@ from profiler.measuring.meters.operators import operator_name
 from profiler.training.optimizers import states
 from profiler.training.workload import Step, Workload, allocated_bytes, dense_parts, storage_bytes, tensors, uncollected
 
+T = TypeVar("T")
 NUM_STEPS = 8  # after the one that was measured: memory that grows in all of them is no cache that is filled once
 MOST_NAMED = 2
 DEEPEST = 10  # references from a tensor to a name
@@ -63,6 +64,18 @@ def lasting_bytes(workload: Workload, optimizer: torch.optim.Optimizer, known: s
 def with_state(optimizer: torch.optim.Optimizer) -> set[int]:
     """Return the ids of the parameters that have optimizer state."""
     return {id(parameter) for parameter, state in states(optimizer) if state}
+
+
+def left_by(
+    workload: Workload, optimizer: torch.optim.Optimizer, device: Device, run: Callable[[], T]
+) -> tuple[T, int | None]:
+    """Run a step; return what it returns, and the bytes that it leaves behind; None if the device does not count."""
+    known, held = with_state(optimizer), device.held_bytes()
+    lasting = lasting_bytes(workload, optimizer, known)
+    result = run()
+    now = device.held_bytes()
+    lasting -= lasting_bytes(workload, optimizer, known)
+    return result, None if held is None or now is None else now - held + lasting
 
 
 def read(
