@@ -8,7 +8,7 @@ import pytest
 from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
-from profiler.core.trace_data import host_rate
+from profiler.core.roofline import host_rate
 from profiler.engines.local import Local
 from profiler.planning import candidates
 from profiler.planning.plan import plan_file_of

@@ -7,7 +7,8 @@ import pytest
 
 from profiler.core import gpu_specs
 from profiler.core.gpu_specs import Flops, Rates
-from profiler.core.trace_data import Operator, roofline_seconds, scaled, stated_error
+from profiler.core.roofline import roofline_seconds, scaled, stated_error
+from profiler.core.trace_data import Operator
 
 LAUNCH = 3e-6
 ROUND = Rates(

@@ -11,11 +11,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core import devices
+from profiler.core.choices import LEVERS
+from profiler.core.choices import Choice as Choice
+from profiler.core.choices import as_word as as_word
+from profiler.core.choices import split_choices as split_choices
 from profiler.core.stats import WITHOUT_SWITCH, Sampling
-from profiler.core.units import LEVERS
-from profiler.core.units import Choice as Choice  # is part of a case for those that import it
-from profiler.core.units import as_word as as_word
-from profiler.core.units import split_choices as split_choices
 
 Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # the sum of two fits 64 bits
 Real = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # no measurement is larger; its square is still finite

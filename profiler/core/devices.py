@@ -10,8 +10,9 @@ from typing import Annotated
 import msgspec
 
 from profiler.core import gpu_specs
+from profiler.core.choices import Choice, split_choices
 from profiler.core.errors import UserError, nearest
-from profiler.core.units import MIB, Choice, bytes_text, parse_bytes, parse_memory, split_choices
+from profiler.core.units import MIB, bytes_text, parse_bytes, parse_memory
 
 CUDA = "cuda:"
 FAKE = "fake:"  # prefix of a device that is predicted for, and need not exist

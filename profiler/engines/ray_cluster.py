@@ -30,7 +30,7 @@ from profiler.core.catalogue import Count
 from profiler.core.devices import CUDA, KIND, parse
 from profiler.core.errors import UserError, load_module
 from profiler.core.record import Environment, Record
-from profiler.core.safe_files import hide, hide_bytes
+from profiler.core.secret_filter import hide, hide_bytes
 from profiler.engines import WORKER
 from profiler.engines.local import Local, in_waves, lost
 from profiler.runs import store

@@ -11,7 +11,7 @@ import torch
 
 from profiler.core import gpu_specs
 from profiler.core.devices import parse
-from profiler.core.trace_data import roofline_seconds, stated_error
+from profiler.core.roofline import roofline_seconds, stated_error
 from profiler.core.units import bytes_text, count_text, few
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import operators

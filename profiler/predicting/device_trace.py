@@ -9,16 +9,10 @@ from typing import NamedTuple
 
 import torch
 
+from profiler.core.allocator_history import blocks_in_use
 from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
-from profiler.core.trace_data import (
-    WORKSPACES,
-    BlockChoices,
-    Followed,
-    Trace,
-    blocks_in_use,
-    live,
-)
+from profiler.core.trace_data import WORKSPACES, BlockChoices, Followed, Trace, live
 from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
 from profiler.measuring.devices import open_device

@@ -15,18 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from profiler.core.trace_data import (
-    GIVEN,
-    GRANULE,
-    TAKEN_BACK,
-    Allocation,
-    Block,
-    Operator,
-    Trace,
-    blocks_in_use,
-    line,
-    summed,
-)
+from profiler.core.allocator_history import GIVEN, GRANULE, TAKEN_BACK, Block, blocks_in_use, line
+from profiler.core.trace_data import Allocation, Operator, Trace, summed
 from profiler.measuring.meters.operators import copied_bytes, kind_of
 from profiler.predicting.in_place import is_in_place, is_sum_in_place, linear
 from profiler.predicting.step_tracer import BlockLife, BlockLives, Held, StepTracer, between_steps, plain_tensors

@@ -16,19 +16,8 @@ from profiler.analysis.live_bytes import OUTSIDE, nbytes, stage_of
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
-from profiler.core.trace_data import (
-    STATIC,
-    Allocation,
-    BlockChoices,
-    Followed,
-    Trace,
-    by_category,
-    live,
-    resting,
-    roofline_seconds,
-    scaled,
-    stated_error,
-)
+from profiler.core.roofline import roofline_seconds, scaled, stated_error
+from profiler.core.trace_data import STATIC, Allocation, BlockChoices, Followed, Trace, by_category, live, resting
 from profiler.measuring.devices import versions
 from profiler.measuring.meters import saved_graph
 from profiler.measuring.meters.memory import timeline

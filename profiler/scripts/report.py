@@ -12,8 +12,9 @@ import msgspec
 
 from profiler.core import gpu_specs
 from profiler.core.devices import Device, parse
+from profiler.core.roofline import operator_seconds, stated_error
 from profiler.core.script import Applied, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
-from profiler.core.trace_data import Operator, operator_seconds, stated_error
+from profiler.core.trace_data import Operator
 
 if TYPE_CHECKING:
     from profiler.core.gpu_specs import Rates

@@ -12,7 +12,7 @@ from profiler.analysis import progress
 from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Calibration, Case, Choice, Trial
 from profiler.core.record import Readings, Record, evidence
-from profiler.core.trace_data import host_rate
+from profiler.core.roofline import host_rate
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.planning import candidates

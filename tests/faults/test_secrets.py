@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from profiler.cli import answer, output
-from profiler.core import safe_files
+from profiler.core import secret_filter
 from profiler.runs import store
 from tests.program import gcprof
 
@@ -123,14 +123,14 @@ def key_block(kind: str) -> str:
 @pytest.mark.parametrize("kind", KEY_KINDS)
 @pytest.mark.parametrize("written", [str, lambda text: repr(text)[1:-1], lambda text: text.replace("\n", "\r\n")])
 def test_fault_58_a_private_key_is_hidden_whole(kind: str, written: Any):
-    assert safe_files.hide(f"before {written(key_block(kind))} after") == "before [hidden] after"
+    assert secret_filter.hide(f"before {written(key_block(kind))} after") == "before [hidden] after"
 
 
 @pytest.mark.parametrize("name", NAMES.split())
 def test_fault_58_a_variable_is_known_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(name, "correct horse")
 
-    assert safe_files.hide("a correct horse") == "a [hidden]"
+    assert secret_filter.hide("a correct horse") == "a [hidden]"
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_fault_58_a_variable_is_known_by_its_name(name: str, monkeypatch: pytest
     ],
 )
 def test_fault_58_a_secret_is_known_by_its_shape(text: str, hidden: str):
-    assert safe_files.hide(f"x {text} y") == f"x {hidden} y"
-    assert safe_files.hide(hidden) == hidden
+    assert secret_filter.hide(f"x {text} y") == f"x {hidden} y"
+    assert secret_filter.hide(hidden) == hidden
 
 
 def test_fault_58_the_log_of_our_own_error_hides_it_too(here: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,8 @@ import msgspec
 from profiler.analysis.live_bytes import floor
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.gpu_specs import Rates
-from profiler.core.trace_data import BlockChoice, BlockChoices, Followed, Trace, live, operator_seconds
+from profiler.core.roofline import operator_seconds
+from profiler.core.trace_data import BlockChoice, BlockChoices, Followed, Trace, live
 from profiler.planning.candidates import all_stages
 from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
 from profiler.planning.simulator import simulate

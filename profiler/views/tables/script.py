@@ -11,19 +11,11 @@ import msgspec
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
 from profiler.core import gpu_specs
+from profiler.core.choices import Choice
 from profiler.core.errors import UserError
 from profiler.core.script import Applied, Gradients
 from profiler.core.stats import num_warmup, num_warmup_pairs, pair_ratios, ratio_of_pairs
-from profiler.core.units import (
-    MISSING,
-    Choice,
-    bytes_text,
-    change_range_text,
-    change_text,
-    count_text,
-    few,
-    seconds_text,
-)
+from profiler.core.units import MISSING, bytes_text, change_range_text, change_text, count_text, few, seconds_text
 from profiler.scripts.report import IN_STEPS, Process, Variant, estimate_caveat, name_of, phase_name, phase_text
 from profiler.views.tables.columns import CLOSE, NOISE, UNSURE
 from profiler.views.tables.grid import Table, byte_columns, numbers, telling, words
