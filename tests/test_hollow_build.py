@@ -31,6 +31,18 @@ NOBODY = 54321  # a user and a group that are not this process's
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 
 
+@pytest.mark.parametrize(("cuda", "expected"), [(12, ["cuda_runtime"]), (13, ["cu13", "cuda_runtime"])])
+def test_beside_a_torch_that_was_replaced_its_own_version_of_nvidias_files_is_taken(tmp_path, cuda, expected):
+    """As torch 2.9 for CUDA 12 in an environment that had torch 2.11 for CUDA 13, whose wheels stay."""
+    for folder in ("cu13", "cuda_runtime"):
+        (tmp_path / "nvidia" / folder / "include").mkdir(parents=True)
+        (tmp_path / "nvidia" / folder / "include" / "cuda.h").touch()
+
+    found = build.of_nvidia(tmp_path, cuda, "include/cuda.h")
+
+    assert [path.parts[-3] for path in found] == expected
+
+
 def started(folder: Path, code: str = BUILD, **more: str) -> subprocess.Popen[str]:
     """A process that builds into a cache of its own."""
     return subprocess.Popen(

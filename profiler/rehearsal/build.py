@@ -42,6 +42,7 @@ OF_DRIVER = re.compile(r"CUDAAPI\s+(cu[A-Z]\w+)\s*\(")  # in cuda.h, as what fol
 RENAMED = re.compile(r"^#define\s+cu[A-Z]\w+\s+(?:__CUDA_API_\w+\()?(cu[A-Z]\w+)", re.MULTILINE)
 VERSION = re.compile(r"(_v\d+)?(_pts[dz])?$")  # of a function's name
 LOOKS_UP = ("cuGetProcAddress", "cuGetExportTable")
+OF_MAJOR = re.compile(r"cu\d+")  # a folder of NVIDIA's wheels
 IN_HEADER = re.compile(r"#define CUDA_VERSION (\d+)")  # in cuda.h: 13020 is CUDA 13.2
 
 
@@ -142,7 +143,7 @@ def built() -> Path:
                 print(f"building the hollow CUDA libraries for CUDA {version}: once, for some seconds", file=sys.stderr)
                 out = work / "lib"
                 out.mkdir(mode=0o700)
-                _Build(torch.folder.parent, words, work, out).run()
+                _Build(torch.folder.parent, torch.cuda[0], words, work, out).run()
                 out.rename(kept)
     refuse_if_others_write(kept)
     return kept
@@ -242,11 +243,24 @@ def refuse_if_others_write(kept: Path) -> None:
         )
 
 
+def of_nvidia(site: Path, cuda: int, pattern: str) -> list[Path]:
+    """Return the paths in NVIDIA's wheels for a major version of CUDA, below site-packages.
+
+    From 13 on they are in a folder `cu13`, and before in one for each library. An environment whose torch was replaced
+    by one for another version has both.
+    """
+    majors = {
+        path: {int(part[2:]) for part in path.relative_to(site).parts if OF_MAJOR.fullmatch(part)}
+        for path in sorted(site.glob(f"nvidia/**/{pattern}"))
+    }
+    return sorted((path for path in majors if majors[path] <= {cuda}), key=lambda path: not majors[path])
+
+
 class _Build:
     """Builds every library that a torch loads into `out`, with objects and stubs in `work`."""
 
-    def __init__(self, site: Path, compiler: tuple[str, ...], work: Path, out: Path) -> None:
-        self._site = site  # where NVIDIA's wheels are installed
+    def __init__(self, site: Path, cuda: int, compiler: tuple[str, ...], work: Path, out: Path) -> None:
+        self._site, self._cuda = site, cuda  # where NVIDIA's wheels are installed, and the major version that is meant
         self._compiler = compiler
         self._work = work
         self._out = out
@@ -255,7 +269,7 @@ class _Build:
         nvml = "libnvidia-ml.so.1"
         self._compile("-shared", f"-Wl,-soname,{nvml}", str(SOURCES / "nvml.c"), "-o", f"{self._out}/{nvml}")
         for library in LIBRARIES:
-            real = next(iter(sorted(self._site.glob(f"nvidia/**/lib/{library.name}.so.*"))), None)
+            real = next(iter(of_nvidia(self._site, self._cuda, f"lib/{library.name}.so.*")), None)
             if real is None:
                 raise UserError(
                     f"the hollow device cannot be built: there is no {library.name} of NVIDIA's beside this torch",
@@ -272,7 +286,7 @@ class _Build:
 
         Triton's may be of another CUDA version, so it is searched last.
         """
-        own = [f"-I{path}" for path in sorted(self._site.glob("nvidia/*/include"))]
+        own = [f"-I{path}" for path in of_nvidia(self._site, self._cuda, "include")]
         triton = f"{self._site}/triton/backends/nvidia/include"
         return [*own, "-idirafter", str(SOURCES / "include"), "-idirafter", triton]
 
@@ -306,7 +320,7 @@ class _Build:
 
         Without those that look up others: who finds none of these asks for each function by its name.
         """
-        header = next(self._site.glob("nvidia/**/include/cuda.h")).read_text(encoding="utf-8")
+        header = of_nvidia(self._site, self._cuda, "include/cuda.h")[0].read_text(encoding="utf-8")
         found = set(OF_DRIVER.findall(header)) | set(RENAMED.findall(header))
         here = {VERSION.sub("", symbol) for symbol in own}
         return {name for name in found if VERSION.sub("", name) not in here and not name.startswith(LOOKS_UP)}
@@ -360,7 +374,7 @@ def main(root: Path, sites: Sequence[Path]) -> None:
         folder = root / f"cu{cuda[0]}"
         folder.mkdir(parents=True)
         with tempfile.TemporaryDirectory() as work:
-            _Build(site, compiler(), Path(work), folder).run()
+            _Build(site, cuda[0], compiler(), Path(work), folder).run()
         (folder / ORIGIN).write_text(json.dumps([sources_digest(), cuda]), encoding="ascii")
 
 
