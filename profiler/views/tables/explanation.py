@@ -38,7 +38,7 @@ REMEDIES = {  # each with its cost, or with what it changes
     "kept-gradients": "gradients set to None (free)",
     "offload": "activations on the host (copies)",
     "host-inputs": "checkpointed inputs on the host (copies)",
-    "loss": f"loss in {CHUNKS} chunks (head computed twice)",
+    "loss": f"loss in {CHUNKS} chunks (other rounding)",
 }
 
 
