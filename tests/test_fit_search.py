@@ -54,9 +54,11 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(fit_search, "stages", refuse)
 
-    def made(peaks: dict[str, int | tuple[int, int]], *, limit: int, default: int) -> tuple[Search, Steps]:
+    def made(
+        peaks: dict[str, int | tuple[int, int]], *, limit: int, default: int, context: int = 0
+    ) -> tuple[Search, Steps]:
         model: Any = Steps(peaks, default)
-        return Search(model, limit * MIB, 0), model
+        return Search(model, limit * MIB, context * MIB), model
 
     return made
 
@@ -122,6 +124,14 @@ def test_a_step_that_fits_is_run_once(search):
     finder, model = search({}, limit=200, default=100)
 
     assert labels(finder.ways(())) == model.ran == ["none"]
+
+
+def test_no_lever_is_tried_where_cuda_itself_takes_the_memory(search):
+    finder, model = search({}, limit=50, default=1, context=50)
+
+    assert not finder.ways(())
+    assert model.ran == ["none"]
+    assert finder.left_out == {"all levers": "CUDA itself takes 50.0 MiB: see --context"}
 
 
 def test_a_plan_is_also_run_with_fused_kernels_which_are_faster_where_they_save_nothing(search):

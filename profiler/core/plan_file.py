@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any
@@ -147,7 +147,7 @@ def segment_words(segments: Sequence[Segment], blocks: Sequence[str]) -> str:
     parent = parents.pop() if len(parents) == 1 else ""
     places = {name: (at, name[len(parent) + 1 :] if parent else name) for at, name in enumerate(blocks)}
     in_order = sorted(segments, key=lambda segment: places[names(segment)[0]])
-    text = _words(in_order, places)
+    text = notation(in_order, places, shortens=True)
     return f"{parent}: {text}" if parent and text else text or "nothing"
 
 
@@ -178,29 +178,28 @@ def _fault(plan: PlanFile) -> str | None:
     return f"'{twice[0]}' is in two segments" if twice else None
 
 
-def _words(items: Sequence[str | Segment], places: dict[str, tuple[int, str]]) -> str:
+def notation(items: Sequence[str | Segment], places: Mapping[str, tuple[int, str]], *, shortens: bool = False) -> str:
     """Return items in words; `places` are the number and the short name of each block."""
     pieces: list[str] = []
     for key, group in groupby(enumerate(items), key=lambda numbered: _group_key(numbered[0], numbered[1], places)):
         run = [item for _, item in group]
         first, *_, last = [places[name][1] for item in run for name in (names(item) * 2)]
-        if key[0] == "alone":
-            pieces += (
-                [f"[{first}]..[{last}]"] if len(run) >= SHORTENED else [f"[{places[names(one)[0]][1]}]" for one in run]
-            )
-        elif isinstance(run[0], Segment) and key[0] == "segment":
-            pieces.append(f"[{_words(run[0].blocks, places)}]{_ending(run[0])}")
+        if key[0] == "alone" and shortens and len(run) >= SHORTENED:
+            pieces.append(f"[{first}]..[{last}]")
+        elif isinstance(run[0], Segment) and key[0] in ("alone", "segment"):
+            inside = (notation(one.blocks, places, shortens=shortens) for one in run if isinstance(one, Segment))
+            pieces += [f"[{text}]{_ending(run[0])}" for text in inside]
         else:
             pieces.append(_range(first, last) + _ending(run[0]))
     return " ".join(pieces)
 
 
-def _group_key(at: int, item: str | Segment, places: dict[str, tuple[int, str]]) -> tuple[str, int]:
+def _group_key(at: int, item: str | Segment, places: Mapping[str, tuple[int, str]]) -> tuple[str, int]:
     """Return a key of neighbours that are one piece: kept blocks, or blocks that are recomputed each by itself."""
     distance = places[names(item)[0]][0] - at
     if isinstance(item, str):
         return "kept", distance
-    if len(item.blocks) > 1 or isinstance(item.blocks[0], Segment):
+    if len(item.blocks) > 1 or isinstance(item.blocks[0], Segment) or (item.fetched_at and not item.save):
         return "segment", at
     return _ending(item) or "alone", distance
 

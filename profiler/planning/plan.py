@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from profiler.core.errors import UserError
-from profiler.core.plan_file import HOST, OFFLOADING, SCHEMA, PlanFile, Segment, segment_words
+from profiler.core.plan_file import OFFLOADING, SCHEMA, PlanFile, Segment, notation, segment_words
 from profiler.planning.chain import Chain, Stage
 
 Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
@@ -36,7 +35,8 @@ def render(plan: Plan) -> str:
 
     `[4-6]:host` is a run whose input waits in host memory.
     """
-    return _text(plan.items, dict(plan.options), plan.offloaded)
+    names = [str(number) for number in range(1, max(flat(plan.items), default=-1) + 2)]
+    return notation(_pieces(plan, [[name] for name in names]), {name: (at, name) for at, name in enumerate(names)})
 
 
 def host_bytes(chain: Chain, plan: Plan) -> int:
@@ -49,7 +49,7 @@ def fault(plan: Plan, num_stages: int) -> str | None:
     """Return why this is no plan for so many stages; None if it is one."""
     stages = tuple(flat(plan.items))
     if stages != tuple(range(num_stages)):
-        return f"stages are {_text(stages, {}) or 'none'}, not 1 to {num_stages} in order"
+        return f"stages are {render(Plan(items=stages)) or 'none'}, not 1 to {num_stages} in order"
     for run in segments(plan.items):
         if not run or isinstance(run[-1], tuple):
             return "a checkpointed segment is empty or ends inside another"
@@ -86,27 +86,6 @@ def _depth(item: Item) -> int:
     return 0 if isinstance(item, int) else 1 + max((_depth(inner) for inner in item), default=0)
 
 
-def _text(items: tuple[Item, ...], options: dict[int, str], offloaded: tuple[int, ...] = ()) -> str:
-    words = []
-    numbered = enumerate(items)
-    for _, group in groupby(numbered, key=lambda numbered_item: _group_key(numbered_item, options)):
-        run = [item for _, item in group]
-        first, last = run[0], run[-1]
-        if isinstance(first, tuple):
-            words.append(f"[{_text(first, options)}]" + (f":{HOST}" if next(flat(first)) in offloaded else ""))
-        else:
-            assert isinstance(last, int)
-            option = f":{options[first]}" if first in options else ""
-            words.append((f"{first + 1}" if first == last else f"{first + 1}-{last + 1}") + option)
-    return " ".join(words)
-
-
-def _group_key(numbered_item: tuple[int, Item], options: dict[int, str]) -> tuple[str, int, str]:
-    """Return a key that groups consecutive stages under the same option, or none; a run is a group by itself."""
-    place, item = numbered_item
-    return ("alone", place, "") if isinstance(item, tuple) else ("range", place - item, options.get(item, ""))
-
-
 def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
     """Return the plan as a file for the model: with named blocks.
 
@@ -133,29 +112,25 @@ def words(chain: Chain, plan: Plan) -> str:
 
 def _segments(chain: Chain, plan: Plan) -> tuple[Segment, ...]:
     """Return the segments of a plan; plainly kept blocks are in none."""
-    options = dict(plan.options)
-    pieces = (piece for item in plan.items for piece in _offloaded(chain, plan, item, _blocks(chain, item, options)))
-    return tuple(piece for piece in pieces if isinstance(piece, Segment))
+    return tuple(piece for piece in _pieces(plan, list(map(_names, chain.stages))) if isinstance(piece, Segment))
 
 
 def _names(stage: Stage) -> list[str]:
     return [block.name for block in stage.blocks] or [stage.name]
 
 
-def _blocks(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Segment]:
-    """Return the blocks of an item, in a segment if it is checkpointed or kept under a save option."""
-    if isinstance(item, tuple):
-        inside = [piece for inner in item for piece in _blocks(chain, inner, options)]
-        return [Segment(blocks=tuple(inside))]
-    names: list[str | Segment] = [*_names(chain.stages[item])]
-    return [Segment(blocks=tuple(names), save=options[item])] if item in options else names
+def _pieces(plan: Plan, names: Sequence[Sequence[str]], items: tuple[Item, ...] | None = None) -> list[str | Segment]:
+    """Return a plan as blocks and segments; `names` are the blocks of each stage.
 
-
-def _offloaded(chain: Chain, plan: Plan, item: Item, pieces: list[str | Segment]) -> list[str | Segment]:
-    """Return the pieces of an outermost item; a segment whose input waits in host memory says where it is fetched."""
-    stages = tuple(flat((item,)))
-    if isinstance(item, int) or stages[0] not in plan.offloaded:
-        return pieces
-    (segment,) = pieces
-    assert isinstance(segment, Segment)
-    return [msgspec.structs.replace(segment, fetched_at=chain.stages[stages[-1] + 1].blocks[-1].name)]
+    A segment whose input waits in host memory says where it is fetched.
+    """
+    options, pieces = dict(plan.options), list[str | Segment]()
+    for item in plan.items if items is None else items:
+        if isinstance(item, int):
+            is_saved = item in options
+            pieces += [Segment(blocks=tuple(names[item]), save=options[item])] if is_saved else names[item]
+            continue
+        first, *_, last = (*flat(item), *flat(item))
+        fetched_at = names[last + 1][-1] if items is None and first in plan.offloaded else None
+        pieces.append(Segment(blocks=tuple(_pieces(plan, names, item)), fetched_at=fetched_at))
+    return pieces

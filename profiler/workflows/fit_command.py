@@ -7,14 +7,12 @@ phase, and CUDA's context; of a budget, the most that a process has allocated.
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
-from profiler.core import gpu_specs, plan_file
+from profiler.core import gpu_specs
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
@@ -27,8 +25,19 @@ from profiler.planning.solver import Point
 from profiler.scripts import launch
 from profiler.scripts.report import NOT_MET, Asked, Ended, Variant, phase_text
 from profiler.training.levers import label as label_of
-from profiler.workflows.fit_search import ALL, EXPANDABLE, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers
-from profiler.workflows.plan_fitting import TriedPlan, fastest, fit_plan, frontiers
+from profiler.workflows.fit_search import (
+    ALL,
+    EXPANDABLE,
+    FUSED,
+    IN_BACKWARD,
+    LOSS,
+    NO_FOREACH,
+    NONE,
+    PLAN,
+    Levers,
+    context_alone,
+)
+from profiler.workflows.plan_fitting import TriedPlan, fastest, written
 from profiler.workflows.planner import ANY, GATE
 
 KERNELS = (FUSED, NO_FOREACH)  # the latter where the optimizer has no fused kernels
@@ -152,7 +161,7 @@ class _Search:
         """Return the way to take: as it is, else of the first tier of which any fits the one estimated fastest."""
         whole = self.ways[NONE]
         if self._context >= self._limit:
-            self.left_out["all levers"] = f"CUDA itself takes {bytes_text(self._context)}: see --context"
+            self.left_out["all levers"] = context_alone(self._context)
             return None
         if whole.fits(self._limit):
             return whole
@@ -277,11 +286,8 @@ class _Search:
         self._module, chain = _traced_chain(traced, self._ends[plain.label])
         beyond = max(self._context, (plain.needed_bytes or 0) - candidates.none(chain).cost.peak_bytes)
         run = partial(self._try, chosen, chain)
-        if self._has_levers:
-            found = fastest(run, chain, self._limit, gpu=self._gpu, beyond=beyond)
-        else:
-            fitted = (fit_plan(run, one, self._limit, beyond=beyond) for one in frontiers(chain, self._levels))
-            found = next(filter(None, fitted), None)
+        gpu = self._gpu if self._has_levers else None
+        _, found = fastest(run, chain, self._limit, gpu=gpu, levels=self._levels, beyond=beyond)
         if found:
             return self.ways[label]
         stage, _ = candidates.largest_stage(chain)
@@ -297,9 +303,7 @@ class _Search:
         plan = plan_file_of(chain, point.plan)
         if not plan.segments and self._has_levers:
             return TriedPlan(point=point, needed_bytes=self.ways[label_of(NONE, chosen)].needed_bytes)
-        with tempfile.TemporaryDirectory(prefix="gcprof-fit-") as folder:
-            path = Path(folder) / plan_file.USUAL
-            plan_file.write(plan, path)
+        with written(plan) as path:
             end, variant = _rehearsed(self._asked, label_of(str(Choice.of(PLAN, {"file": path})), chosen))
         if variant.outcome not in RAN:
             raise _failure(end, variant)

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 from msgspec import UNSET
 
-from profiler.core import gpu_specs, plan_file, schedule
+from profiler.core import gpu_specs, schedule
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.devices import parse
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, bytes_needed
+from profiler.core.units import bytes_text
 from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.chain import Chain
@@ -93,6 +93,9 @@ class Search:
             raise UserError(as_it_is.detail or f"the step {as_it_is.outcome}", exit_code=1)
         if self._fits(as_it_is):
             return [Way(label=NONE)]
+        if self.is_hopeless:
+            self.left_out["all levers"] = context_alone(self._context_bytes)
+            return []
         self.run_all([ALL, *(label_of(NONE, (lever,)) for lever in (LOSS, FUSED))])  # `all` to compare with in any case
         self._refuse_if_skipped(LOSS)
         self._refuse_if_skipped(FUSED)
@@ -106,6 +109,11 @@ class Search:
                     self.left_out = {lever: why for lever, why in self.left_out.items() if lever not in taken_too}
                     return found
         return []
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether CUDA itself takes all of the limit."""
+        return self._context_bytes >= self._limit
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """Return the plans with each lever, and last with all: their peaks, and times as ratios to the step as it is.
@@ -152,7 +160,7 @@ class Search:
     def with_consents(self, allowed: Levers) -> None:
         """Run the step that needs least with each lever that needs a consent it does not have."""
         known = [record for record in self.records if record.outcome == "ok" and self._needed(record.readings)]
-        if not known:
+        if not known or self.is_hopeless:
             return
         least = min(known, key=lambda record: self._needed(record.readings) or 0)
         _, *taken = least.case.label.parts
@@ -288,7 +296,7 @@ class Search:
         if not self._bytes_alone:  # a first guess
             every = self.run(label_of(ALL, chosen)).readings
             beyond = max(beyond, (self._needed(every) or 0) - (every.peak_bytes or 0))
-        fitted = fastest(
+        _, fitted = fastest(
             partial(self._try, chosen, chain), chain, self._limit, gpu=self._gpu, beyond=beyond,
             is_rehearsed=self._model.case.is_rehearsed, most_host_bytes=self._most_host_bytes,
         )  # fmt: skip
@@ -347,9 +355,7 @@ class Search:
 
     def needed_under(self, chosen: Levers, plan: PlanFile) -> int | None:
         """Return what the step needs with these levers under a plan; None if it has no room. Raises UserError."""
-        with TemporaryDirectory(prefix="gcprof-") as folder:
-            path = Path(folder) / plan_file.USUAL
-            plan_file.write(plan, path)
+        with plan_fitting.written(plan) as path:
             case = plan_fitting.under(self._model.case.under(label_of(NONE, chosen)), path)
             (record,) = self._model.engine.run([Trial(case=case, passes=self._passes)])
         return self._of(record)
@@ -382,6 +388,11 @@ class Search:
     def _lacks_only_reserved(self, readings: Readings) -> bool:
         needed, peak = self._needed(readings), readings.peak_bytes
         return needed is not None and peak is not None and peak + self._context_bytes <= self._limit < needed
+
+
+def context_alone(context_bytes: int) -> str:
+    """Return why all levers are left out where CUDA's context is as large as the limit."""
+    return f"CUDA itself takes {bytes_text(context_bytes)}: see --context"
 
 
 def _ordered(chosen: Levers) -> Levers:

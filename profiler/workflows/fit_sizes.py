@@ -24,7 +24,18 @@ from profiler.training.levers import label as label_of
 from profiler.training.levers import refuse_conflicts
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.fit import ROUNDS, FitRequest
-from profiler.workflows.fit_search import ALL, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers, Search
+from profiler.workflows.fit_search import (
+    ALL,
+    FUSED,
+    IN_BACKWARD,
+    LOSS,
+    NO_FOREACH,
+    NONE,
+    PLAN,
+    Levers,
+    Search,
+    context_alone,
+)
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.plan_fitting import MEMORY
 from profiler.workflows.planner import GATE
@@ -110,6 +121,9 @@ class _Ladder:
         UserError if the step cannot be run as it is.
         """
         self._search(at).needed(NONE)
+        if self._search(at).is_hopeless:
+            self.left_out["all levers"] = context_alone(at.context_bytes)
+            return [Rung(label=NONE, reach=0, place=self._at(1), beyond=None)]
         rungs = list(self._of_levers((), []))
         if self.place(rungs[-1].reach + 1) is None:
             return rungs

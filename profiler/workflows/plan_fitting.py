@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,6 +13,7 @@ import msgspec
 from profiler.analysis import progress
 from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Calibration, Case, Choice, Trial
+from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, evidence
 from profiler.core.roofline import host_rate
 from profiler.core.units import bytes_text
@@ -58,27 +61,33 @@ Try = Callable[[Point], TriedPlan]
 
 
 def fastest(
-    run: Try, chain: Chain, limit: int, *, gpu: str, beyond: int = 0, is_rehearsed: bool = False,
-    most_host_bytes: int | None = None,
-) -> TriedPlan | None:  # fmt: skip
-    """Return the fastest plan whose step fits, as by `fit_plan`; inputs wait in host memory where that is worth it."""
+    run: Try, chain: Chain, limit: int, *, gpu: str | None = None, levels: int | None = None, beyond: int = 0,
+    is_rehearsed: bool = False, most_host_bytes: int | None = None, screen: Screen = SILENT,
+) -> tuple[Frontier, TriedPlan | None]:  # fmt: skip
+    """Return the fastest plan whose step fits, as by `fit_plan`, and the last frontier that was looked at.
+
+    With a `gpu` inputs wait in host memory where that is worth it. Without one, options that may be no faster than a
+    checkpoint are tried where nothing else fits, since they may need less.
+    """
     sure = with_sure_options(chain)
-
-    def fit(points: Frontier) -> TriedPlan | None:
-        return fit_plan(run, points, limit, beyond=beyond, is_rehearsed=is_rehearsed)
-
-    deeper = frontiers(sure)
-    shallow = next(deeper)
-    fitted = fit(shallow)
-    left = limit - (fitted.reserve_bytes if fitted else beyond)
-    if points := offloading(copied(sure, gpu), left, most_host_bytes):
-        point = best(points, left) or points.point(0)
-        seconds = FASTER * fitted.point.step_seconds if fitted else 0.0
-        is_lower = points.peak_bytes[0] < HELPS * shallow.peak_bytes[0]
-        if moves_enough(chain, point.plan) and (point.step_seconds < seconds if fitted else is_lower):
-            offloaded = fit(points)
-            fitted = offloaded if offloaded and not (fitted and offloaded.point.step_seconds > seconds) else fitted
-    return fitted or next(filter(None, map(fit, deeper)), None)
+    fit = partial(fit_plan, run, budget_bytes=limit, beyond=beyond, is_rehearsed=is_rehearsed, say=screen.say)
+    for number, points in enumerate(frontiers(sure, levels, screen)):
+        fitted = fit(points)
+        left = limit - (fitted.reserve_bytes if fitted else beyond)
+        away = offloading(copied(sure, gpu), left, most_host_bytes) if gpu and not number else None
+        if away:
+            point = best(away, left) or away.point(0)
+            seconds = FASTER * fitted.point.step_seconds if fitted else 0.0
+            is_lower = away.peak_bytes[0] < HELPS * points.peak_bytes[0]
+            if moves_enough(chain, point.plan) and (point.step_seconds < seconds if fitted else is_lower):
+                offloaded = fit(away)
+                fitted = offloaded if offloaded and not (fitted and offloaded.point.step_seconds > seconds) else fitted
+        if fitted:
+            return points, fitted
+    for points in frontiers(chain, levels, screen) if sure != chain and not gpu else ():
+        if fitted := fit(points):
+            break
+    return points, fitted
 
 
 def moves_enough(chain: Chain, plan: Plan) -> bool:
@@ -225,9 +234,7 @@ class Steps:
         """Run a step under the plan, if asked for and possible, else trace it; not one of too much host memory."""
         if self._most_host_bytes is not None and host_bytes(self._chain, point.plan) > self._most_host_bytes:
             return TriedPlan(point=point, has_room=False)
-        with TemporaryDirectory(prefix="gcprof-") as folder:
-            path = Path(folder) / plan_file.USUAL
-            plan_file.write(plan_file_of(self._chain, point.plan), path)
+        with written(plan_file_of(self._chain, point.plan)) as path:
             tried = self._run(point, under(self._case, path)) if self._passes else None
             return tried or TriedPlan(point=point, needed_bytes=self.traced(path))
 
@@ -256,6 +263,15 @@ class Steps:
         trial = Trial(case=case.foreseen, passes=MEMORY, calibration=self._calibration)
         (record,) = self._engine.run([trial])
         return self._need(record.readings) if record.outcome == "ok" else None
+
+
+@contextmanager
+def written(plan: PlanFile) -> Iterator[Path]:
+    """Yield a file with the plan, which is gone afterwards."""
+    with TemporaryDirectory(prefix="gcprof-") as folder:
+        path = Path(folder) / plan_file.USUAL
+        plan_file.write(plan, path)
+        yield path
 
 
 def under(case: Case, path: Path) -> Case:

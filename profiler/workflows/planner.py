@@ -24,8 +24,8 @@ from profiler.views.export.files import refuse_output
 from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.plan_comparison import EXACT_PASSES, PlanComparison, compare_plans
-from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, fit_plan, fit_rule, frontiers
-from profiler.workflows.stages import ModelOnDevice, better_blocks_text
+from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, fastest, fit_rule, frontiers
+from profiler.workflows.stages import ModelOnDevice, OnDevice, better_blocks_text
 
 ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
 GATE = 5  # the exit code if what was asked for cannot be had
@@ -164,7 +164,10 @@ def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, sc
         points = next(frontiers(chains.with_sure_options(chain), request.levels or 1, screen))
     else:
         budget = parse_budget(request.budget, whole_bytes=candidates.whole_bytes(chain))
-        points, fitted = _fitted(chain, model, request, budget, screen)
+        is_traced = model is None or not request.measure or model.case.is_predicted
+        measured = EXACT_PASSES if model and model.evidence == "measured" else MEMORY  # those of the comparison's rows
+        passes = () if is_traced else measured
+        points, fitted = fitted_plan(chain, model, budget, passes=passes, levels=request.levels, screen=screen)
     planned = Planned(
         chain=chain,
         case=model.case if model else None,
@@ -195,46 +198,33 @@ def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, sc
     return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
 
-def _fitted(
-    chain: Chain, model: ModelOnDevice | None, request: PlanRequest, budget: int, screen: Screen
-) -> tuple[Frontier, TriedPlan | None]:
+def fitted_plan(
+    chain: Chain, step: OnDevice | None, budget: int, *, passes: tuple[str, ...] = (), levels: int | None = None,
+    screen: Screen = SILENT,
+) -> tuple[Frontier, TriedPlan | None]:  # fmt: skip
     """Return the fastest plan that fits, and the frontier that it is on, or the last that was looked at.
 
-    Options that may be no faster than a checkpoint are left out first; if nothing fits, they are tried, and then rules.
+    Plans of a step are run by these passes, or traced; without a step they fit by their costs. If no plan of the
+    frontier fits, or only one that the costs find slow, rules are tried.
     """
-    _, floor = candidates.largest_stage(chain)
-    passes: tuple[str, ...] = (
-        EXACT_PASSES if model and model.evidence == "measured" else MEMORY
-    )  # those of the comparison's rows
-    if model and (not request.measure or model.case.is_predicted):
-        passes = ()
-    steps: Steps | None = None
-    if model is not None:
-        steps = Steps(model.engine, model.case, chain, passes=passes, calibration=model.calibration())
-
-    def fit(points: Frontier) -> TriedPlan | None:
-        if steps is None or model is None:
-            point = best(points, candidates.cost_limit(chain, budget))
-            return TriedPlan(point=point) if point else None
-        if floor > budget:
-            return None
-        return fit_plan(steps.run, points, budget, is_rehearsed=model.case.is_rehearsed, say=screen.say)
-
-    sure = chains.with_sure_options(chain)
-    for candidate in (sure, *([chain] if sure != chain else [])):  # an option may need less than a checkpoint does
-        for points in frontiers(candidate, request.levels, screen):
-            fitted = fit(points)
-            if fitted or floor > budget:
-                break
-        if fitted:
-            break
-    if steps is None or model is None:
-        return points, fitted
-    if fitted is None and points.peak_bytes[0] <= budget:
-        return points, fit_rule(steps.run, chain, budget)
-    if fitted is not None and model.case.is_rehearsed:
-        by_costs = best(points, candidates.cost_limit(chain, budget))
-        if by_costs and fitted.point.step_seconds > by_costs.step_seconds:  # what the costs prefer did not fit
-            rule = fit_rule(steps.run, chain, budget)
-            fitted = rule if rule and rule.point.step_seconds < fitted.point.step_seconds else fitted
+    if step is None:
+        none = candidates.none(chain).plan
+        taken = chain.traced_peak_bytes or None
+        return fastest(
+            lambda point: TriedPlan(point=point, needed_bytes=taken if point.plan == none else None), chain, budget,
+            levels=levels, screen=screen,
+        )  # fmt: skip
+    if candidates.largest_stage(chain)[1] > budget:
+        return next(frontiers(chains.with_sure_options(chain), levels, screen)), None
+    run = Steps(step.engine, step.case, chain, passes=passes, calibration=step.calibration()).run
+    is_rehearsed = step.case.is_rehearsed
+    points, fitted = fastest(run, chain, budget, levels=levels, is_rehearsed=is_rehearsed, screen=screen)
+    by_costs = best(points, candidates.cost_limit(chain, budget))
+    if fitted is None:
+        is_doubtful = points.peak_bytes[0] <= budget
+    else:  # what the costs prefer did not fit
+        is_doubtful = is_rehearsed and by_costs is not None and fitted.point.step_seconds > by_costs.step_seconds
+    rule = fit_rule(run, chain, budget) if is_doubtful else None
+    if rule and (fitted is None or rule.point.step_seconds < fitted.point.step_seconds):
+        fitted = rule
     return points, fitted

@@ -13,7 +13,7 @@ import msgspec
 
 from profiler.analysis.explanation import better_blocks
 from profiler.core import gpu_specs, plan_file
-from profiler.core.case import Calibration, Case, Trial
+from profiler.core.case import Case, Trial
 from profiler.core.devices import parse
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES
@@ -33,9 +33,9 @@ from profiler.workflows.in_process.answering import NotRehearsed, answer, named,
 from profiler.workflows.in_process.arguments import Given, Model, Optimizer
 from profiler.workflows.in_process.results import Fit, Found, Plan
 from profiler.workflows.plan_comparison import file_of
-from profiler.workflows.plan_fitting import Steps, fit_plan, frontiers
-from profiler.workflows.planner import GATE
-from profiler.workflows.stages import block_choices, roomy, stages
+from profiler.workflows.plan_fitting import frontiers
+from profiler.workflows.planner import GATE, fitted_plan
+from profiler.workflows.stages import Step, block_choices, roomy, stages
 
 NO_DEVICE = 3  # the exit code if nothing can be rehearsed
 
@@ -99,24 +99,22 @@ def _planned(engine: Engine, case: Case, budget: str | int, shown: Case) -> Plan
         raise UserError(f"--budget cannot be '{budget}'", hint="bytes, or a word as '60%'")
     whole = candidates.whole_bytes(chain)
     budget_bytes = parse_budget(budget, whole_bytes=whole) if isinstance(budget, str) else budget
-    steps = Steps(engine, case, chain, passes=())
-    for frontier in frontiers(chain):
-        if fitted := fit_plan(steps.run, frontier, budget_bytes, is_rehearsed=case.is_rehearsed):
-            point = fitted.point
-            settings = f"{optimizer_text(case)}, {case.precision}, {device_word(case.device)}: predicted, not measured"
-            found = Found(
-                title=f"{shown.model}, {settings}: at most {budget_text(budget_bytes, whole)}",
-                chain=chain,
-                points=list(frontier),
-                ways=candidates.ways(chain, point, budget_bytes),
-                none=candidates.none(chain),
-            )
-            return Plan.of(plan_file_of(chain, point.plan), found)
+    points, fitted = fitted_plan(chain, Step(case=case, engine=engine), budget_bytes)
+    if fitted:
+        settings = f"{optimizer_text(case)}, {case.precision}, {device_word(case.device)}: predicted, not measured"
+        found = Found(
+            title=f"{shown.model}, {settings}: at most {budget_text(budget_bytes, whole)}",
+            chain=chain,
+            points=list(points),
+            ways=candidates.ways(chain, fitted.point, budget_bytes),
+            none=candidates.none(chain),
+        )
+        return Plan.of(plan_file_of(chain, fitted.point.plan), found)
     name, floor = candidates.largest_stage(chain)
     better = None
     with suppress(UserError):
         better = better_blocks(block_choices(engine, case), lowers_floor=True)
-    smallest = f"the smallest peak is about {bytes_text(frontier.peak_bytes[0])}"
+    smallest = f"the smallest peak is about {bytes_text(min(points.peak_bytes[0] for points in frontiers(chain)))}"
     pattern = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
     others = f"{pattern} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
     message = f"no plan fits {bytes_text(budget_bytes)}: {smallest}; '{name}' needs {bytes_text(floor)} by itself"
@@ -158,13 +156,19 @@ def fit(
     given = Given(model, batch, loss, optimizer)
 
     def ask(engine: Engine, case: Case) -> Fit:
-        step = _Step(roomy(case), engine)
+        step = Step(case=roomy(case), engine=engine)
+
+        def run(trials: tuple[Trial, ...], plans: dict[Path, PlanFile]) -> tuple[int, tuple[Record, ...]]:
+            for path, plan in plans.items():
+                plan_file.write(plan, path)
+            return 0, tuple(engine.run(trials))
+
         asked = parse_memory(memory, flag="--memory") if isinstance(memory, str) else 1.0 if memory is None else memory
         limit = asked if isinstance(asked, int) else int(asked * gpu_specs.find(parse(case.device).name).memory_bytes)
         with TemporaryDirectory(prefix="gcprof-") as folder:
             (Path(folder) / plan_file.FOLDER).mkdir()
             room = Room(limit, context, "assumed" if context == CONTEXT_BYTES else "as asked")
-            found = searched(step, request, room, partial(file_of, Path(folder)), step.run, SILENT)
+            found = searched(step, request, room, partial(file_of, Path(folder)), run, SILENT)
             table = found.table
         title = table.title.replace(str(case.model), str(named(case, given).model))
         gone = [folder]  # its files; and it is no news that a live model has its own optimizer
@@ -181,18 +185,3 @@ def fit(
         hint = None if why else 'name a GPU that need not be here: device="t4"'
         message = f"fit rehearses every way, which is not possible here{why and f': {why}'}"
         raise UserError(message, hint=hint, exit_code=NO_DEVICE) from error
-
-
-class _Step:
-    """A step of the caller's model, and the engine that rehearses it."""
-
-    def __init__(self, case: Case, engine: Engine) -> None:
-        self.case, self.engine = case, engine
-
-    def calibration(self) -> Calibration | None:
-        return None
-
-    def run(self, trials: tuple[Trial, ...], plans: dict[Path, PlanFile]) -> tuple[int, tuple[Record, ...]]:
-        for path, plan in plans.items():
-            plan_file.write(plan, path)
-        return 0, tuple(self.engine.run(trials))
