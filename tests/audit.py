@@ -3,8 +3,6 @@
 Asks osv.dev about every line of requirements/ci.txt, through pip-audit.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A chain with BatchNorm, whose running statistics are updated twice under recompute."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """What gcprof says of the users' steps of docs/tables/cases.md, asked as a user would, in this process."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The bytes of the users' steps of docs/tables/cases.md, by arithmetic and by PyTorch's own hooks and allocator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ A truth is, by strategy, what is to be said of it: by a word of `tests.case_answ
 note says, None where it must not be there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ tests/user_models, the strategies that are asked for, a function of `tests.case_
 the truth out without gcprof, and who of `tests.case_answers` is asked where it is not `gcprof run`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

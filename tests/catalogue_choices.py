@@ -1,7 +1,5 @@
 """Every strategy of the catalogue, with the options that tests run it with."""
 
-from __future__ import annotations
-
 EVERY = {
     "none": ["none"],
     "segments": ["segments:k=1", "segments:k=2", "segments:k=4", "segments:k=3,split=balanced"],

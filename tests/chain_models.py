@@ -1,7 +1,5 @@
 """Small chains of blocks, called in the ways that models call them."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

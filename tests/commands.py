@@ -1,7 +1,5 @@
 """The command line, called in this process or in a fresh one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs of two devices to compare."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A chain with noise that draws one number more where it is compiled."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Runs made by hand that views are shown with: U-shaped peaks, rising times, and everything that can go wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

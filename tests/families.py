@@ -4,8 +4,6 @@ Run it as `python -m tests.families`; with words, only the models whose names ho
 the table is printed instead of written.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

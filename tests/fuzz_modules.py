@@ -6,8 +6,6 @@ gcprof says of its gradients must be what two plain runs of two steps and one wi
 not find. A module is made from the seed and its number: `--first NUMBER --times 1` makes the same one again.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import random

@@ -3,8 +3,6 @@
 Run it as `python -m tests.gallery`; with words, only the pictures whose names hold one of them are drawn anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Records of a GPU in known conditions, and the notes that they get."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Runs programs on a hollow CUDA device, each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -8,8 +8,6 @@ of a run that nobody disturbed. Then the same number of workers is killed, trial
 `crashed` record is printed and stored like any other, the run goes on by itself, and a resume measures the trial again.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """A run of the real program that something ends: what it printed, what it stored, what of it lives on."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

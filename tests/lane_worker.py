@@ -1,7 +1,5 @@
 """A trial that leaves word of when it ran, and which device it was given to see."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

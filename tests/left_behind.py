@@ -1,7 +1,5 @@
 """The bytes that are still held after some work, counted by PyTorch alone."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Models whose factories and live modules are rehearsed alike."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """An explanation with names that are longer than any screen."""
 
-from __future__ import annotations
-
 import msgspec
 
 from profiler.analysis.explanation import Explanation, Reason, Remedy

@@ -1,7 +1,5 @@
 """Cases and records made by hand, for tests that measure nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from profiler.core.case import Case, Choice

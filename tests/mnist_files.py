@@ -1,7 +1,5 @@
 """Files of MNIST's format."""
 
-from __future__ import annotations
-
 import struct
 
 

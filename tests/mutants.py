@@ -6,8 +6,6 @@ which the share that is killed is printed with its 95 % interval. Functions that
 reached, and count as not killed. Judge tests that were written for the survivors of one sample by another seed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

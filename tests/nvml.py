@@ -1,7 +1,5 @@
 """A double of NVIDIA's management library."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 

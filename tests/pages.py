@@ -1,7 +1,5 @@
 """What is made from the package in pages: `python -m tests.pages` writes three of docs/ and ARCHITECTURE.md's table."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

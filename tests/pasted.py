@@ -1,7 +1,5 @@
 """Models whose steps are compared, changed by emitted code as if it were pasted or by other means."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two training steps in plain PyTorch, seeded by hand: the truth that comparisons are held to, without gcprof."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Sequence

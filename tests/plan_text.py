@@ -1,7 +1,5 @@
 """Plans of their text, as `profiler.planning.plan.render` writes it: `[1-3] 4 [5] 6-12`, `7-9:matmul`."""
 
-from __future__ import annotations
-
 import re
 
 from profiler.planning.plan import Item, Plan, fault

@@ -1,7 +1,5 @@
 """Chains to plan for, and every plan of a small one."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from functools import cache

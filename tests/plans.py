@@ -1,7 +1,5 @@
 """Plans for modules and models, as `gcprof plan` would write them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

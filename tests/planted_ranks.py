@@ -1,7 +1,5 @@
 """Ranks that train together wrongly, on purpose: what the equality pass must catch."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """A comparison of two runs, as it is printed."""
 
-from __future__ import annotations
-
 import io
 
 import msgspec

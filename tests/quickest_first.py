@@ -3,8 +3,6 @@
 mutmut names the tests that reach a mutant in no order. In this one most mutants fail a test within a second.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real Ray cluster of two nodes on the loopback interface, and models that tell which of its nodes they run on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ The one table of them: `tests/test_layers.py` holds the code to it, and `tests/p
 from it. What a room is for is the first line of its own docstring.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path, PurePath
 from typing import NamedTuple

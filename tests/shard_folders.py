@@ -1,7 +1,5 @@
 """What the shards of one plan hold."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from profiler.core.record import Record

@@ -1,7 +1,5 @@
 """Small training steps whose head meets cross entropy in the ways of users' code, for tests of levers."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """A chain with dropout and a loss so small that its gradients are zero in half precision, unless they are scaled."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

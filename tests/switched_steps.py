@@ -1,7 +1,5 @@
 """Steps of an assembled model whose strategy is switched on and off: gradients, what ran, what was kept."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

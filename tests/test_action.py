@@ -1,7 +1,5 @@
 """The GitHub Action: its inputs, and its script with gcprof and with a double of `gh`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

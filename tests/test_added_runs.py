@@ -1,7 +1,5 @@
 """What gcprof runs besides the step that was asked for decides no outcome: where it fails, that is a note."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

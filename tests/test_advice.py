@@ -1,7 +1,5 @@
 """What a group of rows is said to advise, what is best for a budget, and how surely: from numbers made by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec
@@ -113,7 +111,7 @@ def test_wrong_gradients_are_never_advised():
         ((0.2,), "for 98 % more time, unsure: too few steps"),
     ],
 )
-def test_the_time_is_told_as_surely_as_it_is_known(seconds: tuple[float, ...], words: str):
+def test_the_time_is_told_as_surely_as_it_is_known(seconds, words):
     records = [make.record("none", seconds=times(1)), make.record("all", peak=50 * MIB, seconds=seconds)]
 
     assert words in said(records)

@@ -1,7 +1,5 @@
 """On a CPU, the precisions that CUDA's autocast chooses."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from unittest import mock

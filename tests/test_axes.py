@@ -1,7 +1,5 @@
 """Which settings vary, how rows lie over them, and what grows: by arithmetic."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -3,8 +3,6 @@
 The truth is a plain loop in PyTorch, without gcprof.
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A floor is of the chosen blocks; others that the model has are advised by name, with bytes worked out by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

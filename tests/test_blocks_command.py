@@ -1,37 +1,12 @@
 """`gcprof blocks`: what was found, as a table and as JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
 from profiler.cli import answer
-from profiler.core.record import BlockSummary, ModelSummary
-from profiler.views.tables.grid import text
-from profiler.views.tables.listing import blocks as table
-from tests.program import next_words
 
 pytestmark = pytest.mark.usefixtures("shared")
-
-
-def outline() -> ModelSummary:
-    seen = {"kind": "Layer", "num_parameters": 1200, "output": "2 x 64"}
-    blocks = (
-        BlockSummary(name="layers.0", feeds_next=True, **seen),
-        BlockSummary(name="layers.1", feeds_next=False, **seen),
-        BlockSummary(name="layers.2", **seen),
-    )
-    return ModelSummary(model="mine.py:make", num_parameters=3600, batch_size=2, blocks=blocks)
-
-
-@pytest.mark.slow
-def test_the_table_says_which_blocks_feed_the_next_alone():
-    lines = text([table(outline())]).plain.splitlines()
-
-    assert lines[0] == "mine.py:make, 3,600 parameters, 3 blocks, batch 2"
-    assert [line.split()[-1] for line in lines[5:8]] == ["yes", "no", "-"]
-    assert "layers.1" in lines[-1]
 
 
 def test_the_command_shows_the_blocks_of_a_real_model(capsys):
@@ -64,24 +39,6 @@ def test_the_command_ends_with_the_code_that_it_earns(capsys, words, code, compl
 
 
 # --- `gcprof stages`
-
-
-SMALL = "transformer:layers=3,width=32,heads=2,sequence=32,vocabulary=64"
-WORDS = (SMALL, "--batch-size", "2", "--device")
-
-
-@pytest.mark.slow
-def test_a_table_has_a_line_for_every_stage(here, shared, capsys):
-    assert answer(["stages", *WORDS, "fake:t4"]) == 0
-
-    said = capsys.readouterr()
-    lines = said.out.splitlines()
-    assert lines[0] == f"{SMALL}, batch 2, sgd, fp32, t4: predicted, not measured"
-    assert [line.split("  ")[0] for line in lines[5:]] == [
-        "before blocks.0", "blocks.0", "blocks.1", "blocks.2", "after blocks.2",
-    ]  # fmt: skip
-    assert lines[5].endswith("always kept")
-    assert next_words(said.err) == ["plan", *WORDS[:3], "--device", "fake:t4", "--budget", "60%"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Blocks that are calls: of one module that runs several times, or of a marked function. Truth is a plain loop."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from pathlib import Path

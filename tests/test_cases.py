@@ -1,7 +1,5 @@
 """Users' steps that are easily read wrong: what gcprof says is true, and docs/tables/cases.md has both."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,13 +1,10 @@
 """What exists is read without importing it; a word that is not known is answered with the nearest."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 import pytest
 
-from profiler.cli import answer
 from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.errors import UserError, similar
@@ -85,7 +82,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["outer.gone", "outer.inner.leaf.gone", "bare.gone", "bare", "gone.leaf"])
-def test_a_module_that_is_not_there_is_said_to_be(name: str, packages: Path):
+def test_a_module_that_is_not_there_is_said_to_be(name, packages):
     with pytest.raises(UserError, match=f"there is no module '{name}'"):
         catalogue.read(f"{name}:make", models.TABLE)
 
@@ -108,21 +105,5 @@ FLAGS = ("--strategies", "--segments", "--device", "--max-samples", "--max-secon
         ("--jsno", FLAGS, ["--json"]),  # two letters in each other's place are one slip
     ],
 )
-def test_what_begins_so_or_is_a_few_slips_away_is_near(word: str, words: tuple[str, ...], meant: list[str]):
+def test_what_begins_so_or_is_a_few_slips_away_is_near(word, words, meant):
     assert similar(word, words) == meant
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["plot", "--kind", "memry"], "did you mean '--kind memory'?"),
-        (["run", "--precision", "bf61"], "did you mean '--precision bf16'?"),
-        (["run", "--model", "mlp:wdth=3"], "did you mean 'mlp:width=3'?"),
-        (["plan", "mlp", "--budget", "60%", "--device", "fake:rtx-2080"], "did you mean '--device fake:rtx-2080-ti'?"),
-        (["run", "--frobnicate"], "gcprof run --help"),
-    ],
-)
-def test_a_hint_is_what_one_would_type(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]):
-    assert answer(words) == 2
-
-    assert capsys.readouterr().err.splitlines()[1].startswith(f"hint: {hint}")

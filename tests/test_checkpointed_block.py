@@ -1,7 +1,5 @@
 """A checkpointed block behaves as in `checkpoint(block, x)` by hand, which is the truth here."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Strategies beside others that change a class of a block or wrap it; the truth is a net checkpointed by hand."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -26,7 +26,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
-def test_show_prints_the_table_and_only_that_to_stdout(results: Path, capsys: pytest.CaptureFixture[str]):
+def test_show_prints_the_table_and_only_that_to_stdout(results, capsys):
     code = answer(["show", FIRST])
 
     out, err = capsys.readouterr()
@@ -36,7 +36,7 @@ def test_show_prints_the_table_and_only_that_to_stdout(results: Path, capsys: py
     assert err == f"next: gcprof plot {FIRST} --kind memory -o memory.png\n"
 
 
-def test_list_shows_the_newest_run_last(results: Path, capsys: pytest.CaptureFixture[str]):
+def test_list_shows_the_newest_run_last(results, capsys):
     assert answer(["list"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
@@ -45,7 +45,7 @@ def test_list_shows_the_newest_run_last(results: Path, capsys: pytest.CaptureFix
     assert lines[3].endswith(" 4/9 measured, partial")
 
 
-def test_a_damaged_run_does_not_hide_the_others(results: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_damaged_run_does_not_hide_the_others(results, capsys):
     (results / FIRST / "manifest.json").write_text("{")
 
     assert answer(["list"]) == 0
@@ -56,9 +56,7 @@ def test_a_damaged_run_does_not_hide_the_others(results: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("command", "table"), [("models", models.TABLE), ("strategies", strategies.TABLE)])
-def test_every_name_is_listed_and_the_hidden_ones_only_where_asked_for(
-    command: str, table: dict[str, str], capsys: pytest.CaptureFixture[str]
-):
+def test_every_name_is_listed_and_the_hidden_ones_only_where_asked_for(command, table, capsys):
     def names(*words: str) -> set[str]:
         assert answer([command, *words]) == 0
         return {line.split()[0] for line in capsys.readouterr().out.splitlines() if line} & everything
@@ -83,7 +81,7 @@ def test_every_name_is_listed_and_the_hidden_ones_only_where_asked_for(
         ["--help"],
     ],
 )
-def test_results_can_be_read_where_torch_is_not_installed(words: list[str], results: Path):
+def test_results_can_be_read_where_torch_is_not_installed(words, results):
     done = gcprof(*words, torch=False)
 
     assert (done.returncode, "torch is not installed" in done.stderr) == (0, False)

@@ -1,16 +1,10 @@
 """How several runs side by side look, on screens of all kinds and as CSV."""
 
-from __future__ import annotations
-
-import re
-from collections import Counter
-
 import msgspec
 import pytest
 
 from profiler.analysis.comparison import Comparison
 from profiler.core.record import Environment, Record
-from profiler.core.units import MISSING
 from profiler.views.tables import comparison
 from tests import examples, golden_files, make
 from tests.compared_runs import compare_runs
@@ -65,32 +59,15 @@ def hostile() -> Comparison:
 CASES = {"pair": before_and_after, "devices": devices, "one": one, "hostile": hostile}
 
 
-def number_texts(found: Comparison) -> Counter[str]:
-    columns = [column for part in comparison.tables(found) for column in part.columns if column.is_number]
-    return Counter(cell for column in columns for cell in column.cells if cell != MISSING)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pair", "devices"])
-def test_the_comparison_looks_as_it_did(name: str):
+def test_the_comparison_looks_as_it_did(name):
     golden_files.compare(f"compare-{name}-80.txt", printed(CASES[name](), width=80))
 
 
 @pytest.mark.parametrize("name", ["pair", "devices"])
-def test_the_file_looks_as_it_did(name: str):
+def test_the_file_looks_as_it_did(name):
     golden_files.compare(f"compare-{name}.csv", comparison.csv(CASES[name]()))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
-    found = CASES[name]()
-    numbers = number_texts(found)
-
-    for width in (*range(40, 121), 160, 200):
-        text = printed(found, width=width)
-        shown = Counter(re.findall(r"(?<!\S)(\S+(?: %)?(?: \(\S+\))?|out of memory)(?!\S)", text))
-        assert not numbers - shown - Counter({"out of memory": 9}), f"at width {width}"
-        assert max(map(len, text.splitlines())) <= width
 
 
 def test_the_changes_are_those_of_the_values():

@@ -3,8 +3,6 @@
 The truth is PyTorch's own profiler around a plain step, without gcprof.
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The gate for words of files, over the whole catalogue and every field of a case."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -67,12 +65,12 @@ def _plain_value(option: Option) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("field", "entry"), [pytest.param(*pair, id=pair[1].name) for pair in entries()])
-def test_every_name_of_a_table_is_plain_but_for_a_plan_whose_file_is_not_named(field: str, entry: Entry):
+def test_every_name_of_a_table_is_plain_but_for_a_plan_whose_file_is_not_named(field, entry):
     assert is_plain(field, entry) == (entry.name != "plan")
 
 
 @pytest.mark.parametrize(("field", "entry", "option"), options())
-def test_every_option_takes_its_own_kind_of_value_and_nothing_hostile(field: str, entry: Entry, option: Option):
+def test_every_option_takes_its_own_kind_of_value_and_nothing_hostile(field, entry, option):
     assert is_plain(field, entry, **{option.name: _plain_value(option)}) == (entry.name != "plan")
     for word in HOSTILE:
         choice = Choice.of(entry.name, {option.name: word})
@@ -83,7 +81,7 @@ def test_every_option_takes_its_own_kind_of_value_and_nothing_hostile(field: str
 
 
 @pytest.mark.parametrize(("field", "entry"), [pytest.param(*pair, id=pair[1].name) for pair in entries()])
-def test_an_option_that_is_no_ours_holds_a_number_and_makes_nothing_load(field: str, entry: Entry):
+def test_an_option_that_is_no_ours_holds_a_number_and_makes_nothing_load(field, entry):
     for value in ("64", "-1", "0.1", "1e-3", "true", "None"):
         assert is_plain(field, entry, hidden_size=value) == (entry.open and entry.name != "plan")
     for word in HOSTILE:
@@ -95,13 +93,13 @@ def test_an_option_that_is_no_ours_holds_a_number_and_makes_nothing_load(field: 
 
 @pytest.mark.parametrize("field", TABLES)
 @pytest.mark.parametrize("word", ["evilpkg:make", "evilpkg.sub:make", "x.py:make", "*", "*:x.py:make", "mlp:make", ""])
-def test_a_name_that_is_in_no_table_is_not_plain(field: str, word: str):
+def test_a_name_that_is_in_no_table_is_not_plain(field, word):
     assert not consent.is_plain(Choice(word), TABLES[field])
 
 
 @pytest.mark.parametrize("field", TABLES)
 @pytest.mark.parametrize("word", ["evilpkg.sub:make", "/etc/passwd", "../x", "evil/kernel", "x.py:make"])
-def test_a_hostile_word_in_a_field_is_told_until_it_is_typed(field: str, word: str):
+def test_a_hostile_word_in_a_field_is_told_until_it_is_typed(field, word):
     case = msgspec.structs.replace(make.case(), **{field: Choice(word)})
 
     assert consent.unnamed_words([case, make.case()], folder=None, named={}) == {field: [word]}
@@ -117,7 +115,7 @@ def test_every_field_that_is_a_choice_is_one_of_a_table():
 
 
 @pytest.mark.parametrize("key", GATED)
-def test_a_key_of_a_sweep_file_that_names_something_must_be_typed(key: str):
+def test_a_key_of_a_sweep_file_that_names_something_must_be_typed(key):
     asked = Request(**{key: "evilpkg.sub:make"})
 
     with pytest.raises(UserError, match=f"sweep.toml: {key} = ") as caught:

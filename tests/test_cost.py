@@ -1,10 +1,7 @@
 """What a sweep costs, told before it is run."""
 
-from __future__ import annotations
-
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -176,15 +173,6 @@ def test_a_dry_run_of_a_cluster_tells_the_cost_of_the_gpu_that_is_asked_for_and_
     assert sorted(path.name for path in here.iterdir()) == ["sbatch", "srun"]
 
 
-@pytest.mark.usefixtures("shared")
-def test_a_dry_run_on_a_cpu_tells_trials_and_steps(here: Path, capsys):
-    words = ["run", "--model", "mlp", "--strategies", "all", "--device", "cpu", "--rounds", "1", "--samples", "2"]
-    assert answer([*words, "--dry-run"]) == 0
-
-    told = capsys.readouterr().err.splitlines()
-    assert told[-2:] == ["2 trials", "steps: 20 to 30; several steps of less than 1 ms make one sample"]
-
-
 def test_ddp_settles_as_long_as_it_is_told_to():
     alone = Workload(module=nn.Linear(1, 1), batch=None, loss=lambda module, batch: batch)
 
@@ -204,7 +192,7 @@ def test_ddp_settles_as_long_as_it_is_told_to():
         ),
     ],
 )
-def test_a_dry_run_refuses_blocks_that_no_model_has(here: Path, shared, capsys, models, pattern, code, refused):
+def test_a_dry_run_refuses_blocks_that_no_model_has(here, shared, capsys, models, pattern, code, refused):
     words = ["run", models, "--strategies", "all", "--blocks", pattern, "--device", "cpu", "--rounds", "1"]
 
     assert answer([*words, "--dry-run"]) == code

@@ -1,7 +1,5 @@
 """Several devices at once: one trial on each, what is compared within a round on one, and words that name them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -106,7 +104,7 @@ def two(folder: Path) -> Iterator[Local]:
 
 
 @pytest.mark.slow
-def test_each_device_has_one_trial_at_a_time_and_sees_itself_alone(folder: Path, two: Local):
+def test_each_device_has_one_trial_at_a_time_and_sees_itself_alone(folder, two):
     records = list(two.run(trials(2, 3, 4, 5)))
 
     assert [record.outcome for record in records] == ["ok"] * 8
@@ -120,7 +118,7 @@ def test_each_device_has_one_trial_at_a_time_and_sees_itself_alone(folder: Path,
 
 
 @pytest.mark.slow
-def test_a_round_on_several_devices_finds_what_it_is_verified_against(two: Local):
+def test_a_round_on_several_devices_finds_what_it_is_verified_against(two):
     records = list(two.run(trials(1, models=("mlp", "mlp:width=8"), passes=("equality",))))
 
     assert [record.equality.gradients_equal for record in records] == [True] * 4

@@ -1,7 +1,5 @@
 """What the documentation says is so."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """The server that a command begins with: what is taken, what is dropped, and where there is none."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

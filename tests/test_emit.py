@@ -1,7 +1,5 @@
 """The code that is emitted does what carrying the plan out does, and stands without gcprof."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever becomes of a child is the outcome of its own trial; real processes throughout."""
 
-from __future__ import annotations
-
 import pytest
 
 from profiler.core.case import Choice, Trial

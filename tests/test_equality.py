@@ -1,7 +1,5 @@
 """Gradients are equal, or the row is invalid and says where."""
 
-from __future__ import annotations
-
 import math
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the equality pass finds, on steps whose gradients are written down: no model is trained."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import msgspec

@@ -56,8 +56,6 @@ LARGE = "transformer:layers=2,width=128,sequence=8,vocabulary="  # many paramete
         (SMALL, {"change": nothing}, "unreached"),
         (f"{LARGE}16", {"change": nothing, "batch_size": 1, "optimizer": "adamw"}, "unreached"),
         (f"{FUNCTIONS}:head", {"strategy": "own", "batch_size": None}, "outside"),  # of all modules, which it reached
-        (SMALL, {"change": runs([0]), "batch_size": 16}, "plain"),
-        ("transformer:layers=1,width=16,sequence=64,vocabulary=2048", {"strategy": "all", "batch_size": 16}, "outside"),
         pytest.param(  # too many checkpoints
             "mnist-cnn:channels=4", {"strategy": "all", "batch_size": 16}, "inputs", marks=pytest.mark.nightly
         ),
@@ -134,7 +132,7 @@ def test_where_there_are_too_many_checkpoints_fewer_are_advised_and_not_finer_on
         (1, True, "static"),  # parameters without gradients
     ],
 )
-def test_one_huge_block_or_static_memory_is_the_reason(num_widths: int, frozen: bool, expected: str):
+def test_one_huge_block_or_static_memory_is_the_reason(num_widths, frozen, expected):
     def build(batch_size: int = 0) -> Workload:
         return chain(num_widths=num_widths, frozen=frozen)
 
@@ -172,18 +170,9 @@ def test_a_trace_that_is_its_own_baseline_needs_no_reason():
     assert explain(trace, blocks=blocks, baseline=trace).reason is None
 
 
-@pytest.mark.parametrize("strategy", ["none", "segments:k=2", "all"])
-def test_categories_and_modules_add_up_at_every_operator(strategy: str):
-    trace, blocks = traced("transformer:layers=2,width=16,sequence=8", strategy, optimizer="adamw")
-
-    for number, total in enumerate(live(trace)):
-        assert sum(share.nbytes for share in categories_at(trace, number)) == total
-        assert sum(share.nbytes for share in modules_at(trace, number, blocks=blocks)) == total
-
-
 @settings(deadline=None, max_examples=60)
 @given(trace=random_traces())
-def test_any_trace_adds_up_at_every_operator(trace: Trace):
+def test_any_trace_adds_up_at_every_operator(trace):
     for number, total in enumerate(live(trace)):
         hidden = trace.operators[number - 1].hidden_bytes if number else 0
         there = [one for one in trace.allocations if one.born <= number <= one.died]
@@ -224,7 +213,7 @@ def test_ten_modules_are_named_and_the_others_are_summed():
 
 @settings(deadline=None, max_examples=60)
 @given(trace=random_traces())
-def test_any_trace_can_be_explained_and_its_modules_add_up_to_the_peak(trace: Trace):
+def test_any_trace_can_be_explained_and_its_modules_add_up_to_the_peak(trace):
     found = explain(trace, blocks=BLOCKS)
 
     assert found.peak.nbytes == max(live(trace))

@@ -11,7 +11,7 @@ from profiler.cli import answer
 from profiler.views.tables.explanation import document, tables
 from profiler.views.tables.grid import Paper, text
 from tests.long_explanation import longest
-from tests.traced import SMALL, by_hand, traced
+from tests.traced import by_hand
 from tests.user_models.wrapped_optimizers import make
 
 
@@ -20,23 +20,6 @@ def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
 
     assert shown.isascii()
     assert len(shown.splitlines()) <= 25
-
-
-@pytest.mark.slow
-def test_the_text_names_peak_floor_reason_and_what_is_live():
-    baseline, blocks = traced(SMALL)
-    found = explain(traced(SMALL, change=lambda workload: None)[0], blocks=blocks, baseline=baseline, split="16")
-
-    shown = text(tables(found, title="mine")).plain
-
-    assert shown.startswith("mine\npeak ")
-    assert " of none, split 16)" in shown
-    assert "\nfloor " in shown
-    assert "\nreason: nothing is recomputed" in shown
-    assert "saved activations" in shown
-    assert "blocks.15" in shown
-    assert "could lower it by: " in shown
-    assert "on the host" not in shown  # where the step runs
 
 
 def test_what_is_outside_of_all_modules_has_a_name():

@@ -1,7 +1,5 @@
 """A factory computes on its own data whatever it likes, also where a model is traced or rehearsed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

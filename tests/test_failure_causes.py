@@ -1,7 +1,5 @@
 """What fails or differs under a checkpoint is told by its cause, and the way out that is named is one."""
 
-from __future__ import annotations
-
 import re
 from weakref import WeakSet
 

@@ -1,7 +1,5 @@
 """What a first hour needs: words as one guesses them, nothing left behind that was not asked for, and quiet."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,12 +26,12 @@ PREDICT = ["predict", "mlp", "--strategies", "all", "--device", "cpu"]
         ("h10", "h10"),
     ],
 )  # fmt: skip
-def test_a_gpu_is_known_by_the_words_that_people_use(word: str, name: str):
+def test_a_gpu_is_known_by_the_words_that_people_use(word, name):
     assert gpu_specs.canonical(word) == name
     assert gpu_specs.is_known(word) == (name in gpu_specs.names())
 
 
-def test_a_model_is_known_by_its_own_name_where_one_family_has_it(here: Path):
+def test_a_model_is_known_by_its_own_name_where_one_family_has_it(here):
     assert meant(Choice("gpt2")) == "hf:gpt2"
     assert meant(Choice("GPT-2:sequence=32")) == "hf:gpt2:sequence=32"
     assert meant(Choice("train.py::make:depth=2")) == "train.py:make:depth=2"
@@ -48,7 +46,7 @@ def test_a_strategy_is_known_as_tables_print_it():
     assert levers.resolved(Choice("first(3)+fused")) == "first:n=3+fused"
 
 
-def test_a_run_stands_for_its_model_and_settings(here: Path):
+def test_a_run_stands_for_its_model_and_settings(here):
     record = make.record()
     examples.run(here / "results" / "20261120T174900Z-mlp-3fa9c1", [record])
 
@@ -61,7 +59,7 @@ def test_a_run_stands_for_its_model_and_settings(here: Path):
 
 
 @pytest.mark.usefixtures("shared")
-def test_a_prediction_is_kept_only_if_asked_and_the_folder_ignores_itself(here: Path):
+def test_a_prediction_is_kept_only_if_asked_and_the_folder_ignores_itself(here):
     assert answer(PREDICT) == 0
     assert list(here.iterdir()) == []
 
@@ -74,7 +72,7 @@ def test_a_prediction_is_kept_only_if_asked_and_the_folder_ignores_itself(here: 
 
 
 @pytest.mark.usefixtures("shared")
-def test_quiet_prints_the_table_alone(here: Path, capsys: pytest.CaptureFixture[str]):
+def test_quiet_prints_the_table_alone(here, capsys):
     assert answer([*PREDICT, "-q"]) == 0
 
     out, err = capsys.readouterr()
@@ -85,9 +83,7 @@ def test_quiet_prints_the_table_alone(here: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("command", ["rehearse", "predict"])
-def test_a_look_at_a_model_that_fails_leaves_nothing_and_names_no_folder(
-    command: str, here: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_look_at_a_model_that_fails_leaves_nothing_and_names_no_folder(command, here, capsys):
     (here / "bad.py").write_text("def make():\n    raise ValueError('no')\n")
 
     assert answer([command, "bad.py:make", "--strategies", "all", "--json"]) == 1

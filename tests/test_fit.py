@@ -1,7 +1,5 @@
 """`gcprof fit`: the fastest way to fit a memory, each of whose rows was run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`gcprof fit -- COMMAND`: the fitted script, rehearsed by itself; levers on scripts, by the losses that they print."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,9 +1,6 @@
 """Which levers `gcprof fit` tries and proposes, on steps whose bytes are set by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,7 +157,7 @@ def test_inputs_of_under_one_percent_of_the_peak_are_not_moved_to_the_host(outpu
     assert moves_enough(chain(output_bytes), plan) is is_enough
 
 
-def test_the_picture_has_a_step_line_for_each_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_picture_has_a_step_line_for_each_curve(tmp_path, monkeypatch):
     """A plan serves every memory from its own peak to that of the next plan."""
     drawn = dict[str, list[tuple[float, float]]]()
 

@@ -1,7 +1,5 @@
 """`gcprof fit --batch-size max`, and without a memory: what is said to fit was run, and so was one step further."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

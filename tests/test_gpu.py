@@ -1,7 +1,5 @@
 """What only a CUDA device can show; `just gpu` runs these."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import msgspec

@@ -1,7 +1,5 @@
 """The first minutes on a GPU (`benchmarks.gpu`), where there is none: no step costs another one its results."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tarfile
@@ -24,7 +22,7 @@ def evidence(folder: Path, *words: str) -> tuple[int, dict[str, str]]:
 
 
 @pytest.mark.nightly
-def test_a_step_that_fails_stops_no_other_and_all_that_was_printed_is_in_one_archive(tmp_path: Path):
+def test_a_step_that_fails_stops_no_other_and_all_that_was_printed_is_in_one_archive(tmp_path):
     code, texts = evidence(tmp_path, "--small", "--only", "facts,bare", "--patience", "10")
 
     assert code == 1

@@ -3,8 +3,6 @@
 The truth is a loop in plain PyTorch: the bytes of storages that are still held after each of its steps.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 from itertools import pairwise

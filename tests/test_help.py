@@ -1,7 +1,5 @@
 """Help and completions: commands in groups, options in panels, three examples, what a half typed word may be."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -34,7 +32,7 @@ def test_every_command_is_in_one_group():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_options_are_in_panels_and_every_one_is_there_once(name: str, monkeypatch: Any, capsys: Any):
+def test_the_options_are_in_panels_and_every_one_is_there_once(name, monkeypatch, capsys):
     out = shown([name, "--help-all"], 100, monkeypatch, capsys)
 
     group: Any = typer.main.get_command(application([name]))
@@ -47,7 +45,7 @@ def test_the_options_are_in_panels_and_every_one_is_there_once(name: str, monkey
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_three_examples_a_command_that_it_takes(name: str, monkeypatch: Any, capsys: Any):
+def test_three_examples_a_command_that_it_takes(name, monkeypatch, capsys):
     lines = layout.examples(name, command(name).__doc__)
     out = shown([name, "--help"], 60, monkeypatch, capsys)
 

@@ -3,8 +3,6 @@
 Every test runs in processes of its own, whatever device this one has.
 """
 
-from __future__ import annotations
-
 import csv
 import shutil
 from pathlib import Path

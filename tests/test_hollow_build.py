@@ -1,7 +1,5 @@
 """The libraries of the hollow device: built once, whole or not at all, and what is said where they cannot be built."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Several strategies on one model, timed in turn: none knows of the others, and what fails is measured by itself."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from typing import Any

@@ -1,9 +1,5 @@
 """Devices that are named by the kind of GPU: in words, in cases, in records; no GPU is needed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from profiler.analysis.rows import rows
@@ -102,7 +98,7 @@ def test_a_ratio_of_two_gpus_of_a_kind_says_so():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["t4", "T4", "v100", "fake:t4"])
-def test_a_gpu_to_predict_for_is_its_name_with_or_without_a_prefix(word: str):
+def test_a_gpu_to_predict_for_is_its_name_with_or_without_a_prefix(word):
     meant = any_device(to_predict(word))
 
     assert any_device(absent_gpus.planned(word, say=print, is_estimated=True) or "") == meant
@@ -122,7 +118,7 @@ def test_where_a_step_is_measured_a_gpus_name_is_refused_with_what_would_do(look
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["stages", "plan --budget max --no-measure"])
-def test_what_plans_rehearses_a_gpu_by_its_name(command: str, hollow, here: Path, shared, capsys):
+def test_what_plans_rehearses_a_gpu_by_its_name(command, hollow, here, shared, capsys):
     words = command.split()
     assert answer([*words, "mlp", "--device", "t4"]) == 0
     by_name = capsys.readouterr().out

@@ -1,7 +1,5 @@
 """A step that asks whether its mask masks anything is followed and rehearsed as its factory's own mask answers."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

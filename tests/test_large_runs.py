@@ -1,9 +1,5 @@
 """What makes large runs quick to show changes nothing that is read or printed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -98,7 +94,7 @@ def records() -> list[Record]:
 
 
 @pytest.mark.slow
-def test_what_is_read_is_what_was_written(tmp_path: Path):
+def test_what_is_read_is_what_was_written(tmp_path):
     run = examples.run(tmp_path / "run", records())
 
     assert run.records == tuple(records())
@@ -108,7 +104,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path):
     assert not any(isinstance(record.case.device, Choice) for record in run.records)
 
 
-def test_equal_parts_of_records_are_one_object(tmp_path: Path):
+def test_equal_parts_of_records_are_one_object(tmp_path):
     first, second, third, *_ = examples.run(tmp_path / "run", records()).records
 
     for one, other in ((first, second), (second, third)):

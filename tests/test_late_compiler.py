@@ -1,7 +1,5 @@
 """The compiler of PyTorch is imported where something of it is used, and is then the real one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The import law, and who may know heavy libraries."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path, PurePath

@@ -1,7 +1,5 @@
 """A pass leaves nothing behind: what lives after it is what lived before, under every strategy."""
 
-from __future__ import annotations
-
 import gc
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Segments are of forwards that call all of their blocks in order; another forward is refused, not computed."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Code for levers: a plain loop with it, in a process that has no gcprof, takes the bytes of the row."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

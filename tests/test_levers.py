@@ -1,7 +1,5 @@
 """Levers: named after a strategy, `all+chunk-loss+fused`; what they change of a step, against plain PyTorch."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import msgspec
@@ -400,55 +398,22 @@ def test_micro_batches_under_batchnorm_are_refused():
         _built(build, "micro-batches:n=2")
 
 
+SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+BOTH = {
+    f"{half}_{size}": number
+    for half in ("encoder", "decoder")
+    for size, number in {"layers": 1, "ffn_dim": 32, "attention_heads": 2}.items()
+}
 FAMILIES = {  # of transformers; BART adds a bias that is a buffer
-    "bart": {
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "d_model": 32,
-        "encoder_ffn_dim": 32,
-        "decoder_ffn_dim": 32,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-    },
+    "bart": BOTH | {"d_model": 32},
     "gpt2": {"n_layer": 1, "n_embd": 32, "n_head": 2},
-    "llama": {
-        "num_hidden_layers": 1,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-    },
-    "mistral": {
-        "num_hidden_layers": 1,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-    },
-    "qwen2": {
-        "num_hidden_layers": 1,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-    },
-    "gemma2": {
-        "num_hidden_layers": 1,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-    },
-    "mixtral": {
-        "num_hidden_layers": 1,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "num_local_experts": 2,
-    },
-    "gpt_neox": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2},
+    "llama": GROUPED,
+    "mistral": GROUPED,
+    "qwen2": GROUPED,
+    "gemma2": GROUPED | {"head_dim": 16},
+    "mixtral": GROUPED | {"num_local_experts": 2},
+    "gpt_neox": SIZES,
     "opt": {
         "num_hidden_layers": 1,
         "hidden_size": 32,
@@ -457,28 +422,14 @@ FAMILIES = {  # of transformers; BART adds a bias that is a buffer
         "word_embed_proj_dim": 32,
     },
     "bloom": {"n_layer": 1, "hidden_size": 32, "n_head": 2},
-    "phi": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2},
-    "bert": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2},
-    "roberta": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2},
-    "electra": {
-        "num_hidden_layers": 1,
-        "hidden_size": 32,
-        "embedding_size": 32,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-    },
+    "phi": SIZES,
+    "bert": SIZES,
+    "roberta": SIZES,
+    "electra": SIZES | {"embedding_size": 32},
     "distilbert": {"n_layers": 1, "dim": 32, "hidden_dim": 32, "n_heads": 2},
     "t5": {"num_layers": 1, "d_model": 32, "d_ff": 32, "d_kv": 16, "num_heads": 2},
     "mamba": {"num_hidden_layers": 1, "hidden_size": 32, "state_size": 4},
-    "whisper": {
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "d_model": 32,
-        "encoder_ffn_dim": 32,
-        "decoder_ffn_dim": 32,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-    },
+    "whisper": BOTH | {"d_model": 32},
 }
 
 

@@ -1,7 +1,5 @@
 """A module of the caller's is rehearsed in another process: with the record that a command gives for the same model."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess
@@ -56,7 +54,7 @@ def test_a_live_module_has_the_record_of_its_factory(factory, here):
 
 
 @pytest.mark.slow
-def test_a_live_module_is_made_to_fit_and_pasted_code_has_the_bytes_and_gradients(hollow: Hollow) -> None:
+def test_a_live_module_is_made_to_fit_and_pasted_code_has_the_bytes_and_gradients(hollow):
     """The code alone changes a copy whose step, rehearsed as it is, needs what was said, with the plain gradients."""
 
     def made(samples: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -93,14 +91,14 @@ def test_a_live_module_is_made_to_fit_and_pasted_code_has_the_bytes_and_gradient
 
 
 @pytest.mark.slow
-def test_the_example_of_fit_runs(hollow: Hollow) -> None:
+def test_the_example_of_fit_runs(hollow):
     _, _, example = (inspect.getdoc(profiler.fit) or "").partition("Example::\n")
 
     assert "gcprof.fit(" in example
     exec(textwrap.dedent(example), {"nn": nn, "torch": torch, "gcprof": gcprof})
 
 
-def test_nothing_is_fitted_where_nothing_can_be_rehearsed(hollow: Hollow) -> None:
+def test_nothing_is_fitted_where_nothing_can_be_rehearsed(hollow):
     with pytest.raises(UserError, match="not possible here") as refused:
         profiler.fit(nn.Linear(2, 2), torch.zeros(1, 2), "1GiB", device="cpu")
     assert "t4" in str(refused.value.hint)

@@ -1,7 +1,5 @@
 """The bytes on the CPU are the allocator's own."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """Several run folders become one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -87,19 +85,6 @@ def test_runs_whose_numbers_cannot_stand_beside_each_other_are_refused(tmp_path,
 
     assert refused.value.exit_code == 4
     assert "gcprof compare" in refused.value.hint
-
-
-def test_the_command_tells_what_it_did(shards, tmp_path, capsys):
-    again = shard(tmp_path / "again", record("none", peak=1 << 29, started="2026-11-21T10:00:00Z"))
-
-    assert answer(["merge", *map(str, shards), str(again), "-o", str(tmp_path / "whole")]) == 0
-
-    assert capsys.readouterr().err.splitlines() == [
-        "note: none, round 1: the results differ; kept the later one, of 'again'",
-        f"wrote 6 records of 4 runs to {tmp_path / 'whole'}, 1 record in more than one",
-        f"next: gcprof show {tmp_path / 'whole'}",
-    ]
-    assert answer(["show", str(tmp_path / "whole")]) == 0
 
 
 def test_a_torn_line_is_told_and_the_rest_is_merged(shards, tmp_path, capsys):

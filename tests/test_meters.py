@@ -1,7 +1,5 @@
 """The meters on devices that tell what is written down: what becomes of it is arithmetic."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 

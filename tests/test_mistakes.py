@@ -1,8 +1,5 @@
 """What is typed wrong on a first day is understood, or told in one line with a hint that works."""
 
-from __future__ import annotations
-
-import json
 import re
 import shlex
 from pathlib import Path
@@ -111,9 +108,7 @@ def folder(here: Path) -> Path:
 
 
 @pytest.mark.parametrize("typed", MISTAKES)
-def test_a_mistake_is_told_in_one_line_with_a_hint_and_leaves_nothing(
-    typed: str, folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_mistake_is_told_in_one_line_with_a_hint_and_leaves_nothing(typed, folder, capsys):
     before = sorted(folder.rglob("*"))
 
     code = answer(shlex.split(typed))
@@ -128,7 +123,7 @@ def test_a_mistake_is_told_in_one_line_with_a_hint_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(("typed", "right"), RIGHT.items())
-def test_what_a_hint_leads_to_is_taken(typed: str, right: str, folder: Path):
+def test_what_a_hint_leads_to_is_taken(typed, right, folder):
     named = [word for word in re.findall(r"[\w.:=-]+", MISTAKES[typed]) if word in right]
     words, script = split_script(shlex.split(right))
     token = SCRIPT.set(tuple(script))
@@ -150,14 +145,5 @@ def test_what_a_hint_leads_to_is_taken(typed: str, right: str, folder: Path):
 
 
 @pytest.mark.parametrize("typed", UNDERSTOOD)
-def test_options_as_other_tools_call_them_are_ours(typed: str):
+def test_options_as_other_tools_call_them_are_ours(typed):
     assert understood(shlex.split(typed)) == shlex.split(UNDERSTOOD[typed])
-
-
-def test_an_error_as_json_has_its_message_and_hint(here: Path, capsys: pytest.CaptureFixture[str]):
-    for words in (["run", "mlp", "--strategies", "al", "--json"], ["explain", "mlp", "--strategies", "al", "--json"]):
-        assert answer(words) == 2
-
-        told = json.loads(capsys.readouterr().out)
-        assert (told["status"], told["exit_code"]) == ("failed", 2)
-        assert (told["message"], told["hint"]) == ("no strategy is called 'al'", "did you mean 'all'?")

@@ -1,9 +1,5 @@
 """The model of a command: its first word or --model; a file alone names the functions that make one."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from profiler.cli import answer
@@ -41,9 +37,7 @@ def _hidden():
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("model", [["{}"], ["--model", "{}"]])
-def test_every_command_with_a_model_takes_it_both_ways(
-    words: str, model: list[str], here: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_every_command_with_a_model_takes_it_both_ways(words, model, here, capsys):
     assert answer([*words.split(), *(word.format("transfromer") for word in model)]) == 2
     assert "did you mean 'transformer'?" in capsys.readouterr().err
 
@@ -52,9 +46,7 @@ def test_every_command_with_a_model_takes_it_both_ways(
 
 
 @pytest.mark.parametrize("command", ["run", "plan --budget max", "explain", "blocks"])
-def test_a_file_alone_names_the_functions_that_make_a_model_and_is_not_imported(
-    command: str, here: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_file_alone_names_the_functions_that_make_a_model_and_is_not_imported(command, here, capsys):
     (here / "train.py").write_text(SOURCE)
 
     assert answer([*command.split(), "train.py"]) == 2
@@ -77,9 +69,7 @@ def test_a_file_alone_names_the_functions_that_make_a_model_and_is_not_imported(
         (None, "write path/to/file.py:factory"),
     ],
 )
-def test_a_file_without_a_model_says_what_to_do(
-    source: str | None, said: str, here: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_file_without_a_model_says_what_to_do(source, said, here, capsys):
     if source is not None:
         (here / "train.py").write_text(source)
 

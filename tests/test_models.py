@@ -1,7 +1,5 @@
 """The built-in models are the published ones, have the sizes that are told, and save the bytes of arithmetic."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

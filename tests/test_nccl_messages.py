@@ -1,7 +1,5 @@
 """Ranks that are processes of this machine, on hollow GPUs: what they say to each other arrives, or the run ends."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

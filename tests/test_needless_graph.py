@@ -1,7 +1,5 @@
 """What is saved for gradients that reach no parameter, held to the same step without what asks for them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Stored runs from Python."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from html.parser import HTMLParser

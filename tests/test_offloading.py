@@ -1,7 +1,5 @@
 """Inputs of checkpoints in host memory: the values are those of plain steps, the bytes those of arithmetic."""
 
-from __future__ import annotations
-
 import copy
 
 import msgspec

@@ -1,7 +1,5 @@
 """What a recompute does not find again is named: held to plain PyTorch with checkpoints by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A model that recomputes by its own means is told of, and one that only looks like it is not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

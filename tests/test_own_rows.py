@@ -1,7 +1,5 @@
 """The row `own` stands beside `none` where the model calls checkpoints itself, and nowhere else; nobody asks for it."""
 
-from __future__ import annotations
-
 import pytest
 
 from profiler.analysis import progress

@@ -1,7 +1,5 @@
 """The pages of docs/: what is made from the code is so, every example runs, every link is there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

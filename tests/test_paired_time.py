@@ -1,7 +1,5 @@
 """Steps with a strategy and without it, in turn, on a device whose times are written down."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

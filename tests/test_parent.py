@@ -1,7 +1,5 @@
 """The process that talks to the user stays small and never imports torch, from its first word to its last file."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -64,9 +62,9 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**found, "written": sorted(path.name for path in (cwd / "results" / "run" / "derived").iterdir())}
 
 
-def test_the_parent_never_imports_torch(parent: dict[str, Any]):
+def test_the_parent_never_imports_torch(parent):
     assert not {"torch", "torchvision"} & set(parent["modules"])
 
 
-def test_the_parent_of_a_whole_run_stays_small(parent: dict[str, Any]):
+def test_the_parent_of_a_whole_run_stays_small(parent):
     assert parent["mib"] < LARGEST_MIB

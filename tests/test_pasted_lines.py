@@ -1,7 +1,5 @@
 """Every command line of README, docs and help is pasted into a shell: all are parsed, and what runs here is run."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ A file is on the path if a function of it is on the stack where the datum takes 
 and in a child from the function that the pipe calls. The pipe itself carries bytes and knows nothing of trials.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

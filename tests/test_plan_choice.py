@@ -1,7 +1,5 @@
 """Which measured way is taken, what is said of it, and that it agrees with the table: with samples that are planted."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from random import Random
 

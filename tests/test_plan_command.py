@@ -1,7 +1,5 @@
 """`gcprof plan`: budgets, frontiers, files, refusals, and plans that are really run."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans are settled by steps and judged by rounds: with an engine whose every answer is scripted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 

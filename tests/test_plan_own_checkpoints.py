@@ -1,7 +1,5 @@
 """Plans of a model that has checkpoints of its own: made of its plain form, and beside its own one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

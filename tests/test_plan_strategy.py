@@ -1,7 +1,5 @@
 """A plan from its file is carried out as it says, or refused with what is wrong."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Files of chains, and what a plan costs."""
 
-from __future__ import annotations
-
 import json
 from math import hypot
 

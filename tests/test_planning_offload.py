@@ -1,7 +1,5 @@
 """Plans with inputs in host memory: their costs by arithmetic, and the best of them by brute force."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import product

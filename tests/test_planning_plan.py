@@ -1,7 +1,5 @@
 """Plans as text."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

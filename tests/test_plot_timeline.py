@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from profiler.analysis.live_bytes import curve, peak
-from profiler.core.errors import UserError
-from profiler.core.trace_data import Allocation, Operator, Trace, by_category, live
+from profiler.core.trace_data import Allocation, Operator, Trace, live
 from profiler.views.plots.timeline import draw
-from tests.traced import by_hand, random_traces, traced
+from tests.traced import random_traces, traced
 
 MIB = 2**20
 STRATEGIES = ("none", "segments:k=2", "all")
@@ -51,7 +50,7 @@ def texts(figure: Figure, panel: int = 0) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_points", [1, 10, 2000])
-def test_the_peak_is_among_the_points_after_thinning(num_points: int):
+def test_the_peak_is_among_the_points_after_thinning(num_points):
     trace = huge()
 
     operators, nbytes = curve(trace, num_points=num_points)
@@ -61,19 +60,9 @@ def test_the_peak_is_among_the_points_after_thinning(num_points: int):
     assert sum(of_category[at] for of_category in nbytes.values()) == peak(trace).nbytes
 
 
-@pytest.mark.slow
-def test_a_short_step_is_not_thinned(traces: dict[str, Trace]):
-    trace = traces["none"]
-
-    operators, nbytes = curve(trace, num_points=10**6)
-
-    assert operators == list(range(len(trace.operators) + 1))
-    assert nbytes == by_category(trace)
-
-
 @settings(deadline=None, max_examples=60)
 @given(trace=random_traces())
-def test_the_points_of_any_trace_are_in_order_and_hold_what_is_live(trace: Trace):
+def test_the_points_of_any_trace_are_in_order_and_hold_what_is_live(trace):
     held = live(trace)
 
     operators, nbytes = curve(trace, num_points=5)
@@ -98,7 +87,7 @@ def test_the_peak_is_drawn_marked_and_said():
     assert any(text.startswith("peak 10.0 MiB: backward, m") for text in texts(figure))
 
 
-def test_a_panel_for_each_strategy_in_their_order_with_the_same_axes(traces: dict[str, Trace]):
+def test_a_panel_for_each_strategy_in_their_order_with_the_same_axes(traces):
     figure = draw(traces, title="mine")
 
     assert [name for panel in range(3) for name in texts(figure, panel) if name in STRATEGIES] == list(STRATEGIES)
@@ -107,13 +96,7 @@ def test_a_panel_for_each_strategy_in_their_order_with_the_same_axes(traces: dic
         assert highest(figure, panel) == pytest.approx(peak(trace).nbytes / 1024)  # less than ten MiB
 
 
-@pytest.mark.slow
-def test_phases_are_named_and_one_in_which_nothing_ran_is_not(traces: dict[str, Trace]):
-    assert {"forward", "backward", "optimizer"} <= set(texts(draw(traces, title="mine")))
-    assert "optimizer" not in texts(draw({"none": huge()}, title="huge"))
-
-
-def test_a_recompute_is_shaded_and_a_step_without_one_is_not(traces: dict[str, Trace]):
+def test_a_recompute_is_shaded_and_a_step_without_one_is_not(traces):
     figure = draw(traces, title="mine")
 
     def shades(panel: int) -> int:
@@ -126,7 +109,7 @@ def test_a_recompute_is_shaded_and_a_step_without_one_is_not(traces: dict[str, T
 @pytest.mark.slow
 @pytest.mark.parametrize("num_strategies", [1, 2, 12])
 @pytest.mark.parametrize("name", ["none", "segments:k=8,split=balanced and so on " * 4])
-def test_no_text_over_a_panel_meets_another(traces: dict[str, Trace], num_strategies: int, name: str):
+def test_no_text_over_a_panel_meets_another(traces, num_strategies, name):
     figure = draw({f"{at} {name}": traces["all"] for at in range(num_strategies)}, title="a long title, " * 20)
 
     canvas = figure.canvas
@@ -135,17 +118,3 @@ def test_no_text_over_a_panel_meets_another(traces: dict[str, Trace], num_strate
         boxes = [Text.get_window_extent(text, canvas.get_renderer()) for text in axes.texts]
         assert not any(one.overlaps(other) for one in boxes for other in boxes if one is not other)
         assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
-
-
-def test_one_operator_can_be_drawn():
-    trace = by_hand([("forward", "m")], [(100, 0, 1, "", "before", "parameters")])
-
-    figure = draw({"none": trace}, title="one")
-
-    assert highest(figure) == 100
-    assert "(B)" in figure.get_supylabel()
-
-
-def test_nothing_to_draw_is_refused():
-    with pytest.raises(UserError, match="no strategy"):
-        draw({}, title="none")

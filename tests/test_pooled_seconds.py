@@ -1,7 +1,5 @@
 """Steps that were timed in turns become the costs of stages: sums by hand, and noise that is planted."""
 
-from __future__ import annotations
-
 from random import Random
 from types import SimpleNamespace
 

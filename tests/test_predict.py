@@ -1,7 +1,5 @@
 """`gcprof predict`, and predictions beside measurements."""
 
-from __future__ import annotations
-
 import csv
 import shlex
 

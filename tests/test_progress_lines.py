@@ -1,7 +1,5 @@
 """Lines while a run goes on: what went wrong brings the last that its trial printed."""
 
-from __future__ import annotations
-
 import io
 import re
 import signal
@@ -30,7 +28,7 @@ def told(outcome: str, tmp_path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("outcome", progress.FAILURES)
-def test_of_every_failure_the_last_words_are_told(tmp_path, outcome: str):
+def test_of_every_failure_the_last_words_are_told(tmp_path, outcome):
     assert "a loss of integers" in told(outcome, tmp_path)
 
 

@@ -1,7 +1,5 @@
 """What docs/promises.md promises, by the numbers of its table."""
 
-from __future__ import annotations
-
 import ast
 import csv as csv_module
 import io

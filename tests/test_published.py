@@ -1,7 +1,5 @@
 """The published systems: their files, their figures beside ours by arithmetic, and four of them run for real."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tables of published memory and of models at full size: whole, true to their own numbers, and no miss unnamed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """pytest's plugin: a fixture that predicts a peak, a budget of a run, and no cost where it is not used."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Numbers that a model draws from elsewhere than torch: seeded for every comparison, or the comparison is refused."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 

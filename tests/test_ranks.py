@@ -1,7 +1,5 @@
 """Several ranks that train one model: what each holds, how long a step takes, and whether their gradients are right."""
 
-from __future__ import annotations
-
 from functools import cache
 from math import ceil
 from pathlib import Path

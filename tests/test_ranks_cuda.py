@@ -3,8 +3,6 @@
 `pytest --hollow h100,count=8 -m gpu -n 0 tests/test_ranks_cuda.py` needs no GPU.
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What one rank of many holds, rehearsed with nobody else there: against the arithmetic of sharding."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The known GPUs: their files, their words, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Trials over a real Ray cluster of two nodes on this machine: what they find, and what becomes of them."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,8 +1,5 @@
 """The runs that come with gcprof: they are found, whole, and name neither host nor user."""
 
-from __future__ import annotations
-
-import json
 import platform
 import re
 import tomllib
@@ -21,7 +18,7 @@ MACHINE = re.compile(rf"/home/|/root/|/tmp/|/work/|C:\\\\Users|\b{re.escape(plat
 
 
 @pytest.mark.parametrize("name", reference_names())
-def test_every_one_is_complete_and_says_what_it_is_evidence_of(name: str):
+def test_every_one_is_complete_and_says_what_it_is_evidence_of(name):
     run = store.load(reference(f"ref:{name}"))
     kind = name.partition("/")[0].partition("-")[0]
 
@@ -33,13 +30,8 @@ def test_every_one_is_complete_and_says_what_it_is_evidence_of(name: str):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(path.parts[-3:]))
-def test_none_names_a_machine(path: Path):
+def test_none_names_a_machine(path):
     assert not MACHINE.search(path.read_text())
-
-
-def test_a_named_machine_would_be_seen():
-    assert MACHINE.search('"command": "gcprof run -o /home/someone/x"')
-    assert MACHINE.search(f"ran on {platform.node()}") or not platform.node()
 
 
 def test_the_wheel_takes_the_records_of_every_one_and_no_pictures():
@@ -61,23 +53,12 @@ def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right(
 
 
 @pytest.mark.parametrize("word", ["ref:../../configs", "ref:", "ref:cpu"])
-def test_nothing_but_a_run_is_read(word: str):
+def test_nothing_but_a_run_is_read(word):
     with pytest.raises(UserError):
         reference(word)
 
 
-def test_they_are_listed_and_shown_by_their_names(here: Path, capsys: pytest.CaptureFixture[str]):
-    assert answer(["list", "--ref", "--json"]) == 0
-    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == [f"ref:{name}" for name in reference_names()]
-
-    assert answer(["show", "ref:predicted-t4/mnist-cnn"]) == 0
-    assert "Tesla T4): predicted, not measured" in capsys.readouterr().out
-
-    assert answer(["plot", "ref:predicted-t4/mnist-cnn", "-o", "t4.png"]) == 0
-    assert (here / "t4.png").stat().st_size > 10_000
-
-
-def test_a_folder_has_no_effect_on_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_has_no_effect_on_them(tmp_path, capsys):
     assert answer(["list", "--ref", "--folder", str(tmp_path)]) == 2
 
 

@@ -1,7 +1,5 @@
 """What becomes of a run whose model fails without checkpointing: one message, the user's own lines, nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 from profiler.cli import answer

@@ -1,7 +1,5 @@
 """What CUDA and cuDNN took of a GPU in a measured run, given to its rehearsal."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """`gcprof rehearse`: PyTorch's own CUDA code on a GPU that is not there, in processes of its own."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

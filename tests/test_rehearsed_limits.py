@@ -1,7 +1,5 @@
 """What a rehearsed device does not have is told as such, and not as the user's mistake."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The stages of a rehearsed model: their bytes are those of PyTorch's own allocator, with and without checkpoints."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

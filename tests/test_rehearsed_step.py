@@ -1,7 +1,5 @@
 """A step that is traced on the hollow device: its bytes, lines, categories and words."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

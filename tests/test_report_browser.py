@@ -1,13 +1,10 @@
 """The report in a real browser: by mouse, keyboard, screen reader, in the dark, on paper and on a phone."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from profiler.core.case import Choice
@@ -123,16 +120,14 @@ def column(visit: Visit, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["reference", "troubled", "several", "hostile"])
-def test_a_page_asks_for_nothing_but_itself_and_complains_of_nothing(visit: Visitor, pages: dict[str, Path], name: str):
+def test_a_page_asks_for_nothing_but_itself_and_complains_of_nothing(visit, pages, name):
     found = visit(name)
 
     assert found.requests == [pages[name].as_uri()]
     assert (found.complaints, found.dialogs) == ([], [])
 
 
-def test_what_the_policy_does_not_allow_is_stopped_even_where_it_gets_into_the_page(
-    visit: Visitor, pages: dict[str, Path], tmp_path: Path
-):
+def test_what_the_policy_does_not_allow_is_stopped_even_where_it_gets_into_the_page(visit, pages, tmp_path):
     text = pages["sweep"].read_text(encoding="utf-8")
     (tmp_path / "changed.html").write_text(text.replace("</main>", f"{HOSTILE}</main>"), encoding="utf-8")
 
@@ -145,7 +140,7 @@ def test_what_the_policy_does_not_allow_is_stopped_even_where_it_gets_into_the_p
 # --- the table
 
 
-def test_the_filter_leaves_what_matches_and_says_how_much(visit: Visitor):
+def test_the_filter_leaves_what_matches_and_says_how_much(visit):
     found = visit("reference")
 
     found.page.get_by_label("Filter").fill("K=3")
@@ -166,7 +161,7 @@ Object.defineProperty(navigator, "clipboard", { value: { writeText: async (words
         ("Copy as CSV", "strategy,split,saved MiB,", "none,,602.0,"),
     ],
 )
-def test_the_table_is_copied_as_text(visit: Visitor, button: str, first: str, second: str):
+def test_the_table_is_copied_as_text(visit, button, first, second):
     found = visit("sweep")
     found.page.evaluate(CLIPBOARD % "window.copied = words;")
 
@@ -178,7 +173,7 @@ def test_the_table_is_copied_as_text(visit: Visitor, button: str, first: str, se
     assert found.page.locator(".said").inner_text() == "copied"
 
 
-def test_no_copied_cell_is_a_formula(visit: Visitor, tmp_path: Path):
+def test_no_copied_cell_is_a_formula(visit, tmp_path):
     records = [make.record("none"), make.record("=1+1"), make.record("-2+3 cmd")]
     (tmp_path / "formula.html").write_bytes(render([examples.run(tmp_path / "run", records)]))
     found = visit(tmp_path / "formula.html")
@@ -194,23 +189,7 @@ def test_no_copied_cell_is_a_formula(visit: Visitor, tmp_path: Path):
 # --- the frontier and the budget
 
 
-def test_the_slider_names_the_fastest_that_fits(visit: Visitor):
-    found = visit("sweep")
-    slider, output = found.page.get_by_role("slider"), found.page.locator(".slider output")
-
-    slider.focus()
-    found.page.keyboard.press("End")
-    most = output.inner_text()
-    found.page.keyboard.press("Home")
-    least = output.inner_text()
-
-    assert most.startswith("take none (peak 662 MiB")
-    assert least == "nothing measured fits: the lowest peak is 153 MiB, by segments:k=32"
-    assert output.get_attribute("aria-live") == "polite"
-    assert slider.get_attribute("aria-valuetext") == "138 MiB"
-
-
-def test_the_slider_stops_at_every_choice_and_changes_there(visit: Visitor):
+def test_the_slider_stops_at_every_choice_and_changes_there(visit):
     found = visit("sweep")
     output = found.page.locator(".slider output")
     found.page.get_by_role("slider").focus()
@@ -228,19 +207,7 @@ def test_the_slider_stops_at_every_choice_and_changes_there(visit: Visitor):
     ]
 
 
-def test_the_best_within_the_budget_is_marked_among_the_points_and_what_is_beyond_is_pale(visit: Visitor):
-    found = visit("sweep")
-
-    found.page.get_by_role("slider").press("End")
-    marked = found.page.locator(".point.best").evaluate_all("points => points.map((one) => one.ariaLabel)")
-    found.page.get_by_role("slider").press("Home")
-
-    assert [words.split(":")[0] for words in marked] == ["none"]
-    assert found.page.locator(".point.best").count() == 0
-    assert found.page.locator(".point.beyond").count() == found.page.locator(".point").count() == 7
-
-
-def test_points_are_read_by_pointer_and_by_keyboard_in_the_order_of_their_peaks(visit: Visitor):
+def test_points_are_read_by_pointer_and_by_keyboard_in_the_order_of_their_peaks(visit):
     found = visit("sweep")
     shown = found.page.locator(".shown")
 
@@ -265,50 +232,23 @@ def test_points_are_read_by_pointer_and_by_keyboard_in_the_order_of_their_peaks(
 
 
 @pytest.mark.parametrize(("name", "scheme"), [("reference", "light"), ("reference", "dark"), ("several", "dark")])
-def test_axe_finds_nothing(visit: Visitor, name: str, scheme: str):
+def test_axe_finds_nothing(visit, name, scheme):
     found = visit(name, color_scheme=scheme)
 
     assert found.violations() == []
 
 
-def test_paper_shows_what_is_folded_and_no_tools(visit: Visitor):
-    found = visit("reference")
-    assert found.page.locator(".tools").first.is_visible()
-
-    found.page.emulate_media(media="print")
-    found.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-
-    assert not found.page.locator(".tools").first.is_visible()
-    assert found.page.get_by_role("table", name="Raw samples").is_visible()
-
-
 @pytest.mark.parametrize("width", [360, 400])
 @pytest.mark.parametrize("name", ["reference", "several"])
-def test_a_phone_scrolls_down_only(visit: Visitor, name: str, width: int):
+def test_a_phone_scrolls_down_only(visit, name, width):
     found = visit(name, viewport={"width": width, "height": 740})
 
     assert found.page.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_without_scripts_the_choices_and_every_number_are_there(visit: Visitor):
+def test_without_scripts_the_choices_and_every_number_are_there(visit):
     found = visit("reference", java_script_enabled=False)
 
     assert found.page.locator(".choices li").all_inner_texts()[-1].startswith("from 52.7 MiB: take none")
     assert not found.page.locator(".slider").is_visible()
     assert found.page.locator("table.sortable tbody tr").count() == 7
-
-
-def test_a_prediction_beside_a_measurement_is_labelled_everywhere(visit: Visitor, tmp_path: Path):
-    measured = [make.record(name, case=make.case(name, device="cuda:0")) for name in ("none", "all")]
-    guessed = [
-        msgspec.structs.replace(one, case=make.case(one.case.strategy, device="fake:h100"), equality=None)
-        for one in measured
-    ]
-    (tmp_path / "both.html").write_bytes(render([examples.run(tmp_path / "run", [*measured, *guessed])]))
-
-    found = visit(tmp_path / "both.html")
-
-    second = found.page.locator("section.group").nth(1)
-    assert second.locator("p.advice").inner_text().startswith("Predicted, not measured: ")
-    assert "predicted peak" in (second.locator(".point").first.get_attribute("aria-label") or "")
-    assert found.page.get_by_role("table", name="Predicted and measured").count() == 2

@@ -1,7 +1,5 @@
 """Estimated seconds: by arithmetic, on a GPU of round numbers."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,12 +1,9 @@
 """`gcprof run` from its words to its files: once as a whole program, then on the fork server that all tests share."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +12,6 @@ from profiler.cli import answer
 from profiler.core import catalogue
 from profiler.core.case import Trial, encode
 from profiler.core.record import Record
-from profiler.engines.local import Local
 from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.runs import store
@@ -62,25 +58,16 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def complaint(err: str) -> str:
-    """The one line that says what is wrong; at most a hint comes after it."""
-    first, *rest = err.splitlines()
-    assert first.startswith("gcprof: ")
-    assert len(rest) <= 1
-    assert all(line.startswith("hint: ") for line in rest)
-    return first
-
-
 # The whole program
 
 
-def test_a_run_ends_with_0_and_a_row_for_every_case(whole: Whole):
+def test_a_run_ends_with_0_and_a_row_for_every_case(whole):
     assert whole.done.returncode == 0
     assert [whole.row(name)[-1] for name in ("none", "segments:k=1", "segments:k=2")] == ["ok"] * 3
     assert whole.row("segments:k=8")[-1] == "skipped"
 
 
-def test_progress_is_plain_lines_where_nobody_watches(whole: Whole):
+def test_progress_is_plain_lines_where_nobody_watches(whole):
     told = [line for line in whole.stderr() if line.startswith("[")]
 
     assert [line.partition(": ")[0] for line in told] == [
@@ -95,7 +82,7 @@ def test_progress_is_plain_lines_where_nobody_watches(whole: Whole):
     assert not {"\x1b", "\r"} & set(whole.done.stderr)
 
 
-def test_a_run_folder_holds_what_it_should_and_no_more(whole: Whole):
+def test_a_run_folder_holds_what_it_should_and_no_more(whole):
     logs = {f"logs/{record.case.id}-{record.round}.log" for record in records(whole.folder)}
 
     assert set(files(whole.folder)) - logs == {
@@ -111,7 +98,7 @@ def places(folder: Path, pattern: str) -> list[str]:
     return [name for name, text in files(folder).items() if re.search(pattern.encode(), text)]
 
 
-def test_no_file_tells_who_measured_and_where(whole: Whole):
+def test_no_file_tells_who_measured_and_where(whole):
     assert places(whole.folder, re.escape(SECRET)) == []
     assert places(whole.folder, re.escape(str(whole.home))) == []
     host = places(whole.folder, rf"\b{re.escape(socket.gethostname())}\b")
@@ -121,7 +108,7 @@ def test_no_file_tells_who_measured_and_where(whole: Whole):
 # Files and folders
 
 
-def test_a_dry_run_prints_the_trials_and_leaves_nothing_behind(here: Path, shared: None, capsys: Any):
+def test_a_dry_run_prints_the_trials_and_leaves_nothing_behind(here, shared, capsys):
     words = ["--model", "mlp", "--segments", "1,2", "--device", "cpu", "--rounds", "2"]
 
     assert answer(["run", *words, "--dry-run"]) == 0
@@ -140,7 +127,7 @@ def test_a_dry_run_prints_the_trials_and_leaves_nothing_behind(here: Path, share
 
 
 @pytest.mark.slow
-def test_mnist_from_files_is_recorded_as_such_and_not_where_it_was(here: Path, shared: None, capsys: Any):
+def test_mnist_from_files_is_recorded_as_such_and_not_where_it_was(here, shared, capsys):
     write_mnist(here / "my-data", 6)
     model = ["--model", "mnist-cnn:channels=2,layers=5", "--batch-size", "4", "--strategies", "none"]
 
@@ -157,7 +144,7 @@ def test_mnist_from_files_is_recorded_as_such_and_not_where_it_was(here: Path, s
 
 
 @pytest.mark.slow
-def test_json_is_one_document_with_the_records_as_stored(here: Path, shared: None, capsys: Any):
+def test_json_is_one_document_with_the_records_as_stored(here, shared, capsys):
     assert answer(["run", "--model", "mlp", "--segments", "2,8", *QUICK, "--json", "-o", "run"]) == 0
 
     document = json.loads(capsys.readouterr().out)
@@ -177,9 +164,7 @@ def test_json_is_one_document_with_the_records_as_stored(here: Path, shared: Non
         ("--resume nowhere", 4),
     ],
 )
-def test_json_is_one_document_where_nothing_could_be_run(
-    words: str, code: int, here: Path, no_server: None, capsys: pytest.CaptureFixture[str]
-):
+def test_json_is_one_document_where_nothing_could_be_run(words, code, here, no_server, capsys):
     assert answer(["run", *words.split(), "--json"]) == code
 
     out, err = capsys.readouterr()
@@ -192,28 +177,7 @@ def test_json_is_one_document_where_nothing_could_be_run(
 # Resuming
 
 
-@pytest.fixture
-def half(whole: Whole, here: Path) -> Path:
-    """A copy of the whole run that ends in the middle of its third record."""
-    folder = here / "half"
-    folder.mkdir()
-    (folder / "logs").mkdir()
-    (folder / "manifest.json").write_bytes((whole.folder / "manifest.json").read_bytes())
-    lines = (whole.folder / "trials.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "trials.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:100])
-    return folder
-
-
-@pytest.mark.slow
-def test_a_torn_run_is_resumed_where_it_ends(half: Path, whole: Whole, shared: None, capsys: Any):
-    assert answer(["run", "--resume", "half"]) == 0
-
-    done = [(record.case, record.round) for record in records(half)]
-    assert done == [(record.case, record.round) for record in records(whole.folder)]
-    assert "the last line of trials.jsonl is torn" in capsys.readouterr().err
-
-
-def test_every_model_that_is_listed_can_be_asked_for(here: Path, no_server: None, capsys: Any):
+def test_every_model_that_is_listed_can_be_asked_for(here, no_server, capsys):
     member = {"torchvision:NAME": "resnet18", "timm:NAME": "resnet18", "hf:NAME": "gpt2"}
     entries = catalogue.entries(models.TABLE)
     listed = [entry.name.replace("NAME", member.get(entry.name, "")) for entry in entries]
@@ -241,7 +205,7 @@ OWN = {"model": "mlp", "strategies": "all", "segments": "1,2", "device": "cuda:0
     ],
     ids=str,
 )
-def test_one_word_replaces_what_it_names(word: dict[str, Any], replaced: dict[str, Any]):
+def test_one_word_replaces_what_it_names(word, replaced):
     assert spec.changed(Request(**OWN), Request(**word)) == Request(**{**OWN, **replaced})
 
 
@@ -257,15 +221,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("shared")
-def test_only_what_was_typed_is_named_where_a_run_began_otherwise(run: Path, capsys: Any):
-    assert answer(["run", "--resume", "run", "--samples", "9"]) == 2
-
-    error = capsys.readouterr().err.splitlines()[0]
-    assert error.partition("would be mixed: ")[2].startswith("samples 1 -> 9")
-    assert not any(word in error for word in ("model", "strategy", "rounds"))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -274,7 +229,7 @@ def test_only_what_was_typed_is_named_where_a_run_began_otherwise(run: Path, cap
         ({"no_word": 1}, "no_word"),
     ],
 )
-def test_a_run_without_words_or_with_hostile_ones_is_not_changed(run: Path, words: Any, message: str, capsys: Any):
+def test_a_run_without_words_or_with_hostile_ones_is_not_changed(run, words, message, capsys):
     document = msgspec.json.decode((run / "manifest.json").read_bytes())
     document["words"] = words
     if words is None:
@@ -287,7 +242,7 @@ def test_a_run_without_words_or_with_hostile_ones_is_not_changed(run: Path, word
 
 
 @pytest.mark.usefixtures("shared")
-def test_a_run_of_other_threads_goes_on_by_their_number(engine: Local, tmp_path: Path, capsys: Any):
+def test_a_run_of_other_threads_goes_on_by_their_number(engine, tmp_path, capsys):
     here = engine.survey()["cpu"]
     many = msgspec.structs.replace(here, num_threads=(here.num_threads or 1) + 6)
     store.create(tmp_path / "run", plan=(Trial(case=make.case()),), command="", environment=many, sources={})

@@ -1,20 +1,15 @@
 """How long the time is sampled: from the words to the record, on a device whose times are written down."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from msgspec import UNSET
 
-from profiler.cli import answer
 from profiler.core.case import Case, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.measuring.meters import time as timing
-from profiler.request import spec
 from profiler.request.spec import Request, check
-from profiler.runs.store import load
 from tests import make
 from tests.conftest import measured
 from tests.scripted_steps import Scripted, step
@@ -122,29 +117,6 @@ def test_a_limit_without_effect_is_refused(words):
     with pytest.raises(UserError, match=f"{flag} with 'fake:cpu'"):
         planned(device="fake:cpu", **words)
     assert planned(device="cpu", **words)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
-def test_a_run_samples_until_it_is_told_to_stop(here):
-    words = "--model mlp --segments 2 --device cpu --rounds 1 --precision-target 0.1% --max-samples 7 --verify off"
-
-    assert answer(["run", *words.split(), "-o", "run"]) == 0
-
-    found = [record.readings for record in load(here / "run").records]
-    assert [len(one.step_seconds) + len(one.warmup_seconds) for one in found] == [
-        1 + 4,
-        1 + 4,
-    ]  # and as many without the strategy
-    assert {one.stopped for one in found} <= {"samples", "target"}
-
-
-def test_a_sweep_file_may_say_how_sure_the_median_shall_be(tmp_path):
-    (tmp_path / "sweep.toml").write_text('precision_target = "5%"\nmax_samples = 40\nmax_seconds = 10\n')
-
-    request = spec.read_sweep(tmp_path / "sweep.toml")
-
-    assert request == Request(precision_target="5%", max_samples=40, max_seconds=10.0)
 
 
 def test_a_case_without_the_new_words_is_written_and_called_as_before():

@@ -1,7 +1,5 @@
 """Where the system lets nobody guard files, what a script saves is redirected, and the rest is said not to be."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

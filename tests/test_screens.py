@@ -1,7 +1,5 @@
 """The screen of every command at 80 columns, with its colours: `cat tests/golden/screens/show-80.txt`."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex
@@ -86,7 +84,7 @@ def screen(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_screen_looks_as_it_did(name: str, reader: None, monkeypatch: pytest.MonkeyPatch):
+def test_the_screen_looks_as_it_did(name, reader, monkeypatch):
     text = screen(name, 80, monkeypatch)
 
     golden_files.compare(f"screens/{name}-80.txt", text)

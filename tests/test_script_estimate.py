@@ -1,7 +1,5 @@
 """A script's estimated time of a step: its FLOPs as PyTorch counts them on the CPU, and arithmetic."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The run folder of a script: what is stored, what each verb makes of it, and limits on it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

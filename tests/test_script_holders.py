@@ -1,7 +1,5 @@
 """What held each phase's peak in a rehearsed script: held to arithmetic, and to PyTorch's own snapshots by hand."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

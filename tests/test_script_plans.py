@@ -1,7 +1,5 @@
 """`gcprof plan -- COMMAND`: held to the script without the watch, and to a plain rehearsal of it under the plan."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

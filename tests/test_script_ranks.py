@@ -1,7 +1,5 @@
 """Programs of several ranks, and of CUDA graphs: they end, and take what they take without the watch."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """`gcprof run -- COMMAND` on the CPU: scripts held to torch.profiler, to their own gradients, and to planted faults."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`gcprof rehearse --strategies ... -- COMMAND`, held to copies of the scripts with checkpoints written in by hand."""
 
-from __future__ import annotations
-
 import copy
 import random
 

@@ -1,7 +1,5 @@
 """`gcprof rehearse -- COMMAND`: scripts as people write them, held to the same scripts without the watch."""
 
-from __future__ import annotations
-
 import re
 import signal
 

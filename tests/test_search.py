@@ -1,7 +1,5 @@
 """The largest number that fits, against trying every one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """What is right in the first step and wrong in the second is found, as two steps in plain PyTorch show it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The rules that keep a file, a name or a repository from doing anything: over the source, and where they act."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

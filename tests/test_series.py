@@ -1,7 +1,5 @@
 """What a series of samples says of itself: by arithmetic, and by series of which the truth is known."""
 
-from __future__ import annotations
-
 import random
 from math import comb
 from statistics import median

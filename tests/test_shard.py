@@ -1,7 +1,5 @@
 """A sweep in parts that know nothing of each other, and one run of them again."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What Python's door shows of itself in a notebook, and live modules as models."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json
@@ -184,29 +182,3 @@ def test_a_plan_shows_itself_beside_what_one_would_pick_and_is_a_recipe_in_its_f
     assert "| plan |" in text
     assert encode_indented(plan_file.read(here / "plan.json")) == encode_indented(plan)
     assert set(json.loads((here / "plan.json").read_text())) == {"schema", "plan", "segments", "fingerprint"}
-
-
-@pytest.mark.nightly
-def test_a_real_notebook_shows_tables_and_pictures(tmp_path):
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
-    cells = [
-        "import torch, gcprof\nfrom torch import nn\n"
-        "model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))\n"
-        "batch = torch.randn(512, 64), torch.zeros(512, 64)\nloss = nn.functional.mse_loss",
-        "gcprof.explain(model, batch, loss=loss, device='h100')",
-        "gcprof.timeline(model, batch, 'none,all', loss=loss)",
-        "gcprof.plan(model, budget='80%', batch=batch, loss=loss)",
-        "gcprof.explain('mlp')",
-    ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-
-    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = [
-        output.data for cell in notebook.cells for output in cell.outputs if output.output_type == "execute_result"
-    ]
-
-    assert [("<table" in data["text/html"], "<img" in data["text/html"]) for data in shown] == [
-        (True, False), (True, True), (True, True), (True, False),
-    ]  # fmt: skip
-    assert all("| --- |" in data["text/markdown"] for data in shown)

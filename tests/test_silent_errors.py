@@ -1,7 +1,5 @@
 """Baselines that are wrong without a word: what plain PyTorch computes is held to float64 autograd written rightly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

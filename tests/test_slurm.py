@@ -154,24 +154,6 @@ def interrupt(seconds: float = 0.0) -> None:
 # What the driver makes of what jobs write
 
 
-def test_a_later_round_waits_for_the_first_of_another_job(run):
-    cluster = Cluster(run, jobs=2)
-
-    def at_first() -> None:
-        first, second = cluster.jobs
-        second.complete()
-        first.write(told(first.plan[0]))
-
-    def then() -> None:
-        first, _ = cluster.jobs
-        first.write(told(first.plan[1]))
-        first.end("COMPLETED")
-
-    found = keys(cluster.follow(at_first, then))
-
-    assert found == [("none", 1, "ok"), ("none", 2, "ok"), ("all", 1, "ok"), ("all", 2, "ok")]
-
-
 def test_what_a_job_leaves_undone_has_crashed_by_what_became_of_the_job(run):
     cluster = Cluster(run)
 
@@ -209,19 +191,6 @@ def test_a_job_of_an_earlier_call_that_is_still_at_work_is_followed_and_nothing_
 
     assert len(cluster.follow(job.complete)) == len(cluster.plan)
     assert cluster.jobs == []
-
-
-def test_a_job_that_finds_an_earlier_one_at_work_leaves_the_shard_to_it(run):
-    (before,) = Cluster(run).leave()  # was queued while it was submitted again
-    cluster = Cluster(run)
-
-    def step() -> None:
-        before.write(told(before.plan[0]))
-        cluster.jobs[0].end("FAILED")
-
-    found = cluster.follow(step, lambda: None, before.complete)
-
-    assert {outcome for _, _, outcome in keys(found)} == {"ok"}
 
 
 def test_jobs_that_are_not_over_are_cancelled_and_those_of_earlier_calls_are_left_at_work(run):

@@ -1,7 +1,5 @@
 """Every reason why checkpointing saved little, with the bytes that it rests on: from traces made by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from profiler.analysis.explanation import reason

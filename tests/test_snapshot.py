@@ -1,7 +1,5 @@
 """A CUDA memory snapshot is read as plain data alone, and explained as PyTorch's allocator and arithmetic say."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

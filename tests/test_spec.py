@@ -1,7 +1,5 @@
 """Words -> checked cases, and every refusal."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where chains are cut."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The costs of stages, against steps that are traced, measured, or counted by hand."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Steps whose memory is read are those whose gradients are compared: their digests, and what watching them leaves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

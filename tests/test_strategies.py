@@ -1,7 +1,5 @@
 """What strategies do to a module."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 

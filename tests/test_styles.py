@@ -1,7 +1,5 @@
 """Pictures for slides and papers: sizes, type, embedded fonts, colours in grey, and nothing cropped in any style."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import combinations
@@ -18,7 +16,6 @@ from profiler.views import PLOTS
 from profiler.views.plots.plot import draw, plot
 from profiler.views.plots.settings import luminance
 from profiler.views.plots.theme import IN_GREY, STYLES
-from tests import examples
 
 REFERENCE = Path(__file__).parent.parent / "results" / "reference"
 RUNS = {
@@ -66,7 +63,7 @@ def cropped(figure: Figure) -> list[str]:
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("kind", PLOTS)
-def test_no_text_of_a_committed_run_is_cropped(kind: str, style: str):
+def test_no_text_of_a_committed_run_is_cropped(kind, style):
     found = table("batches" if kind in OVER_AXES else "mnist")
 
     assert cropped(draw(found, kind=kind, style=STYLES[style])) == []
@@ -75,7 +72,7 @@ def test_no_text_of_a_committed_run_is_cropped(kind: str, style: str):
 
 
 @pytest.mark.parametrize("kind", ["memory", "heat"])
-def test_a_slide_is_as_wide_and_high_as_a_screen(kind: str, tmp_path: Path):
+def test_a_slide_is_as_wide_and_high_as_a_screen(kind, tmp_path):
     found = table("batches" if kind in OVER_AXES else "mnist")
 
     path = plot(found, kind=kind, path=tmp_path / "slide.png", style=STYLES["slides"])
@@ -84,16 +81,7 @@ def test_a_slide_is_as_wide_and_high_as_a_screen(kind: str, tmp_path: Path):
     assert (wide, high) == (1920, 1080)
 
 
-@pytest.mark.parametrize("kind", ["memory", "heat"])
-def test_a_paper_has_one_column_whatever_is_drawn(kind: str):
-    found = examples.table(examples.batches() + examples.batches(device="fake:h100"))
-
-    figure = draw(found, kind=kind, style=STYLES["paper"])
-
-    assert figure.get_figwidth() == 3.35
-
-
-def test_a_paper_is_a_pdf_with_its_fonts_embedded_as_true_type(tmp_path: Path):
+def test_a_paper_is_a_pdf_with_its_fonts_embedded_as_true_type(tmp_path):
     path = plot(table("mnist"), kind="memory", path=tmp_path / "figure.pdf", style=STYLES["paper"])
 
     text = path.read_bytes()
@@ -124,12 +112,12 @@ def test_colours_of_a_paper_are_told_apart_in_grey():
 @pytest.mark.parametrize(
     ("colour", "of_white"), [("white", 1.0), ("black", 0.0), ("#7F7F7F", 0.212), ("#00FF00", 0.7152)]
 )
-def test_luminance_is_that_of_wcag(colour: str, of_white: float):
+def test_luminance_is_that_of_wcag(colour, of_white):
     assert luminance(colour) == pytest.approx(of_white, abs=0.001)
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_every_number_in_a_heat_map_is_read_on_its_colour(style: str):
+def test_every_number_in_a_heat_map_is_read_on_its_colour(style):
     axes = draw(table("batches"), kind="heat", style=STYLES[style]).axes[0]
 
     checked = 0

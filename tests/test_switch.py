@@ -1,7 +1,5 @@
 """A strategy switched off leaves the step of `none`: bytes, gradients, operators; and it can be switched on again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

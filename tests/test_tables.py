@@ -1,12 +1,8 @@
 """Files of rows: what pandas, pyarrow and other programs read back is what was there."""
 
-from __future__ import annotations
-
 import io
 import sys
-from pathlib import Path
 
-import msgspec
 import pandas as pd
 import pytest
 from pyarrow import parquet
@@ -19,7 +15,6 @@ from profiler.core import units
 from profiler.core.errors import UserError, load_function
 from profiler.core.units import GIB, KIB, MIB
 from profiler.views.export import data, markdown
-from profiler.views.export.data import document
 from profiler.views.export.files import write_whole
 from profiler.views.tables.columns import main
 from tests import examples, golden_files, make
@@ -135,12 +130,12 @@ def test_what_was_not_measured_is_never_a_zero():
     ("largest", "unit"),
     [(0, "B"), (10 * KIB - 1, "B"), (10 * KIB, "KiB"), (10 * MIB, "MiB"), (10 * GIB - 1, "MiB"), (10 * GIB, "GiB")],
 )
-def test_a_column_of_bytes_takes_the_largest_unit_of_which_there_are_ten(largest: int, unit: str):
+def test_a_column_of_bytes_takes_the_largest_unit_of_which_there_are_ten(largest, unit):
     assert units.byte_unit([1, None, largest])[1] == unit
 
 
 @pytest.mark.parametrize(("largest", "unit"), [(10.0, "s"), (9.9, "ms"), (0.01, "ms"), (0.0099, "us"), (1e-6, "ns")])
-def test_a_column_of_seconds_takes_the_largest_unit_of_which_there_are_ten(largest: float, unit: str):
+def test_a_column_of_seconds_takes_the_largest_unit_of_which_there_are_ten(largest, unit):
     assert units.second_unit([None, largest / 2, largest])[1] == unit
 
 
@@ -156,13 +151,13 @@ def test_a_column_of_seconds_takes_the_largest_unit_of_which_there_are_ten(large
         (3, "+200 %"),
     ],
 )
-def test_a_ratio_is_shown_as_a_signed_percentage(ratio: float, text: str):
+def test_a_ratio_is_shown_as_a_signed_percentage(ratio, text):
     assert units.change_text(ratio) == text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "suffix"), [("csv", "csv"), ("markdown", "md"), ("latex", "tex")])
-def test_the_export_looks_as_it_did(name: str, suffix: str):
+def test_the_export_looks_as_it_did(name, suffix):
     render = {
         "csv": data.table,
         "markdown": lambda rows: markdown.markdown(main(rows)),
@@ -172,18 +167,7 @@ def test_the_export_looks_as_it_did(name: str, suffix: str):
     golden_files.compare(f"troubled.{suffix}", render(examples.table(examples.troubled())))
 
 
-def test_the_document_holds_exactly_what_is_promised():
-    records = [make.record("segments:k=8", seconds=(0.1, 0.2))]
-
-    whole = msgspec.json.decode(document("name", records, status="partial", exit_code=130))
-
-    assert list(whole) == ["schema", "run", "status", "exit_code", "records"]
-    assert (whole["schema"], whole["run"], whole["status"], whole["exit_code"]) == (1, "name", "partial", 130)
-    assert whole["records"][0]["case"]["strategy"] == "segments:k=8"
-    assert whole["records"][0]["readings"]["step_seconds"] == [0.1, 0.2]
-
-
-def test_a_folder_in_place_of_the_file_is_not_replaced(tmp_path: Path):
+def test_a_folder_in_place_of_the_file_is_not_replaced(tmp_path):
     with pytest.raises(UserError):
         write_whole(tmp_path, b"", force=True)
 

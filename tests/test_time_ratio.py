@@ -1,7 +1,5 @@
 """The one rule by which times are told apart: its arithmetic, how often it is right, and that all who use it agree."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable
@@ -367,12 +365,6 @@ def test_table_picture_report_advice_and_frontier_say_the_same(seed):
         assert contrast.verdict == verdict(ratio_of_runs, floor=row.time_floor)
 
 
-def test_sets_of_every_verdict_are_among_those_that_are_generated():
-    told = {row.time_verdict for seed in range(60) for row in generated(seed)}
-
-    assert told == {"faster", "slower", "same", "cannot be told apart", "too noisy to tell"}
-
-
 def test_rounds_without_pairs_have_their_range_and_one_round_has_none():
     assert of_rounds([1.1, 1.3, 1.2]).interval == (1.1, 1.3)
     assert of_rounds([1.1]).interval is None
@@ -420,7 +412,7 @@ def covered(shape: tuple[int, int], draw: Draw, *, ratio: float = 1.07) -> float
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("noise", [0.01, 0.05])
-def test_the_same_run_twice_is_no_different_in_95_of_100(shape: tuple[int, int], noise: float):
+def test_the_same_run_twice_is_no_different_in_95_of_100(shape, noise):
     source = random.Random(0)
     draw = normal(noise)
 
@@ -430,7 +422,7 @@ def test_the_same_run_twice_is_no_different_in_95_of_100(shape: tuple[int, int],
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_slow_down_by_a_twentieth_is_found_at_a_hundredth_of_noise(shape: tuple[int, int]):
+def test_a_slow_down_by_a_twentieth_is_found_at_a_hundredth_of_noise(shape):
     source = random.Random(1)
     draw = normal(0.01)
 
@@ -448,14 +440,14 @@ def test_enough_samples_of_the_same_are_called_the_same():
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != (1, 5)], ids=str)
-def test_the_interval_holds_the_true_ratio_in_95_of_100(shape: tuple[int, int]):
+def test_the_interval_holds_the_true_ratio_in_95_of_100(shape):
     sampling = 3 * (0.95 * 0.05 / TIMES) ** 0.5
 
     assert 0.95 - sampling <= covered(shape, normal(0.01)) <= 0.96 + sampling
 
 
 @pytest.mark.parametrize("shape", [(1, 30), (3, 5)], ids=str)
-def test_the_interval_holds_it_for_skewed_steps_too(shape: tuple[int, int]):
+def test_the_interval_holds_it_for_skewed_steps_too(shape):
     assert 0.94 <= covered(shape, skewed) <= 0.975
 
 
@@ -493,7 +485,7 @@ CONSTANT = {"rounds": [[0.2] * 5] * 3, "one round": [[0.2] * 5], "inexact": [[0.
 
 
 @pytest.mark.parametrize("samples", CONSTANT.values(), ids=CONSTANT)
-def test_constant_samples_divide_nothing_by_zero(samples: list[list[float]]):
+def test_constant_samples_divide_nothing_by_zero(samples):
     found = sampled(samples, samples)
 
     assert (found.ratio, verdict(found)) == (1.0, "same")

@@ -1,7 +1,5 @@
 """What every supported torch must show, under the one that is installed: `just smoke` runs it, nightly for each."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What is traced without memory is what the allocator sees."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

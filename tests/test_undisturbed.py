@@ -1,7 +1,5 @@
 """A training that explains, predicts, plans or measures in between is the one that does not, to the bit."""
 
-from __future__ import annotations
-
 import copy
 import queue
 import random

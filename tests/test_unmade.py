@@ -1,7 +1,5 @@
 """A model that is larger than the GPU, rehearsed under FSDP2: it is sharded before its storages are made."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

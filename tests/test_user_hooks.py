@@ -1,7 +1,5 @@
 """The model's own hooks on saved tensors: followed by the trace as they run, or refused. The numbers are by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

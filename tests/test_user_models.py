@@ -1,7 +1,5 @@
 """What users write runs as it stands: no base class, no decorator, no import of ours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,10 +1,7 @@
 """How the table looks on screens of all kinds, with colours and without."""
 
-from __future__ import annotations
-
 import io
 import re
-from collections import Counter
 
 import msgspec
 import pytest
@@ -18,14 +15,8 @@ from profiler.views.tables import grid
 from profiler.views.tables.columns import group_table, main, remarks
 from profiler.views.tables.details import samples
 from profiler.views.tables.grid import Paper, show
-from tests import examples, golden_files, make
-from tests.make import MIB
+from tests import examples, make
 
-CASES = {
-    "troubled": examples.troubled(),
-    "rounds": examples.sweep() + examples.sweep(round=2),
-    "models": examples.sweep((2,), device="fake:cuda") + examples.sweep((4,), model="mlp:width=4096"),
-}
 CODES = re.compile(r"\x1b\[[\d;]*m")
 GREEN, BOLD = "\x1b[32m", "\x1b[1m"
 
@@ -36,47 +27,11 @@ def printed(rows: tuple[Row, ...], *, width: int | None = None, encoding: str = 
     return file.getvalue()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_table_looks_as_it_did(name: str):
-    golden_files.compare(f"{name}-80.txt", printed(examples.table(CASES[name]), width=80))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
-    rows = examples.table(CASES[name])
-    numbers = number_texts(rows)
-
-    for width in range(40, 201):
-        text = printed(rows, width=width)
-        found = Counter(re.findall(r"(?<!\S)(\S+(?: %)?(?: \(\S+\))?)(?!\S)", text))
-        assert max(map(len, text.splitlines())) <= width
-        assert not numbers - found, f"at width {width}"
-
-
-def number_texts(rows: tuple[Row, ...]) -> Counter[str]:
-    from profiler.views.tables.columns import groups
-
-    shown = [group_table(group).columns for group in groups(rows)]
-    cells = [cell for part in shown for column in part if column.is_number for cell in column.cells]
-    return Counter(cell for cell in cells if cell != MISSING)
-
-
 def test_a_pipe_is_as_wide_as_it_takes():
     name = "segments:k=8,split=balanced,with=" + "a" * 200
     rows = examples.table([make.record("none"), make.record(name)])
 
     assert name in printed(rows)
-
-
-def test_the_heading_names_no_optimizer_that_was_not_at_work():
-    brings = make.record("none", notes=(Note(code="GCP009", text="the model brings its own optimizer"),))
-
-    assert ", sgd," in printed(examples.table([make.record("none")])).splitlines()[0]
-    own = printed(examples.table([brings])).splitlines()[0]
-    mixed = printed(examples.table([brings, make.record("all")])).splitlines()[0]
-    assert ", its own optimizer," in own
-    assert "sgd" not in own + mixed
-    assert "optimizer" not in mixed
 
 
 def test_a_row_that_was_not_built_says_nothing_of_its_data_or_optimizer():
@@ -93,37 +48,6 @@ def test_a_row_that_was_not_built_says_nothing_of_its_data_or_optimizer():
     assert [row.data for row in examples.table([skipped, brings])] == ["the user's own"] * 2
 
 
-def test_an_invalid_row_has_no_percent_and_is_dim():
-    records = [make.record("none", peak=200 * MIB), make.record("_planted", peak=50 * MIB, outcome="invalid")]
-
-    text = grid.text(main(examples.table(records)))
-
-    line = next(line for line in text.plain.splitlines() if line.startswith("_planted"))
-    assert line.count("%") == 1  # its own spread
-    assert any(span.style == "dim" and "_planted" in text.plain[span.start : span.end] for span in text.spans)
-
-
-def test_a_prediction_is_marked_in_every_row_and_in_the_heading():
-    records = [
-        make.record("none", case=make.case("none", device="fake:cuda")),
-        make.failed("segments:k=2", "out_of_memory", "why", case=make.case("segments:k=2", device="fake:cuda")),
-    ]
-
-    lines = printed(examples.table(records)).splitlines()
-
-    assert "predicted, not measured" in lines[0]
-    assert lines[5].endswith("predicted")
-    assert lines[6].endswith("out of memory (predicted)")
-
-
-def test_a_range_is_shown_only_for_more_than_one_round():
-    one = [make.record("none", seconds=(0.1,)), make.record("segments:k=2", seconds=(0.123,))]
-    two = [make.record("none", round=2, seconds=(0.1,)), make.record("segments:k=2", round=2, seconds=(0.127,))]
-
-    assert ".." not in printed(examples.table(one))
-    assert "+25 % (+23..+27)" in printed(examples.table(one + two))
-
-
 def test_a_note_is_told_once_for_all_its_strategies():
     notes = (examples.NOISY,)
     records = [make.record(f"segments:k={number}", notes=notes) for number in range(2, 8)]
@@ -138,7 +62,7 @@ def test_characters_that_a_terminal_lacks_are_escaped():
     assert plain("±1 é", encoding="ascii") == "+-1 \\xe9"
 
 
-def test_a_pipe_gets_no_colours_and_a_terminal_does(monkeypatch: pytest.MonkeyPatch):
+def test_a_pipe_gets_no_colours_and_a_terminal_does(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -223,15 +147,3 @@ def test_a_saving_is_green_and_a_failure_red_and_nothing_else_is():
 
     assert re.findall(r"\x1b\[32m(.*?)\x1b\[0m", text) == ["-40 %"]
     assert re.findall(r"\x1b\[31m(.*?)\x1b\[0m", text) == ["out of memory"]
-
-
-def test_what_nothing_beats_is_bold():
-    text = coloured("always")
-
-    assert line(text, "all").startswith(f"{BOLD}all")
-    assert not line(text, "sqrt").startswith(BOLD)
-
-
-@pytest.mark.parametrize("width", [None, 120, 80, 40])
-def test_colours_change_no_word_at_any_width(width: int | None):
-    assert CODES.sub("", coloured("always", width=width)) == coloured("never", width=width)

@@ -1,7 +1,5 @@
 """How every other view looks on narrow and wide screens, and that it keeps its numbers there."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.analysis.advice import Place, Rung
-from profiler.analysis.explanation import explain
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core import catalogue
@@ -24,7 +21,6 @@ from profiler.views.tables.grid import Paper, Table, text
 from tests import examples, golden_files, make
 from tests.long_explanation import longest
 from tests.make import MIB
-from tests.traced import SMALL, traced
 
 GIB = 1024 * MIB
 
@@ -120,7 +116,13 @@ def _details() -> list[Table]:
     return [listing.details(catalogue.read("transformer", models.TABLE))]
 
 
+MAIN = {
+    "troubled": examples.troubled(),
+    "rounds": examples.sweep() + examples.sweep(round=2),
+    "models": examples.sweep((2,), device="fake:cuda") + examples.sweep((4,), model="mlp:width=4096"),
+}
 VIEWS: dict[str, Callable[[], list[Table]]] = {
+    **{name: lambda records=records: main(examples.table(records)) for name, records in MAIN.items()},
     "explanation": _explanation,
     "samples": _samples,
     "beside": _beside,
@@ -133,12 +135,12 @@ VIEWS: dict[str, Callable[[], list[Table]]] = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_the_view_looks_as_it_did(name: str):
+def test_the_view_looks_as_it_did(name):
     golden_files.compare(f"{name}-80.txt", text(VIEWS[name](), Paper(80)).plain)
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
+def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name):
     whole = numbers(text(VIEWS[name]()).plain)
 
     for width in range(40, 201, 5):
@@ -147,20 +149,6 @@ def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
         assert not [line for line in printed.splitlines() if len(line) > width and len(line.split()) > 2], (
             f"at width {width}"
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [40, 200])
-def test_what_is_live_adds_up_to_the_peak_as_it_is_printed(width: int):
-    found = explain(traced(SMALL, batch_size=64)[0], blocks=())
-
-    printed = text(explanation.tables(found, title="mine"), Paper(width)).plain
-    shown = [float(size) for size in re.findall(r" {2,}<?(\d+\.\d)(?=$| {2})", printed, re.MULTILINE)]
-
-    assert len(shown) > 10
-    assert sum(shown) == pytest.approx(
-        2 * found.peak.nbytes / MIB, abs=0.05 * len(shown) + 0.1
-    )  # by category, by module
 
 
 def numbers(text: str) -> Counter[str]:

@@ -1,7 +1,5 @@
 """`with profiler.watch():` over loops of one's own: its phases, and that nothing of it stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What is compared is every tensor that a gradient reaches: each model goes wrong in a place that is easily missed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,11 +1,8 @@
 """What commands do, called from Python: data and an exit code come back, and nothing is printed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,7 +40,7 @@ class Noted(Screen):
         yield show
 
 
-def test_a_run_tells_its_progress_and_returns_what_it_stored(here: Path, capfd: Any):
+def test_a_run_tells_its_progress_and_returns_what_it_stored(here, capfd):
     screen = Noted()
 
     ran = run(RunRequest(words=WORDS, output=here / "run", typed=("run", "--model", "mlp")), screen)
@@ -56,7 +53,7 @@ def test_a_run_tells_its_progress_and_returns_what_it_stored(here: Path, capfd: 
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_interrupted_run_keeps_what_it_stored_and_goes_on(here: Path, capfd: Any):
+def test_an_interrupted_run_keeps_what_it_stored_and_goes_on(here, capfd):
     screen, again = Noted(until=1), Noted()
 
     ended = run(RunRequest(words=WORDS, output=here / "run"), screen)
@@ -71,7 +68,7 @@ def test_an_interrupted_run_keeps_what_it_stored_and_goes_on(here: Path, capfd: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("budget", "code"), [("max", 0), ("1KiB", GATE)])
-def test_a_plan_that_fits_is_returned_beside_its_rivals(budget: str, code: int, capfd: Any):
+def test_a_plan_that_fits_is_returned_beside_its_rivals(budget, code, capfd):
     words = Request(model="mlp", strategies="none", device="fake:t4")
 
     planned = plan(PlanRequest(words=words, budget=budget))

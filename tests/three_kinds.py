@@ -1,7 +1,5 @@
 """A run that holds one case three times: measured, rehearsed and predicted."""
 
-from __future__ import annotations
-
 import msgspec
 from msgspec.structs import fields
 

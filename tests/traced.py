@@ -1,7 +1,5 @@
 """Traces of real small models, and traces made by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Small trainings of many kinds of modules, with generators of every kind, and a digest of all that they change."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A 12-block transformer for tests, written as plain PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A model of the tables without gcprof's passes."""
 
-from __future__ import annotations
-
 import torch
 
 from profiler.core import catalogue

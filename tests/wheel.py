@@ -1,7 +1,5 @@
 """What a built wheel holds that it may not: `python -m tests.wheel dist/*.whl`. Knows nothing of how it was built."""
 
-from __future__ import annotations
-
 import re
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """A run folder of a stranger against every command that opens it: nothing that it names is opened, resolved or run."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import io
@@ -212,7 +210,7 @@ def refused(words: tuple[str, ...], here: Path, capsys: Any) -> tuple[int, str, 
 
 
 @pytest.mark.parametrize(("field", "kind", "command"), combinations(FIELDS, WORDS, READING))
-def test_a_word_of_a_folder_is_shown_and_nothing_more(field: str, kind: str, command: str, planted: Path, capsys: Any):
+def test_a_word_of_a_folder_is_shown_and_nothing_more(field, kind, command, planted, capsys):
     for name in ("base", "base2"):
         folder(planted / name, **{field: word(kind, planted)})
 
@@ -223,9 +221,7 @@ def test_a_word_of_a_folder_is_shown_and_nothing_more(field: str, kind: str, com
 
 
 @pytest.mark.parametrize(("field", "kind", "command"), combinations(CHOICES, WORDS, RUNNING))
-def test_a_word_of_a_folder_is_refused_where_it_would_be_run(
-    field: str, kind: str, command: str, planted: Path, capsys: Any
-):
+def test_a_word_of_a_folder_is_refused_where_it_would_be_run(field, kind, command, planted, capsys):
     folder(planted / "base", **{field: word(kind, planted)})
 
     code, told, harm = refused(RUNNING[command], planted, capsys)
@@ -237,7 +233,7 @@ def test_a_word_of_a_folder_is_refused_where_it_would_be_run(
 
 
 @pytest.mark.parametrize(("key", "kind"), combinations(KEYS, WORDS))
-def test_a_word_of_a_sweep_file_is_refused(key: str, kind: str, planted: Path, capsys: Any):
+def test_a_word_of_a_sweep_file_is_refused(key, kind, planted, capsys):
     (planted / "sweep.toml").write_text(f'{key} = "{word(kind, planted)}"\n')
 
     code, told, harm = refused(("run", "--config", "sweep.toml", "--dry-run"), planted, capsys)
@@ -247,7 +243,7 @@ def test_a_word_of_a_sweep_file_is_refused(key: str, kind: str, planted: Path, c
 
 
 @pytest.mark.parametrize("kind", ["plan", "file", "file as an option", "inner module"])
-def test_a_refusal_is_the_same_whether_a_file_is_there_or_not(kind: str, planted: Path, capsys: Any):
+def test_a_refusal_is_the_same_whether_a_file_is_there_or_not(kind, planted, capsys):
     there, gone = word(kind, planted), word(kind, planted).replace("/outside/", "/nowhere/")
     folder(planted / "base", model=there, strategy=there)
     folder(planted / "gone", model=gone, strategy=gone)
@@ -265,7 +261,7 @@ def _named(answered: tuple[int, str, list[tuple[str, str]]]) -> tuple[int, str]:
     )
 
 
-def test_a_plan_of_the_folder_itself_needs_no_naming_unless_it_leads_elsewhere(planted: Path):
+def test_a_plan_of_the_folder_itself_needs_no_naming_unless_it_leads_elsewhere(planted):
     plan = planted / "base" / "plans" / "one.json"
     folder(planted / "base", strategy="plan:file=base/plans/one.json")
     plan.parent.mkdir()
@@ -326,9 +322,7 @@ def printed(words: tuple[str, ...], stream: type[io.TextIOWrapper], monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
-def test_no_character_that_a_terminal_obeys_is_printed_there(
-    words: tuple[str, ...], obeyed: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_no_character_that_a_terminal_obeys_is_printed_there(words, obeyed, monkeypatch):
     told = COLOURS.sub("", printed(words, Terminal, monkeypatch))
 
     assert [character for character in told if not character.isprintable() and character not in "\n\t"] == []
@@ -375,7 +369,7 @@ def shape(code: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STAGE_NAMES)
-def test_a_name_of_a_stage_is_a_text_of_the_code(name: str, here: Path, capsys: Any):
+def test_a_name_of_a_stage_is_a_text_of_the_code(name, here, capsys):
     plain = emitted("layer", here, capsys)
 
     code = emitted(name, here, capsys)
@@ -387,7 +381,7 @@ def test_a_name_of_a_stage_is_a_text_of_the_code(name: str, here: Path, capsys: 
 
 @pytest.mark.parametrize("place", ["manifest.json", "trials.jsonl"])
 @pytest.mark.parametrize("command", READING)
-def test_a_link_in_a_folder_shows_nothing_of_what_it_leads_to(place: str, command: str, planted: Path, capsys: Any):
+def test_a_link_in_a_folder_shows_nothing_of_what_it_leads_to(place, command, planted, capsys):
     private = examples.run(planted / "outside" / "private", [make.record(case=make.case(model="nobodys-business"))])
     for name in ("base", "base2"):
         folder(planted / name)

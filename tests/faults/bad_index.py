@@ -1,7 +1,5 @@
 """A model that looks up a row that is not there: an IndexError on a CPU, an assert that breaks the process on a GPU."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

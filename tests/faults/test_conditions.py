@@ -1,7 +1,5 @@
 """What devices say of themselves, or do not: NVML and clocks that are written down."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Device memory that is not back after a child was killed, or that the host must lend: by fakes and one real child."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any

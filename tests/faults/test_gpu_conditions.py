@@ -1,7 +1,5 @@
 """What only a CUDA device can show: its conditions, its other users, its memory, a trial lost to it: `just gpu`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Words, sweep files, folders, devices and libraries that are wrong or missing: refused by name, before any work."""
 
-from __future__ import annotations
-
 import importlib.abc
 import os
 import subprocess
@@ -15,14 +13,13 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from profiler.cli import COMMANDS, answer
+from profiler.cli import answer
 from profiler.core.errors import UserError
 from profiler.request import spec
 from profiler.request.spec import CheckedRequest, Request
 from profiler.runs import store
 from profiler.views.export import files
 from tests import examples
-from tests.conftest import run_folder
 from tests.program import PATIENCE_SECONDS, environment
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
@@ -43,7 +40,7 @@ def planned(**asked: Any) -> CheckedRequest:
 @given(st.text(max_size=20) | st.from_regex(r"[-0-9.,:xe ]{0,12}", fullmatch=True))
 @example("1e9")
 @example("٣")
-def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text: str):
+def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text):
     with suppress(UserError):
         choices = [trial.case.strategy for trial in planned(segments=text).trials if trial.case.strategy != "none"]
         assert all(1 <= int(choice.options["k"]) <= spec.LARGEST for choice in choices)
@@ -54,30 +51,9 @@ def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text: str):
 
 
 @pytest.mark.slow
-def test_fault_2_more_segments_than_modules_are_skipped_and_the_others_run(here: Path, shared: None):
-    assert answer(["run", "--model", "mlp", "--segments", "2,8", *QUICK]) == 0
-
-    records = store.load(run_folder(here)).records
-    assert {str(record.case.strategy): (record.outcome, record.detail) for record in records} == {
-        "none": ("ok", None),
-        "segments:k=2": ("ok", None),
-        "segments:k=8": ("skipped", "only 5 blocks for 8 segments"),
-    }
-
-
-@pytest.mark.parametrize("command", [name for name in COMMANDS if len(name) > 3])
-def test_fault_6_the_nearest_command_is_proposed(command: str, capsys: Any):
-    slip = command[: len(command) // 2] + command[len(command) // 2 + 1 :]  # one letter in the middle is missing
-
-    assert answer([slip]) == 2
-
-    assert f"did you mean 'gcprof {command}'?" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("word", ["cuda", "cuda:0"])
-def test_fault_8_a_cuda_device_that_is_not_there_is_exit_code_3(word: str, here: Path, shared: None, capsys: Any):
+def test_fault_8_a_cuda_device_that_is_not_there_is_exit_code_3(word, here, shared, capsys):
     assert answer(["run", "--model", "mlp", "--device", word]) == 3
 
     assert f"there is no '{word}': torch sees no CUDA device here" in capsys.readouterr().err
@@ -103,7 +79,7 @@ SWEEPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "told"), SWEEPS.values(), ids=SWEEPS)
-def test_fault_7_file_line_and_key_are_named(text: str | bytes, told: str, here: Path, capsys: Any):
+def test_fault_7_file_line_and_key_are_named(text, told, here, capsys):
     (here / "sweep.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
 
     assert answer(["run", "--config", "sweep.toml"]) == 2
@@ -115,7 +91,7 @@ def test_fault_7_file_line_and_key_are_named(text: str | bytes, told: str, here:
 
 
 @given(st.binary(max_size=60))
-def test_fault_7_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes):
+def test_fault_7_any_bytes_are_read_or_refused(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "sweep.toml"
     path.write_bytes(data)
 
@@ -137,9 +113,7 @@ def test_fault_7_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPath
     ],
     ids=["file", "folder", "here", "below a file", "long"],
 )
-def test_fault_37_a_bad_folder_is_refused_before_torch_is_imported(
-    place: str, code: int, told: str, here: Path, no_server: None, capsys: Any
-):
+def test_fault_37_a_bad_folder_is_refused_before_torch_is_imported(place, code, told, here, no_server, capsys):
     (here / "file").write_text("mine")
     (here / "folder").mkdir()
 
@@ -152,7 +126,7 @@ def test_fault_37_a_bad_folder_is_refused_before_torch_is_imported(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["export run --to csv", "export run --to json", "plot run", "report run"])
-def test_fault_38_what_is_there_stays_until_force_is_given(command: str, here: Path, capsys: Any):
+def test_fault_38_what_is_there_stays_until_force_is_given(command, here, capsys):
     examples.run(here / "run", examples.sweep((2, 4)))
     target = Path("mine.png" if command == "plot run" else "mine")
     target.write_text("mine")
@@ -170,7 +144,7 @@ def full(path: Path, *mode: str) -> Any:
     return open("/dev/full", "wb", buffering=0)
 
 
-def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     target = tmp_path / "table.csv"
     target.write_text("mine")
 
@@ -185,9 +159,7 @@ def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("words", ["plan mlp --budget 60%", "stages mlp", "timeline mlp"])
-def test_fault_38_a_folder_that_is_not_there_is_told_before_any_work(
-    here: Path, no_server: None, capsys: Any, words: str
-):
+def test_fault_38_a_folder_that_is_not_there_is_told_before_any_work(here, no_server, capsys, words):
     assert answer([*words.split(), "-o", "missing/file.json"]) == 74
 
     assert "cannot write 'missing/file.json'" in capsys.readouterr().err
@@ -215,9 +187,7 @@ class Broken(importlib.abc.MetaPathFinder):
     ],
     ids=["missing", "binary"],
 )
-def test_fault_60_a_run_without_matplotlib_is_measured_shown_and_kept(
-    error: Exception, here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
+def test_fault_60_a_run_without_matplotlib_is_measured_shown_and_kept(error, here, shared, monkeypatch, capsys):
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Broken(error), *sys.meta_path])
@@ -250,7 +220,7 @@ def python(*command: str, cwd: Path, env: dict[str, str], text: str | None = Non
 
 
 @pytest.mark.nightly
-def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
+def test_fault_59_a_run_needs_nothing_of_the_machine(here):
     """No PATH, no HOME, no USER, no /tmp: nothing but Python."""
     (here / "site").mkdir()
     (here / "site" / "sitecustomize.py").write_text(BARE)
@@ -260,5 +230,5 @@ def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
 
 
 @pytest.mark.nightly
-def test_fault_63_trials_run_in_a_program_from_stdin_without_a_guard(here: Path):
+def test_fault_63_trials_run_in_a_program_from_stdin_without_a_guard(here):
     python("-", cwd=here, env=environment(), text=SCRIPT)

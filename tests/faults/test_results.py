@@ -1,7 +1,5 @@
 """What comes down the channel of results and is none: bytes of any kind, lies, too much. A puppet sends them."""
 
-from __future__ import annotations
-
 import array
 import json
 import os

@@ -1,7 +1,5 @@
 """However a run ends, what it printed is stored, nothing of it lives on, and it goes on where it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -33,7 +31,7 @@ from profiler.runs import runs, store
 from profiler.runs.store import Writer
 from profiler.workflows import run as workflow
 from tests import examples, kill, killed, make
-from tests.gpu_records import WELL, notes, record
+from tests.gpu_records import WELL, record
 from tests.program import PATIENCE_SECONDS, Started, next_words, row_names
 
 SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")
@@ -50,9 +48,7 @@ def stored(folder: Path) -> Counter[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_fault_31_an_interrupted_run_keeps_what_it_has_and_can_be_resumed(
-    here: Path, shared: None, tag: str, capsys: Any
-):
+def test_fault_31_an_interrupted_run_keeps_what_it_has_and_can_be_resumed(here, shared, tag, capsys):
     with Started("run", *SWEEP, "-o", "run", cwd=here, tag=tag) as run:
         run.wait_for("[ 1/16] mlp none round 1: ok")
         run.send(signal.SIGINT)
@@ -73,7 +69,7 @@ def test_fault_31_an_interrupted_run_keeps_what_it_has_and_can_be_resumed(
 
 
 @pytest.mark.nightly
-def test_fault_33_a_run_that_is_asked_to_end_ends_its_child_and_says_143(here: Path, tag: str):
+def test_fault_33_a_run_that_is_asked_to_end_ends_its_child_and_says_143(here, tag):
     with Started("run", *STUCK, "-o", "run", "--json", cwd=here, tag=tag) as run:
         run.wait_for("[1/2] mlp none round 1: ok")  # the other one hangs for an hour
         alive = len(killed.tagged(tag))
@@ -100,7 +96,7 @@ def full_pipe() -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
+def test_fault_32_a_second_interrupt_ends_at_once(here, tag):
     reading, writing = full_pipe()
 
     with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, stdout=writing) as run:
@@ -121,7 +117,7 @@ def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
 
 
 @pytest.mark.nightly
-def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_behind(here: Path, shared: None):
+def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_behind(here, shared):
     assert answer(["run", *SWEEP, "-o", "peer"]) == 0
     moments = random.Random(20261120)
     folder = here / "run"
@@ -134,7 +130,7 @@ def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_
     assert stored(folder) == WHOLE
 
 
-def test_fault_34_what_a_killed_process_was_making_is_swept_away(tmp_path: Path):
+def test_fault_34_what_a_killed_process_was_making_is_swept_away(tmp_path):
     folder = examples.run(tmp_path / "run", [make.record("none"), make.record("all")]).folder
     for path in (folder / "derived" / "table.csv", folder / "derived" / "frontier.png", folder / "trials.jsonl"):
         safe_files.beside(path).write_text("half")
@@ -148,7 +144,7 @@ def test_fault_34_what_a_killed_process_was_making_is_swept_away(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_fault_34_a_killed_server_costs_the_trial_at_work_alone(monkeypatch: pytest.MonkeyPatch):
+def test_fault_34_a_killed_server_costs_the_trial_at_work_alone(monkeypatch):
     """The second of three trials kills the server; the system tells its death late."""
     monkeypatch.setattr(local, "PRELOAD", ())
     monkeypatch.setattr(Server, "alive", lambda self: self.process.returncode is None)
@@ -203,7 +199,7 @@ def again(folder: Path, **ends: str) -> list[tuple[str, int, bool]]:
     return engine.asked
 
 
-def test_records_that_are_ready_come_first_and_are_measured_no_more(planned: Path):
+def test_records_that_are_ready_come_first_and_are_measured_no_more(planned):
     ready = list(Scripted().run([Trial(case=make.case(name)) for name in ("none", "all")]))
     engine = Scripted()
 
@@ -216,7 +212,7 @@ def test_records_that_are_ready_come_first_and_are_measured_no_more(planned: Pat
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "timed_out"])
-def test_fault_34_a_trial_that_was_ended_from_outside_is_measured_again(planned: Path, outcome: str):
+def test_fault_34_a_trial_that_was_ended_from_outside_is_measured_again(planned, outcome):
     assert again(planned, all=outcome) == [("all", 1, True), ("all", 2, True)]
 
     run = store.load(planned)
@@ -225,7 +221,7 @@ def test_fault_34_a_trial_that_was_ended_from_outside_is_measured_again(planned:
     assert progress.settled(run.records) == latest(run.records)
 
 
-def test_fault_34_what_could_not_be_compared_with_a_killed_baseline_is_measured_again(planned: Path):
+def test_fault_34_what_could_not_be_compared_with_a_killed_baseline_is_measured_again(planned):
     rest = [("all", 1, True), ("sqrt", 1, True), ("none", 2, True)]
 
     assert again(planned, none="crashed") == [("none", 1, False), *rest]
@@ -246,9 +242,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_safe(
-    here: Path, shared: None, capsys: Any
-):
+def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_safe(here, shared, capsys):
     with no_file_beyond(4000):  # one record, and some of the next
         code = answer(["run", "--model", "mlp", *SHORT, "-o", "run"])
 
@@ -266,7 +260,7 @@ def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_sa
 # --- two runs that mean the same folder
 
 
-def test_fault_39_two_runs_in_one_folder_do_nothing_twice(planned: Path, monkeypatch: pytest.MonkeyPatch):
+def test_fault_39_two_runs_in_one_folder_do_nothing_twice(planned, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     first, second = (workflow.run_owed(Scripted(), store.load(planned)) for _ in range(2))
     next(first)
@@ -301,7 +295,7 @@ OTHERS = {"gcprof": "0.0.9", "python": "3.10.1", "torch": "1.13.1", "device_name
 
 
 @pytest.mark.slow
-def test_fault_61_another_environment_is_listed_and_measured_in_a_folder_of_its_own(half: Path, capsys: Any):
+def test_fault_61_another_environment_is_listed_and_measured_in_a_folder_of_its_own(half, capsys):
     before = texts(half)
 
     assert answer(["run", "--resume", "run"]) == 2
@@ -322,17 +316,6 @@ def test_fault_61_another_environment_is_listed_and_measured_in_a_folder_of_its_
 # --- another process on the device, as the run's own word has it: by an engine that runs nothing
 
 SHARED = msgspec.structs.replace(WELL, num_others=1, others_bytes=3 * 2**30)
-
-
-@pytest.mark.slow
-def test_fault_48_other_processes_on_the_gpu_are_counted_with_what_they_hold():
-    alone = msgspec.structs.replace(WELL, num_others=0, others_bytes=0)
-
-    found = notes(record(conditions=(alone, SHARED)))["GCP012"]  # it appears while steps are timed
-
-    assert "the device is shared with 1 other process that holds 3.00 GiB" in found
-    assert "GCP012" not in notes(record(conditions=(alone, alone)))
-    assert "other process;" in notes(record(conditions=(msgspec.structs.replace(SHARED, others_bytes=None),)))["GCP012"]
 
 
 def test_fault_48_where_the_device_must_be_exclusive_the_run_ends_with_3_and_keeps_what_there_is(

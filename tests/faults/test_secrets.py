@@ -1,9 +1,6 @@
 """Secrets in the environment, in a command, in what a model says (row 58): knows nothing of what is measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -67,7 +64,7 @@ def found(*places: Path, secrets: tuple[str, ...] = (*SECRETS.values(), SHAPED, 
 
 
 @pytest.mark.nightly
-def test_fault_58_no_file_of_a_run_holds_one_nor_what_was_printed(folder: Path):
+def test_fault_58_no_file_of_a_run_holds_one_nor_what_was_printed(folder):
     assert [record.outcome for record in store.load(folder).records] == ["failed", "ok"]
     assert found(folder, Path("told.txt")) == []
     assert any(path.stat().st_size for path in (folder / "logs").iterdir())
@@ -75,7 +72,7 @@ def test_fault_58_no_file_of_a_run_holds_one_nor_what_was_printed(folder: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPORTS)
-def test_fault_58_nor_does_an_export(kind: str, folder: Path, tmp_path: Path):
+def test_fault_58_nor_does_an_export(kind, folder, tmp_path):
     assert answer(["export", str(folder), "--to", kind, "-o", str(tmp_path / "exported")]) == 0
 
     assert found(tmp_path / "exported") == []
@@ -91,9 +88,7 @@ def test_fault_58_nor_does_an_export(kind: str, folder: Path, tmp_path: Path):
         "good.py:make:where=hunter2-3fa9c1",
     ],
 )
-def test_fault_58_one_in_the_command_is_refused_without_repeating_it(
-    model: str, here: Path, no_server: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
+def test_fault_58_one_in_the_command_is_refused_without_repeating_it(model, here, no_server, monkeypatch, capsys):
     monkeypatch.setenv("DB_PASSWORD", SECRETS["DB_PASSWORD"])
 
     assert answer(["run", "--model", model, "-o", "run"]) == 2
@@ -122,12 +117,12 @@ def key_block(kind: str) -> str:
 
 @pytest.mark.parametrize("kind", KEY_KINDS)
 @pytest.mark.parametrize("written", [str, lambda text: repr(text)[1:-1], lambda text: text.replace("\n", "\r\n")])
-def test_fault_58_a_private_key_is_hidden_whole(kind: str, written: Any):
+def test_fault_58_a_private_key_is_hidden_whole(kind, written):
     assert secret_filter.hide(f"before {written(key_block(kind))} after") == "before [hidden] after"
 
 
 @pytest.mark.parametrize("name", NAMES.split())
-def test_fault_58_a_variable_is_known_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_fault_58_a_variable_is_known_by_its_name(name, monkeypatch):
     monkeypatch.setenv(name, "correct horse")
 
     assert secret_filter.hide("a correct horse") == "a [hidden]"
@@ -148,12 +143,12 @@ def test_fault_58_a_variable_is_known_by_its_name(name: str, monkeypatch: pytest
         ("AIza" + "aB3-_" * 7, "[hidden]"),
     ],
 )
-def test_fault_58_a_secret_is_known_by_its_shape(text: str, hidden: str):
+def test_fault_58_a_secret_is_known_by_its_shape(text, hidden):
     assert secret_filter.hide(f"x {text} y") == f"x {hidden} y"
     assert secret_filter.hide(hidden) == hidden
 
 
-def test_fault_58_the_log_of_our_own_error_hides_it_too(here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_fault_58_the_log_of_our_own_error_hides_it_too(here, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
     monkeypatch.setattr(output, "FOLDER", str(here))
 

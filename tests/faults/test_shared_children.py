@@ -1,7 +1,5 @@
 """Predictions that share a child come out as those that have one each; real processes throughout."""
 
-from __future__ import annotations
-
 import select
 from collections.abc import Iterator
 from pathlib import Path

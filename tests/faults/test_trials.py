@@ -1,9 +1,6 @@
 """Trials that go wrong, each in a row of its own: real processes throughout; the model is tests/faulty.py."""
 
-from __future__ import annotations
-
 import json
-import re
 import signal
 import sys
 import unicodedata
@@ -19,7 +16,7 @@ from profiler.core.record import Record, Shortage
 from profiler.core.units import GIB
 from profiler.engines import child as children
 from profiler.engines import worker
-from profiler.engines.child import LOG_BYTES, TAIL_BYTES, Child
+from profiler.engines.child import Child
 from profiler.engines.local import RUN_TRIALS, Local
 from profiler.engines.worker import attempt
 from profiler.measuring.bench import switches
@@ -199,18 +196,6 @@ def test_fault_29_switches_that_a_model_changes_are_told_and_the_next_trial_has_
 # --- what a trial prints
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("megabytes", [4, 64])
-def test_fault_20_a_trial_may_print_much_and_its_log_says_what_is_left_out(engine, megabytes):
-    (record,) = engine.run([trial(f"spam,megabytes={megabytes}")])
-
-    log = log_of(engine, record)
-    left_out = int(re.search(rb"\n\[gcprof: (\d+) more bytes left out\]\n", log)[1])
-    assert record.outcome == "ok"
-    assert left_out >= (megabytes << 20) - LOG_BYTES - TAIL_BYTES  # torch's profiler prints, too
-    assert len(log) < LOG_BYTES + TAIL_BYTES + 100
-
-
 def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
     odd = "\x1b[31mred\x1b]0;title\x07 \x9b2J\x00 plain"
     (tmp_path / "log").write_text("".join(f"    line {number} {odd}\n" for number in range(30)))
@@ -226,22 +211,6 @@ def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
 
 def of(model: str) -> Trial:
     return Trial(case=make.case("none", model=Choice(model), batch_size=None, samples=1, warmup=0))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ("missing.py:make", "cannot read"),
-        (f"{USERS}/lora.py:finetun", "did you mean 'finetune'?"),
-        (f"{USERS}/lora.py:finetune:rang=2", ":finetune:rank=2'?"),
-        ("tests.user_models.nowhere:make", "there is no module"),
-    ],
-)
-def test_fault_23_what_cannot_be_had_is_refused_before_anything_starts(capsys, no_server, words, complaint):
-    assert answer(["run", "--model", words]) == 2
-
-    assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Trials of the model that goes wrong, and the same ones without a process each. Knows nothing of rows."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
