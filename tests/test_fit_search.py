@@ -102,6 +102,24 @@ def test_expandable_segments_are_proposed_where_reserved_alone_is_too_large_and_
     assert ("expandable-segments" in finder.left_out) is (reserved == 75)
 
 
+def test_expandable_segments_are_tried_too_where_a_plan_fits_and_faster_ones_only_reserve_too_much(
+    search, monkeypatch: pytest.MonkeyPatch
+):
+    """Planned with them, the step fits as well: which way is faster, their times decide."""
+    finder, _ = search({"all": 60}, limit=50, default=100)
+
+    def planned(chosen: Any) -> Way:
+        finder._is_short = fit_search.EXPANDABLE not in chosen
+        return Way(label=fit_search.label_of("plan", chosen))
+
+    monkeypatch.setattr(finder, "plan", planned)
+    monkeypatch.setattr(finder, "_is_slower", lambda chosen, way: True)
+
+    found = labels(finder.ways(()))
+
+    assert {"plan", "plan+expandable-segments"} <= {*found}
+
+
 def test_expandable_segments_are_not_tried_where_the_tensors_alone_are_too_large(search):
     finder, model = search({"all": 60}, limit=50, default=100)
     finder.ways(())

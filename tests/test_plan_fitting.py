@@ -142,6 +142,18 @@ def test_where_a_step_needs_less_than_its_stages_a_faster_plan_is_tried():
     assert found.needed_bytes == less(found.point.plan) <= BUDGET < found.point.peak_bytes
 
 
+def test_between_the_smallest_plan_and_those_whose_memory_is_torn_a_faster_one_is_found():
+    """Half of the plans that fit by their costs take twice the budget, as where memory is torn."""
+    torn_from = (FRONTIER.peak_bytes[0] + BUDGET) // 2
+
+    def torn(plan: Plan) -> int:
+        return by_costs(plan) + (BUDGET if by_costs(plan) > torn_from else 0)
+
+    found, _ = fitted(Scripted(torn, torn))
+
+    assert FRONTIER.peak_bytes[0] < found.point.peak_bytes <= torn_from
+
+
 def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at():
     rules = {render(found[1]) for kind in candidates.KINDS if (found := candidates.best_of(CHAIN, kind, BUDGET))}
 

@@ -104,7 +104,7 @@ class Search:
                 self.run_all(label_of(NONE, chosen) for chosen in tier)
                 self._short.clear()
                 found = [way for chosen in tier for way in self._ways(chosen)]
-                if found := found or self._with_expandable_segments():
+                if found := [*found, *self._with_expandable_segments(others=bool(found))]:
                     taken_too = {lever for way in found for lever in way.label.parts}
                     self.left_out = {lever: why for lever, why in self.left_out.items() if lever not in taken_too}
                     return found
@@ -187,11 +187,11 @@ class Search:
             self.left_out[word] = (record.detail or "it cannot be applied").removeprefix(f"{word}: ")
             self._refused.add(lever)
 
-    def _with_expandable_segments(self) -> list[Way]:
-        """Return what fits with them, of steps of which only the reserved memory was too large."""
+    def _with_expandable_segments(self, *, others: bool) -> list[Way]:
+        """Return what fits with them, of steps of which only the reserved memory was too large, or of some plan's."""
         short = [_ordered((*chosen, EXPANDABLE)) for chosen in dict.fromkeys(self._short)]
         found = [way for chosen in short for way in self._ways(chosen)]
-        if short and not found:
+        if short and not found and not others:
             self.left_out[EXPANDABLE] = "what the allocator reserves stays too large with it"
         return found
 
@@ -207,7 +207,7 @@ class Search:
         every = self.run(label_of(ALL, chosen))
         self._is_short = self._lacks_only_reserved(every.readings)
         way = self.plan(chosen)
-        if way is None and not self._fits(every) and self._is_short and EXPANDABLE not in chosen:
+        if self._is_short and EXPANDABLE not in chosen:  # a faster plan may fit where what is reserved is not torn
             self._short.append(chosen)
         is_every = self._fits(every) and (way is None or not self._is_slower(chosen, way))
         return [Way(label=label_of(ALL, chosen))] if is_every else [way] if way else []

@@ -164,8 +164,7 @@ def fit_plan(
         point = tried.point
         if tried.fits(budget_bytes):
             tried = msgspec.structs.replace(tried, reserve_bytes=reserve)
-            has_spare = (tried.needed_bytes or point.peak_bytes) < point.peak_bytes + beyond
-            return (_bolder(run, points, tried, budget_bytes, below=failed) if has_spare else None) or tried
+            return _bolder(run, points, tried, budget_bytes, below=failed) or tried
         if point.peak_bytes == smallest:
             return None
         failed = min(failed, point.peak_bytes)
@@ -181,10 +180,10 @@ def fit_plan(
 
 
 def _bolder(run: Try, points: Frontier, fitted: TriedPlan, budget_bytes: int, *, below: int) -> TriedPlan | None:
-    """Return a faster plan that fits by its own step too, where the last needed less than its costs said.
+    """Return a faster plan that fits by its own step too, where the last left room.
 
-    A plan that does not fit is followed by the next that is smaller by what its step needs too much. Plans of `below`
-    bytes did not fit before.
+    A plan that does not fit is followed by the next that is smaller by what its step needs too much, or by half of
+    what it has on the last that fits. Plans of `below` bytes did not fit before.
     """
     limit = fitted.point.peak_bytes + budget_bytes - (fitted.needed_bytes or budget_bytes)
     for _ in range(BOLDER):
@@ -194,7 +193,8 @@ def _bolder(run: Try, points: Frontier, fitted: TriedPlan, budget_bytes: int, *,
         tried = run(point)
         if tried.fits(budget_bytes):
             return tried
-        limit = point.peak_bytes - max(1, (tried.needed_bytes or 0) - budget_bytes)
+        halved = (point.peak_bytes + fitted.point.peak_bytes) // 2
+        limit = max(halved, point.peak_bytes - max(1, (tried.needed_bytes or 0) - budget_bytes))
     return None
 
 
