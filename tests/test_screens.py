@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from profiler.views.tables.progress import Follow
 from tests import examples, golden_files, make
 
 CODES = re.compile(r"\x1b\[[\d;]*m")
+LINK = re.compile(r"\x1b\]8;;(file://[^\x1b]*)?\x1b\\")  # of a terminal (OSC 8); that without an address ends it
 PASTED = re.compile(r"(next: |  )?gcprof ")  # in one piece, however wide it is
 SMALL = "transformer:layers=4,width=64"
 SCREENS = {  # command -> its words: of a committed run, of a small model that is predicted, or what else runs nothing
@@ -70,7 +72,7 @@ def fixed(environment: Environment | None) -> Environment | None:
     return environment and replace(environment, torch=examples.ENVIRONMENT.torch)
 
 
-def screen(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def screen(name: str, width: int, monkeypatch: pytest.MonkeyPatch, *, color: str = "always") -> str:
     """What a command shows on a terminal of so many columns, its asides among it."""
     file = Screen(io.BytesIO(), encoding="utf-8", write_through=True)
     for variable, value in (("COLUMNS", str(width)), ("TERM", "xterm-256color"), ("COLORTERM", "")):
@@ -78,16 +80,30 @@ def screen(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "stdout", file)
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setattr(Follow, "__enter__", lambda self: self)  # what turns while it works is gone in the end
-    assert answer([name, *shlex.split(SCREENS[name]), "--color", "always"]) == 0
+    assert answer([name, *shlex.split(SCREENS[name]), "--color", color]) == 0
     text = re.sub(r"(?<=built_in.py:)\d{3}", "100", file.buffer.getvalue().decode())  # lines of the model that move
     return re.sub(r"\d{8}T\d{6}Z-plan-transformer-[0-9a-f]{6}", "20261120T174902Z-plan-42ab19", text)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_screen_looks_as_it_did(name, reader, monkeypatch):
-    text = screen(name, 80, monkeypatch)
+    text = LINK.sub("", screen(name, 80, monkeypatch))
 
     golden_files.compare(f"screens/{name}-80.txt", text)
     shown = CODES.sub("", text).splitlines()
     assert [line for line in shown if len(line) > 80 and not PASTED.match(line)] == []
     assert [line for line in shown if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize(("color", "links"), [("always", True), ("never", False)])
+def test_the_codes_of_notes_are_links_to_their_lines_of_the_page(color, links, reader: None, monkeypatch):
+    text = screen("show", 80, monkeypatch, color=color)
+
+    linked = [re.match(r"GCP\d{3}", text[link.end() :]) for link in LINK.finditer(text) if link[1]]
+    addresses = [urlsplit(link[1]) for link in LINK.finditer(text) if link[1]]
+    lines = {address: Path(unquote(address.path)).read_text().splitlines() for address in addresses}
+    assert [code and code[0] for code in linked] == (re.findall(r"GCP\d{3}", text) if links else [])
+    assert all(
+        lines[address][int(address.fragment) - 1].startswith(f"## {code and code[0]}: ")
+        for address, code in zip(addresses, linked, strict=True)
+    )

@@ -6,7 +6,6 @@ import platform
 import re
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -16,6 +15,7 @@ from profiler.cli import options
 from profiler.cli.output import Terminal, folded, next_command, say, say_json
 from profiler.core.errors import UserError, nearest, refuse_idle
 from profiler.core.units import batch_text, bytes_text, seconds_text
+from profiler.views import NOTES
 
 if TYPE_CHECKING:
     from profiler.core.record import Environment
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "torchvision", "typer", "rich", "pandas", "matplotlib", "msgspec", "psutil", "nvidia-ml-py")
 FEW = 2  # samples: enough to see every shape
-PAGE = Path(__file__).parent.parent / "views" / "notes.md"
 FACTS = ("device_name", "device_bytes", "driver", "cuda", "num_threads")  # of each device
 
 
@@ -236,7 +235,7 @@ def note(
 
 def notes() -> list[tuple[str, str, str]]:
     """Return the code, the title and the text of every note, as a terminal shows them: without marks of Markdown."""
-    _, *parts = re.split(r"^## (GCP\d{3}): (.*)\n", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    _, *parts = re.split(r"^## (GCP\d{3}): (.*)\n", NOTES.read_text(encoding="utf-8"), flags=re.MULTILINE)
     texts = (
         re.sub(r"\[([^]]*)\]\([^)]*\)|\*\*|<a .*?</a>\n*|^```\n?", r"\1", text, flags=re.MULTILINE)
         for text in parts[2::3]

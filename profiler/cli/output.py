@@ -160,7 +160,12 @@ def aside(text: str) -> None:
 
     if QUIET.get() and text.startswith(ASIDE):
         return
-    print(folded(plain(text), file=sys.stderr), file=sys.stderr)
+    shown = folded(plain(text), file=sys.stderr)
+    if "GCP" in shown and sys.stderr.isatty():
+        from profiler.views.tables.grid import colored, linked
+
+        shown = linked(shown) if colored(sys.stderr, COLOR.get()) else shown
+    print(shown, file=sys.stderr)
 
 
 def folded(text: str, *, file: TextIO) -> str:

@@ -5,6 +5,9 @@ returns the whole file as bytes. A plot is a `Plot` (plots/panels.py). A new exp
 here, and its name in the help (cli/plot_export_report.py).
 """
 
+from pathlib import Path
+
+NOTES = Path(__file__).parent / "notes.md"
 EXPORTS = {
     "csv": "profiler.views.export.data:render_csv",
     "parquet": "profiler.views.export.parquet:render",

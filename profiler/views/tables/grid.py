@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, groupby, pairwise, zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple, TextIO
@@ -15,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.core.units import MISSING, byte_unit, scaled
+from profiler.views import NOTES
 from profiler.views.sanitize import plain
 
 GAP = "  "
@@ -24,6 +27,7 @@ MOST_STYLED = 5_000  # rows of a table whose cells are styled: for more, styling
 WORD = re.compile(rf"(?:[^ ]|{UNIT})+ ?| ")
 PIECE = re.compile(rf"(?:[^,: ]|{NUMBER}|{UNIT})*[,: ]?")  # text may break behind a comma, a colon or a space
 INDENT = "  "
+NOTE = re.compile(r"GCP\d{3}(?!\w)")
 Line = list[tuple[str, str]]  # texts, each with its style
 
 
@@ -289,17 +293,47 @@ def _pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def show(tables: Iterable[Table], *, file: TextIO, width: int | None = None, color: str = "auto") -> None:
-    """Print tables; `color` is auto (colors only on a terminal and without NO_COLOR), always or never."""
+    """Print tables, in colors where the file takes them; there the codes of notes are links."""
     laid_out = text(tables, Paper(width, getattr(file, "encoding", None) or "utf-8"))
+    console = colored(file, color)
+    if console is None:
+        file.write(f"{laid_out.plain}\n")
+        return
+    with console.capture() as captured:  # rich itself would end the process on a broken pipe
+        console.print(laid_out, soft_wrap=True)
+    file.write(linked(captured.get()) if file.isatty() else captured.get())
+
+
+def colored(file: TextIO, color: str) -> Console | None:
+    """Return the console of a file that takes colors, else None.
+
+    `color` is auto (only on a terminal and without NO_COLOR), always or never.
+    """
     asked: dict[str, Any] = {}
     if color == "always":
         asked = {"force_terminal": True, "no_color": False}
     elif color == "never":
         asked = {"color_system": None}
     console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False, **asked)
-    if console.color_system is None or (console.no_color and color == "auto"):
-        file.write(f"{laid_out.plain}\n")
-        return
-    with console.capture() as captured:  # rich itself would end the process on a broken pipe
-        console.print(laid_out, soft_wrap=True)
-    file.write(captured.get())
+    is_plain = console.color_system is None or (console.no_color and color == "auto")
+    return None if is_plain else console
+
+
+def linked(text: str) -> str:
+    """Return the text with each code of a note as a link of the terminal (OSC 8) to its line in the page of notes.
+
+    The page is the file that comes with gcprof. The fragment is the line, as terminals and editors read it.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        place = _addresses().get(found[0])
+        return f"\x1b]8;;{place}\x1b\\{found[0]}\x1b]8;;\x1b\\" if place else found[0]
+
+    return NOTE.sub(link, text)
+
+
+@cache
+def _addresses() -> dict[str, str]:
+    page = NOTES.as_uri().replace("//", f"//{socket.gethostname()}", 1)  # with the host, for a terminal far away
+    lines = enumerate(NOTES.read_text(encoding="utf-8").splitlines(), start=1)
+    return {line[3:9]: f"{page}#{number}" for number, line in lines if line.startswith("## GCP")}
