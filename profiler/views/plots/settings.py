@@ -133,13 +133,12 @@ def _growth(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[
     size_of = {row.case: float(space.settings[row.case][axis.name] or 0) for row in rows}
     shown = [row for row in rows if row.has_peak]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
-    labels, heights, drawn = list[Label](), list[float](), list[list[Pair]]()
+    labels, heights = list[Label](), list[float]()
     for line in of_strategies(shown):
         points = sorted((size_of[row.case], (row.readings.peak_bytes or 0) / size) for row in line.rows)
         line.draw(axes, points)
         labels.append(Label(*points[-1], theme.name(line.rows[0]) + _fit(axes, line, size_of, size)))
         heights += [y for _, y in points]
-        drawn.append(points)
     static = {size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in shown}
     floor = sorted((x, y) for x, y in static.items() if y)
     if axis.name == "ranks" and floor:  # checkpointing does not change static bytes, and ranks may shard them
@@ -159,7 +158,7 @@ def _growth(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[
     axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest growth, at the name")
     axes.set_xlabel(f"{axis.label} (n)")
     axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})")
-    return lambda: theme.place(axes, labels, lines=drawn)
+    return lambda: theme.place_at_ends(axes, labels)
 
 
 def _fit(axes: Axes, line: StrategyLine, size_of: dict[Any, float], size: int) -> str:
