@@ -153,7 +153,8 @@ def open_device(name: str) -> Device:
 def of_rank(case: Case, rank: int) -> Case:
     """Return the case on the rank's own device: ranks take consecutive devices, starting with the case's."""
     kind, _, first = case.device.partition(":")
-    return msgspec.structs.replace(case, device=f"{kind}:{int(first or 0) + rank}") if kind == "cuda" else case
+    is_next = rank > 0 and kind == "cuda"  # a GPU that is named by its kind has no further ranks
+    return msgspec.structs.replace(case, device=f"{kind}:{int(first or 0) + rank}") if is_next else case
 
 
 def wrong_arithmetic(device: str) -> str | None:
