@@ -17,6 +17,7 @@ from tests.killed import python_path
 LOOPBACK = "127.0.0.2"  # of 127.0.0.1 Ray makes the address that others see
 STORE_BYTES = 80 << 20
 NICENESS = "RAY_worker_niceness"  # 15 where nobody says otherwise: tests would wait for whoever works here besides
+HOLLOW = "GCPROF_HOLLOW"
 PATIENCE_SECONDS = 600.0  # for what surely comes
 
 # A module that begins with a file, named by its node and its process, and goes on once there is the file `go`.
@@ -40,10 +41,14 @@ def make(number: int = 0):
 
 
 class Nodes:
-    """The cluster with its nodes: the head claims an H100, the other a T4, each with one core."""
+    """The cluster with its nodes: the head claims an H100, the other a T4, each with one core.
 
-    def __init__(self, **environment: str) -> None:
-        self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", NICENESS, *environment)}
+    With `is_hollow` each has the hollow GPU that it claims.
+    """
+
+    def __init__(self, *, is_hollow: bool = False, **environment: str) -> None:
+        self._is_hollow = is_hollow
+        self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", NICENESS, HOLLOW, *environment)}
         path = python_path()
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path, NICENESS: "0", **environment}
         from ray._common.utils import get_ray_address_file
@@ -51,13 +56,13 @@ class Nodes:
 
         Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)  # Ray only makes the folder it uses
         self.folder = Path(tempfile.mkdtemp(prefix="gcr-"))  # a short name: there are sockets in it
-        self.cluster = Cluster(initialize_head=True, head_node_args=_claims("H100", temp_dir=str(self.folder)))
+        self.cluster = Cluster(initialize_head=True, head_node_args=self._claims("H100", temp_dir=str(self.folder)))
         self.head = self.cluster.head_node
-        self.other = self.add()
+        self.other = self.add("T4")
 
-    def add(self) -> Any:
-        """Another node with a T4."""
-        return self.cluster.add_node(**_claims("T4"))
+    def add(self, kind: str) -> Any:
+        """Another node with such a GPU."""
+        return self.cluster.add_node(**self._claims(kind))
 
     @property
     def engine(self) -> str:
@@ -66,6 +71,14 @@ class Nodes:
     def kill(self, node: Any) -> None:
         """As its power would be cut."""
         self.cluster.remove_node(node, allow_graceful=False)
+
+    def _claims(self, kind: str, **more: Any) -> dict[str, Any]:
+        if self._is_hollow:
+            os.environ[HOLLOW] = kind.lower()  # of this process, as the node inherits it
+        return {
+            "num_cpus": 1, "num_gpus": 1, "resources": {f"accelerator_type:{kind}": 1},
+            "node_ip_address": LOOPBACK, "object_store_memory": STORE_BYTES, "include_dashboard": False, **more,
+        }  # fmt: skip
 
     def close(self) -> None:
         self.cluster.shutdown()
@@ -115,10 +128,3 @@ def meanwhile(work: Callable[[], None]) -> Iterator[None]:
 
 def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def _claims(accelerator: str, **more: Any) -> dict[str, Any]:
-    return {
-        "num_cpus": 1, "num_gpus": 1, "resources": {f"accelerator_type:{accelerator}": 1},
-        "node_ip_address": LOOPBACK, "object_store_memory": STORE_BYTES, "include_dashboard": False, **more,
-    }  # fmt: skip

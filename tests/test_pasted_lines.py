@@ -1,4 +1,4 @@
-"""Every command line of README, docs and help is pasted into a shell: all are parsed, and what runs here is run."""
+"""Every command line of README, docs and help is pasted into a shell: all are parsed, and all are run."""
 
 import re
 import shutil
@@ -16,11 +16,11 @@ from profiler.cli.output import SCRIPT, split_script
 from tests import examples, make
 from tests.mnist_files import write_mnist
 from tests.program import PATIENCE_SECONDS, environment
+from tests.ray_nodes import Nodes
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SHELL = ("", "console", "sh", "bash", "shell")
-HELP = "help"
 
 
 def sources() -> dict[str, str]:
@@ -37,10 +37,13 @@ def lines_of(text: str) -> list[str]:
 
 
 def pages() -> dict[str, list[str]]:
-    """The command lines of every page that has some, and of the help of all commands."""
-    help_lines = [line.strip() for name in COMMANDS for line in help_of.examples(name, command(name).__doc__)]
-    shown = {name: lines_of(text) for name, text in sources().items() if name != "docs/commands.md"}
-    return {name: lines for name, lines in {**shown, HELP: help_lines}.items() if lines}
+    """The command lines of every page that has some, and of each command's help, also with a user's command behind."""
+    found = {name: lines_of(text) for name, text in sources().items() if name != "docs/commands.md"}
+    for names, of_script in ((COMMANDS, False), (SCRIPTS, True)):
+        for name in names:
+            lines = help_of.examples(name, command(name, of_script=of_script).__doc__, of_script=of_script)
+            found[f"{name}{' -- COMMAND' if of_script else ''} --help"] = [line.strip() for line in lines]
+    return {name: lines for name, lines in found.items() if lines}
 
 
 def every() -> Iterator[tuple[str, str]]:
@@ -48,12 +51,6 @@ def every() -> Iterator[tuple[str, str]]:
     return ((page, line) for page, lines in pages().items() for line in lines)
 
 
-# What is not run as it is pasted, and why; the first pattern that a line begins with counts.
-PARSED = {
-    r"gcprof run .*--engine": "needs a cluster: test_slurm.py, test_ray.py",
-    r"gcprof compare last +#": "needs a run on several kinds of GPU: test_ray.py",
-    r"gcprof reproduce": "takes minutes: just bench-published",
-}
 EXPECTED = {r"gcprof runs rm (?!--yes)": 2, r"gcprof doctor": 1}  # exit codes; a hollow GPU computes nothing; else 0
 DEVICE = "h100,count=2"  # the GPU where a line names none: a hollow one
 SCRIPT_BODY = """
@@ -65,7 +62,8 @@ if __name__ == "__main__":
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--config")
     model, (tokens, targets), criterion = make(parser.parse_args().batch_size)
-    model, tokens, targets = model.cuda(), tokens.cuda(), targets.cuda()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, tokens, targets = model.to(device), tokens.to(device), targets.to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(3):
         optimizer.zero_grad()
@@ -74,20 +72,35 @@ if __name__ == "__main__":
 """
 SHIM = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" >> "$PASTED"\nprintf "\\1" >> "$PASTED"\n'
 REAL = f'#!/usr/bin/env bash\nexec "{sys.executable}" -m profiler "$@"\n'
+SLURM = {  # of this machine: the tasks of an array run one after another
+    "sbatch": """
+tasks=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$1")
+export SLURM_ARRAY_JOB_ID=41 SLURM_ARRAY_TASK_ID SLURM_JOB_ID
+for SLURM_ARRAY_TASK_ID in $(seq 0 "$tasks"); do
+    SLURM_JOB_ID=$((42 + SLURM_ARRAY_TASK_ID)) bash "$1"
+done > "$1.log" 2>&1 &
+echo "Submitted batch job 41"
+""",
+    "srun": """
+while [[ $1 == -* ]]; do case $1 in --output | --error) shift 2 ;; *) shift ;; esac; done
+exec "$@"
+""",
+    "sacct": "echo 'JobID|State|NodeList'\n",
+    "scancel": "",
+}
 NAMED = "20261120T174900Z-mlp-3fa9c1"
 
 
-def why_not(line: str) -> str | None:
-    """Why a line is parsed alone; None where it is run."""
-    return next((reason for pattern, reason in PARSED.items() if re.match(pattern, line)), None)
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 def shell(folder: Path, program: str, *lines: str, **more: str) -> subprocess.CompletedProcess[str]:
     """The lines in one shell, where `gcprof` is the program."""
     where = folder / "bin"
-    where.mkdir(exist_ok=True)
-    (where / "gcprof").write_text(program)
-    (where / "gcprof").chmod(0o755)
+    write_program(where / "gcprof", program)
     words = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
     path = f"{where}:{Path(sys.executable).parent}:/usr/bin:/bin"
     variables = environment(PATH=path, BROWSER="true", COLUMNS="120", **more)
@@ -129,44 +142,61 @@ def is_read(words: list[str]) -> bool:
         SCRIPT.reset(before)
 
 
-@pytest.fixture
-def reader(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a reader of the pages has it: a model, a script, data, and some runs, of which NAMED is the last."""
+    folder = tmp_path_factory.mktemp("reader")
     model = (ROOT / "docs" / "examples" / "mine.py").read_text(encoding="utf-8")
-    (tmp_path / "mine.py").write_text(model, encoding="utf-8")
-    (tmp_path / "train.py").write_text(model + SCRIPT_BODY, encoding="utf-8")
-    (tmp_path / "large.toml").touch()
-    (tmp_path / "sweep.toml").write_text(
+    (folder / "mine.py").write_text(model, encoding="utf-8")
+    (folder / "train.py").write_text(model + SCRIPT_BODY, encoding="utf-8")
+    (folder / "large.toml").touch()
+    (folder / "sweep.toml").write_text(
         'model = "mlp"\nsegments = "1,2"\nbatch_size = "1..8"\nrounds = 1\n', encoding="utf-8"
     )
-    shutil.copy(ROOT / "tests" / "scripts" / "nanogpt_like.py", tmp_path)
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    shutil.copy(ROOT / "tests" / "scripts" / "nanogpt_like.py", folder)
+    shutil.copytree(ROOT / "configs", folder / "configs")
     for name in ("cpu", "predicted-t4", "predicted-h100"):
-        shutil.copytree(ROOT / "results" / "reference" / name, tmp_path / "results" / "reference" / name)
-    write_mnist(tmp_path / "DIR", 64)
+        shutil.copytree(ROOT / "results" / "reference" / name, folder / "results" / "reference" / name)
+    write_mnist(folder / "DIR", 64)
     for number, names in enumerate((("one", "shard-1"), ("two", "shard-2"), ("three",)), start=1):
         line = f"gcprof run mlp --segments 1,2 --batch-size 8,16,32 --rounds 1 --shard {number}/3 -o {names[0]}"
-        assert shell(tmp_path, REAL, line, GCPROF_HOLLOW=DEVICE).returncode == 0
+        assert shell(folder, REAL, line, GCPROF_HOLLOW=DEVICE).returncode == 0
         for name in names[1:]:
-            shutil.copytree(tmp_path / names[0], tmp_path / name)
+            shutil.copytree(folder / names[0], folder / name)
     for name in ("before", "after", "20261120T174901Z-mlp-77ab02", NAMED):
-        examples.run(tmp_path / "results" / name, [make.record("none"), make.record("all")])
-    return tmp_path
+        examples.run(folder / "results" / name, [make.record("none"), make.record("all")])
+    return folder
+
+
+@pytest.fixture
+def reader(prepared: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    return shutil.copytree(prepared, tmp_path / "reader")
+
+
+@pytest.fixture
+def clusters(reader: Path) -> Iterator[dict[str, str]]:
+    """A Slurm and a Ray of hollow GPUs, both on this machine; what the reader's shell knows of them."""
+    for name, text in SLURM.items():
+        write_program(reader / "bin" / name, f"#!/usr/bin/env bash\n{text}")
+    nodes = Nodes(is_hollow=True)
+    nodes.add("A100")
+    yield {"RAY_ADDRESS": nodes.cluster.address}
+    nodes.close()
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", pages())
-def test_the_lines_of_a_page_run_in_a_shell(page, reader, subtests):
+def test_the_lines_of_a_page_run_in_a_shell(page, reader, request, subtests):
     """Where no GPU is named, they run whole on a hollow one; the tutorial, whose model is small, is measured."""
     device = {} if page == "docs/tutorial.md" else {"GCPROF_HOLLOW": DEVICE}
+    more = request.getfixturevalue("clusters") if any("--engine" in line for line in pages()[page]) else {}
     for line in dict.fromkeys(pages()[page]):
-        if why_not(line):
-            continue
         command, _, _ = line.partition("  #")
         for output in re.findall(r"(?:-o|--output) (\S+)", command):
             shutil.rmtree(reader / output, ignore_errors=True)  # alternatives on a page write files of one name
             (reader / output).unlink(missing_ok=True)
-        done = shell(reader, REAL, line, **device)
+        done = shell(reader, REAL, line, **device, **more)
         expected = next((code for pattern, code in EXPECTED.items() if re.match(pattern, line)), 0)
         with subtests.test(line):
             assert done.returncode == expected, done.stdout[-500:] + done.stderr
