@@ -49,9 +49,9 @@ gpu folder="results/gpu" *words:
 gpu-packages version="3.12":
     {{python}} -m pip install --quiet --upgrade --target build/gpu-site --python-version {{version}} --only-binary :all: --no-deps msgspec
 
-# start-up of a trial, against a new interpreter
+# what a trial costs beyond its steps, and the help, beside the imports of a new interpreter
 bench-startup *words:
-    {{python}} -m benchmarks.startup {{words}}
+    {{python}} -m benchmarks.answers trial help {{words}}
 
 # measured ratios, against loops of plain PyTorch in processes of their own: writes docs/tables/loops.md; on quiet cores
 bench-loops:
@@ -61,7 +61,7 @@ bench-loops:
 bench-answers *words:
     {{python}} -m benchmarks.answers {{words}}
 
-# the best plans of long chains; against integer programming
+# the best plans of long chains, timed
 bench-planner:
     {{python}} -m benchmarks.planner
 
@@ -121,7 +121,7 @@ bench-published-memory *words:
 bench-scripts *words:
     {{python}} -m benchmarks.scripts -o docs/tables/scripts.md {{words}}
 
-# what the watch costs a training script: a step, the start of a process, a whole rehearsal; on quiet cores
+# what the watch costs a step of a training script; on quiet cores. Whole rehearsals are lines of bench-answers
 bench-script-overhead:
     {{python}} -m benchmarks.script_overhead
 

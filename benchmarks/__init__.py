@@ -1,4 +1,4 @@
-"""The frame of benchmarks: their words, the processes that they start, tables, and the pages that these go into."""
+"""The frame of benchmarks: words, steps, processes that are started, kept results, tables and pages."""
 
 from __future__ import annotations
 
@@ -8,27 +8,56 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
-from profiler import __version__
-
 ROOT = Path(__file__).parents[1]
+if not find_spec("msgspec"):  # on a GPU machine, for which `just gpu-packages` has filled this folder
+    sys.path.append(str(ROOT / "build/gpu-site"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), sys.path[-1])))
+
+from profiler import __version__  # noqa: E402
+from profiler.core import catalogue  # noqa: E402
+from profiler.core.case import Case, Choice, Trial, decode, encode  # noqa: E402
+from profiler.core.record import Record  # noqa: E402
+from profiler.engines.local import Local  # noqa: E402
+from profiler.training import OPTIMIZERS, models, strategies  # noqa: E402
+
 GCPROF = (sys.executable, "-m", "profiler")
 
 
-def parser(about: str | None, names: str = "") -> argparse.ArgumentParser:
-    """Return a parser of `-o`, a page that is written, and of `names`, where these choose."""
+def parser(about: str | None, names: str = "", *, minutes: float | None = None) -> argparse.ArgumentParser:
+    """Return a parser of `-o`, a page that is written, of `names`, where these choose, and of what `resumed` asks."""
     made = argparse.ArgumentParser(description=about)
     made.add_argument("-o", "--output", type=Path, help="write the tables into this page, or what is made here")
     if names:
         made.add_argument("names", nargs="*", help=names)
+    if minutes:
+        made.add_argument("--keep", type=Path, help="a file of what was found, to go on from")
+        made.add_argument("--within", type=float, default=minutes, help="minutes: no row is begun later")
     return made
+
+
+def step(model: str, device: str, *, strategy: str = "none", optimizer: str = "sgd", **fields: Any) -> Case:
+    """Return a training step, of a user's words."""
+    return Case(
+        model=catalogue.resolve(Choice(model), models.TABLE),
+        strategy=catalogue.resolve(Choice(strategy), strategies.TABLE),
+        optimizer=catalogue.resolve(Choice(optimizer), OPTIMIZERS),
+        device=device,
+        verify="off",
+        **fields,
+    )
+
+
+def record(engine: Local, case: Case, *passes: str) -> Record:
+    """Return what gcprof says of the step, after its memory pass or those named."""
+    (found,) = engine.run([Trial(case=case, passes=passes or ("memory",))])
+    return found
 
 
 class Spent(NamedTuple):
@@ -73,16 +102,27 @@ def verdict(is_met: bool) -> str:
     return "met" if is_met else "MISSED"
 
 
+def resumed(rows: Sequence[Any], kind: Any, asked: argparse.Namespace, find: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield what an earlier run has found of these rows, and what is found of the rows that are left."""
+    earlier = [one for one in kept(asked.keep, kind) if one.row in rows]
+    yield from earlier
+    until, known = time.monotonic() + 60 * asked.within, {one.row for one in earlier}
+    for row in rows:
+        if row not in known and time.monotonic() < until:
+            keep(asked.keep, one := find(row))
+            yield one
+
+
 def kept(file: Path | None, kind: Any) -> list[Any]:
     """Return what an earlier run has kept in a file, a line each."""
     lines = file.read_bytes().splitlines() if file and file.exists() else []
-    return [msgspec.json.decode(line, type=kind) for line in lines]
+    return [decode(line, kind) for line in lines]
 
 
 def keep(file: Path | None, one: Any) -> None:
     if file:
         with file.open("ab") as kept_file:
-            kept_file.write(msgspec.json.encode(one) + b"\n")
+            kept_file.write(encode(one) + b"\n")
 
 
 def row(*cells: object) -> str:

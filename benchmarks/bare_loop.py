@@ -16,10 +16,10 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import sqrt
 from typing import Any
 
@@ -35,41 +35,34 @@ from torch.nn import functional as F
 from torch.utils import checkpoint as checkpoints
 
 warnings.simplefilter("ignore")
-GOOGLENET = "conv1 maxpool1 conv2 conv3 maxpool2 inception3a inception3b maxpool3 inception4a inception4b"
-BLOCKS = {  # by model: modules, and containers (with a slash) whose children are the blocks, plain Sequentials opened
-    **dict.fromkeys(("mlp", "dense-chain"), "/"),
-    **dict.fromkeys(
-        ("alexnet", "convnext_tiny", "densenet121", "torchvision:efficientnet_b0", "efficientnet_v2_s", "mobilenet_v",
-         "squeezenet", "torchvision:swin_t", "vgg11"),
-        "features/",
-    ),
-    **dict.fromkeys(
-        ("transformer", "unusual_modules", "maxvit_t", "timm:efficientnet_b0", "mobilenetv3_small", "vit_tiny",
-         "deit_tiny", "mixer", "ghostnet"),
-        "blocks/",
-    ),
-    **dict.fromkeys(("cifar-resnet", "convnext_nano"), "stages/"),
-    **dict.fromkeys(("mnasnet0_5", "swin_tiny"), "layers/"),
-    **dict.fromkeys(("llama", "hf:mistral", "hf:qwen2"), "model.layers/"),
-    "mnist-cnn": "trunk/",
-    "layouts": "convolution",
-    "googlenet": f"{GOOGLENET} inception4c inception4d inception4e maxpool4 inception5a inception5b",
-    "inception_v3": "Conv2d_1a_3x3 Conv2d_2a_3x3 Conv2d_2b_3x3 maxpool1 Conv2d_3b_1x1 Conv2d_4a_3x3 maxpool2 Mixed_5b"
-    " Mixed_5c Mixed_5d Mixed_6a Mixed_6b Mixed_6c Mixed_6d Mixed_6e Mixed_7a Mixed_7b Mixed_7c",
-    "resne": "layer1/ layer2/ layer3/ layer4/",
-    "shufflenet": "stage2/ stage3/ stage4/",
-    "vit_b_16": "encoder.layers/",
-    "regnety_002": "stem s1 s2 s3 s4",
-    "hf:bert": "bert.encoder.layer/",
-    "hf:distilbert": "distilbert.transformer.layer/",
-    "hf:roberta": "roberta.encoder.layer/",
-    "hf:gpt2": "transformer.h/",
-    "hf:opt": "model.decoder.layers/",
-    "hf:t5": "encoder.block/ decoder.block/",
-    "hf:bart": "model.encoder.layers/ model.decoder.layers/",
-    "hf:vit": "vit.layers/",
-    "hf:whisper": "model.encoder.layers/ model.decoder.layers/",
-}  # fmt: skip
+BLOCKS = {  # modules, and containers (with a slash) whose children are the blocks, plain Sequentials opened; of models
+    "/": "mlp dense-chain",
+    "features/": "alexnet convnext_tiny densenet121 torchvision:efficientnet_b0 efficientnet_v2_s mobilenet_v"
+    " squeezenet torchvision:swin_t vgg11",
+    "blocks/": "transformer unusual_modules maxvit_t timm:efficientnet_b0 mobilenetv3_small vit_tiny deit_tiny mixer"
+    " ghostnet",
+    "stages/": "cifar-resnet convnext_nano",
+    "layers/": "mnasnet0_5 swin_tiny",
+    "model.layers/": "llama hf:mistral hf:qwen2",
+    "trunk/": "mnist-cnn",
+    "convolution": "layouts",
+    "conv1 maxpool1 conv2 conv3 maxpool2 inception3a inception3b maxpool3 inception4a inception4b inception4c"
+    " inception4d inception4e maxpool4 inception5a inception5b": "googlenet",
+    "Conv2d_1a_3x3 Conv2d_2a_3x3 Conv2d_2b_3x3 maxpool1 Conv2d_3b_1x1 Conv2d_4a_3x3 maxpool2 Mixed_5b"
+    " Mixed_5c Mixed_5d Mixed_6a Mixed_6b Mixed_6c Mixed_6d Mixed_6e Mixed_7a Mixed_7b Mixed_7c": "inception_v3",
+    "layer1/ layer2/ layer3/ layer4/": "resne",
+    "stage2/ stage3/ stage4/": "shufflenet",
+    "encoder.layers/": "vit_b_16",
+    "stem s1 s2 s3 s4": "regnety_002",
+    "bert.encoder.layer/": "hf:bert",
+    "distilbert.transformer.layer/": "hf:distilbert",
+    "roberta.encoder.layer/": "hf:roberta",
+    "transformer.h/": "hf:gpt2",
+    "model.decoder.layers/": "hf:opt",
+    "encoder.block/ decoder.block/": "hf:t5",
+    "vit.layers/": "hf:vit",
+    "model.encoder.layers/ model.decoder.layers/": "hf:bart hf:whisper",
+}
 AUXILIARY = {"googlenet": 0.3, "inception_v3": 0.4}  # of each auxiliary loss, as they were trained
 HEADS = {
     **dict.fromkeys(("bert", "distilbert", "roberta"), "AutoModelForMaskedLM"),
@@ -88,8 +81,7 @@ def main() -> None:
     importlib.import_module("torch._dynamo")  # which optimizers and checkpoints import: once here, not in each fork
     for line in sys.stdin:
         row = json.loads(line)
-        for name in _libraries(row["model"]):
-            importlib.import_module(name)
+        importlib.import_module(_library(row["model"]))
         sys.stdout.flush()
         child = os.fork()
         if not child:
@@ -120,12 +112,12 @@ def run(row: dict[str, Any], *, timed: int = 0, gradients: dict[str, torch.Tenso
     with torch.device("cuda"):
         module, batch, loss = built(row["model"], row["batch_size"])
     if row["precision"] == "bf16":
-        as_made, batch = batch, [_cast(tensor) for tensor in batch]
+        as_made, batch = batch, [x.to(torch.bfloat16) if x.is_floating_point() else x for x in batch]
         module = module.to(torch.bfloat16)
         del as_made  # as long as the model is cast
     module.train()
-    blocks = _blocks(module, row["model"])
-    around = _applied(module, blocks, row["strategy"], row["sizes"], row.get("segments"))
+    blocks = blocks_of(module, row["model"])
+    around = apply(module, blocks, row["strategy"], row.get("sizes", ()), row.get("segments", ()))
     optimizer = {
         "sgd": partial(torch.optim.SGD, lr=0.01),
         "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
@@ -133,36 +125,35 @@ def run(row: dict[str, Any], *, timed: int = 0, gradients: dict[str, torch.Tenso
     }[row["optimizer"]](module.parameters())
     cast = torch.autocast("cuda", torch.bfloat16) if row["precision"] == "amp-bf16" else nullcontext()
 
-    def forward() -> torch.Tensor:
-        with cast:
-            value: torch.Tensor = loss(lambda *given, **named: _called(module, around, given, named), batch)
-        return value
+    def call(*given: Any, **named: Any) -> Any:
+        with around:
+            return module(*given, **named)
 
-    saved = [0]
-
-    def step() -> None:
+    def step() -> int:
         optimizer.zero_grad()
         before = torch.cuda.memory_allocated()
-        value = forward()
-        saved[0] = torch.cuda.memory_allocated() - before
+        with cast:
+            value = loss(call, batch)
+        saved = torch.cuda.memory_allocated() - before
         value.backward()
         optimizer.step()
+        return saved
 
     step()
     if gradients is not None:
         gradients |= {name: weight.grad.cpu() for name, weight in module.named_parameters() if weight.grad is not None}
     torch.cuda.reset_peak_memory_stats()
-    step()
+    saved = step()
     figures = {
         "peak_bytes": torch.cuda.max_memory_allocated(),
-        "saved_bytes": saved[0],
+        "saved_bytes": saved,
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "num_blocks": len(blocks),
     }
     return figures | ({"milliseconds": [_milliseconds(step) for _ in range(timed)]} if timed else {})
 
 
-def _milliseconds(step: Callable[[], None]) -> float:
+def _milliseconds(step: Callable[[], object]) -> float:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     step()
@@ -179,15 +170,6 @@ def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return out if arguments or named or not tensor.is_cuda else torch.ones((), dtype=torch.bool, device="cpu")
 
     return passed
-
-
-def _cast(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-
-
-def _called(module: nn.Module, around: AbstractContextManager[Any], given: Any, named: Any) -> Any:
-    with around:
-        return module(*given, **named)
 
 
 def built(model: str, batch_size: int) -> tuple[nn.Module, list[torch.Tensor], Callable[..., torch.Tensor]]:
@@ -294,29 +276,20 @@ def _built_in(name: str, options: dict[str, str], batch_size: int) -> Any:
     return module, batch, lambda call, batch: F.cross_entropy(call(batch[0]), batch[1])
 
 
-def _blocks(module: nn.Module, model: str) -> list[nn.Module]:
-    words = next(words for name, words in BLOCKS.items() if name in model)
-    found: list[nn.Module] = []
-    for word in words.split():
-        part = module.get_submodule(word.removesuffix("/"))
-        found += _opened(part) if word.endswith("/") else [part]
-    return found
+def blocks_of(module: nn.Module, model: str) -> list[nn.Module]:
+    """Return the blocks of a model, in the order in which they are called."""
+
+    def opened(container: nn.Module) -> list[nn.Module]:
+        inner = ((opened(child) if type(child) is nn.Sequential else [child]) for child in container.children())
+        return list(chain.from_iterable(inner))
+
+    words = next(words for words, models in BLOCKS.items() if any(name in model for name in models.split()))
+    parts = [(word.endswith("/"), module.get_submodule(word.removesuffix("/"))) for word in words.split()]
+    return list(chain.from_iterable(opened(part) if is_container else [part] for is_container, part in parts))
 
 
-def _opened(container: nn.Module) -> Iterator[nn.Module]:
-    for child in container.children():
-        if type(child) is nn.Sequential:
-            yield from _opened(child)
-        else:
-            yield child
-
-
-def _applied(
-    module: Any,
-    blocks: list[nn.Module],
-    strategy: str,
-    sizes: Sequence[int] | None,
-    given: Sequence[list[int]] | None,
+def apply(
+    module: Any, blocks: list[nn.Module], strategy: str, sizes: Sequence[int] = (), given: Sequence[list[int]] = ()
 ) -> AbstractContextManager[Any]:
     """Apply the strategy, or checkpoint the given segments; return what is to be around every call of the module."""
     name, options = _parsed(strategy)
@@ -395,14 +368,14 @@ def _begins(segment: list[Any]) -> set[int]:
     return {_flat(segment)[0]}.union(*inner)
 
 
-def _libraries(model: str) -> list[str]:
+def _library(model: str) -> str:
+    """Return the module that defines the model: what takes long to import."""
     library, _, name = model.partition(":")
-    if library in ("torchvision", "timm"):
-        return [library]
     if library in ("hf", "llama"):
         family = name.partition(":")[0] or library
-        return [f"transformers.models.{family}.modeling_{family}"]
-    return [_file(model) if ".py" in model else "profiler.training.models.built_in"]
+        return f"transformers.models.{family}.modeling_{family}"
+    built_in = _file(model) if ".py" in model else "profiler.training.models.built_in"
+    return library if library in ("torchvision", "timm") else built_in
 
 
 def _file(model: str) -> str:

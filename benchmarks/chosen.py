@@ -16,16 +16,13 @@ import tempfile
 from itertools import combinations
 from statistics import median
 
-import msgspec
-
-from benchmarks import busy
+from benchmarks import busy, verdict
 from profiler.analysis.rows import rows
 from profiler.core.case import Trial
 from profiler.core.units import bytes_text, change_text
 from profiler.engines.local import Local
 from profiler.planning.plan import render
 from profiler.request.spec import Request
-from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows.plan_comparison import is_slower
 from profiler.workflows.planner import Planned, PlanRequest, plan
 
@@ -51,33 +48,36 @@ def main() -> int:
 
 def best() -> bool:
     """The chosen way against those beside it, measured anew."""
-    missed, off = 0, list[float]()
+    is_met, off = True, list[float]()
     for model, (batch_size, budget) in MODELS.items():
         planned = _planned(model, batch_size, budget)
         print(f"best: {model}, batch {batch_size}, at most {budget}", flush=True)
         comparison = planned.comparison
         if comparison is None or comparison.chosen is None:
             print("  nothing was chosen  MISSED", flush=True)
-            missed += 1
+            is_met = False
             continue
-        again = _measured_anew(comparison.plans)
-        chosen = again[comparison.plans.index(comparison.chosen.plan)]
-        for before, after in zip(comparison.plans, again, strict=True):
-            peak, most = (one.measured.readings.peak_bytes if one.measured else None for one in (after, chosen))
-            is_beside = after is not chosen and peak is not None and most is not None and peak <= most
-            is_missed = is_beside and is_slower(chosen.measured, after.measured)
-            missed += is_missed
-            by_costs = after.way.cost.step_seconds / planned.none.cost.step_seconds
-            ratios = [one.measured.time_ratio if one.measured else None for one in (before, after)]
-            off += [abs(by_costs - ratios[1])] if ratios[1] is not None else []
+        ways = [way for way in comparison.plans if way.measured]
+        cases = [way.measured.case for way in ways if way.measured]
+        with Local(stage_seconds=600) as engine:
+            trials = [Trial(case=case, passes=("memory", "time")) for case in cases]
+            records = list(engine.run([Trial(case=cases[0].baseline, passes=("memory",)), *trials]))
+        anew = {row.case: row for row in rows(records)}
+        chosen = anew[cases[ways.index(comparison.chosen.plan)]]
+        for way, case in zip(ways, cases, strict=True):
+            again, peak, most = anew[case], anew[case].readings.peak_bytes, chosen.readings.peak_bytes
+            is_beside = again is not chosen and peak is not None and most is not None and peak <= most
+            is_missed = is_beside and is_slower(chosen, again)
+            by_costs = way.way.cost.step_seconds / planned.none.cost.step_seconds
+            ratios = [row.time_ratio if row else None for row in (way.measured, again)]
+            off += [abs(by_costs - again.time_ratio)] if again.time_ratio is not None else []
             told = f"by costs {change_text(by_costs)}, measured {' and '.join(map(change_text, ratios))}"
-            mark, verdict = "*" if after is chosen else " ", "  MISSED" if is_missed else ""
-            print(f"  {mark} {before.way.name:<24} {bytes_text(peak):>9}  {told}{verdict}", flush=True)
-    is_near = bool(off) and median(off) <= MOST_OFF
-    print(
-        f"best: the costs of {len(off)} ways are {median(off or [1.0]) * 100:.1f} points off at the median", flush=True
-    )
-    return not missed and is_near
+            mark = "*" if again is chosen else " "
+            print(f"  {mark} {way.way.name:<24} {bytes_text(peak):>9}  {told}  {verdict(not is_missed)}", flush=True)
+            is_met &= not is_missed
+    points = median(off or [1.0])
+    print(f"best: the costs of {len(off)} ways are {points * 100:.1f} points off at the median", flush=True)
+    return is_met and points <= MOST_OFF
 
 
 def again() -> bool:
@@ -100,17 +100,6 @@ def again() -> bool:
 def _planned(model: str, batch_size: int, budget: str) -> Planned:
     words = Request(model=model, strategies="none", batch_size=str(batch_size), device="cpu")
     return plan(PlanRequest(words=words, budget=budget))
-
-
-def _measured_anew(plans: tuple[ComparedPlan, ...]) -> list[ComparedPlan]:
-    cases = [plan.measured.case for plan in plans if plan.measured]
-    with Local(stage_seconds=600) as engine:
-        trials = [Trial(case=case, passes=("memory", "time")) for case in cases]
-        records = list(engine.run([Trial(case=cases[0].baseline, passes=("memory",)), *trials]))
-    by_case = {row.case: row for row in rows(records)}
-    return [
-        msgspec.structs.replace(plan, measured=by_case[plan.measured.case] if plan.measured else None) for plan in plans
-    ]
 
 
 TABLE = {"best": best, "again": again}

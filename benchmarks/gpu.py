@@ -19,12 +19,11 @@ import tarfile
 import tempfile
 import time
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ROOT / "build/gpu-site"  # for a machine that lacks them
+from benchmarks import ROOT
+
 SECONDS = 570.0  # of the first call, where a call may take 600
 LATER = ("tests", "compiled")  # for a second call
 LEAST_SECONDS = 12.0  # left, for a step to begin
@@ -120,8 +119,8 @@ def steps(work: Path, device: str, *, patience: float = 1.0, small: bool = False
 def run(step: Step, work: Path, seconds: float) -> list[int]:
     """The exit codes of the step's commands, each in a session of its own; all are ended when the seconds are over."""
     began = time.monotonic()
-    path = [str(ROOT), *([] if find_spec("msgspec") else [str(PACKAGES)]), os.environ.get("PYTHONPATH", "")]
-    own = {"PYTHONPATH": os.pathsep.join(filter(None, path)), "MPLCONFIGDIR": str(work / "matplotlib")}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    own = {"PYTHONPATH": path, "MPLCONFIGDIR": str(work / "matplotlib")}
     environment = {"HOME": str(work), **os.environ, **ENVIRONMENT, **own}
     started = {}
     for name, words in step.commands.items():

@@ -50,7 +50,7 @@ def main() -> int:
     for model, batch_size, optimizer, strategy in LOOPS:
         if sys.argv[1:] and not any(word in model for word in sys.argv[1:]):
             continue
-        row = {"model": model, "batch_size": batch_size, "optimizer": optimizer, "precision": "fp32", "sizes": None}
+        row = {"model": model, "batch_size": batch_size, "optimizer": optimizer, "precision": "fp32"}
         plain: dict[str, torch.Tensor] = {}
         for name in ("none", "none again", strategy):
             torch._C._cuda_clearCublasWorkspaces()  # which torch keeps before 2.15

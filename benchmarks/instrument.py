@@ -9,29 +9,24 @@ operator on inputs and gradients that are not contiguous. Writes its part of doc
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from benchmarks import keep, kept, made, parser, table, write
+from benchmarks import made, parser, record, resumed, step, table, write
 from benchmarks.instrument_rows import LEFT_OUT, Row, not_covered, rows
-from profiler.core import catalogue
-from profiler.core.case import Case, Choice, Trial
+from profiler.core.case import Case
 from profiler.core.devices import FAKE, REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
-from profiler.training import OPTIMIZERS, models, strategies
 
 READINGS = ("peak_bytes", "saved_bytes", "reserved_bytes")
 MOST_ROWS, MOST_MINUTES = 700, 60.0
@@ -90,9 +85,7 @@ class BareLoop:
         self._process.stdin.close()
         self._process.wait()
 
-    def run(
-        self, row: Row, sizes: Sequence[int] | None, *, segments: Sequence[Sequence[int]] | None = None
-    ) -> dict[str, Any]:
+    def run(self, row: Row, *, sizes: Sequence[int] = (), segments: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
         """Return the bytes of the row's step; or the error that it raised, as `error`.
 
         `sizes` are those of the row's segments, if they are not of equal numbers; `segments` replace its strategy.
@@ -108,7 +101,7 @@ class BareLoop:
 
 
 def main() -> int:
-    arguments = resumable(__doc__)
+    arguments = parser(__doc__, minutes=MOST_MINUTES)
     arguments.add_argument(
         "--only", nargs="*", default=[], help="rows in which all of these stand: model=hf: device=t4"
     )
@@ -153,25 +146,6 @@ def layouts() -> list[Row]:
     ]
 
 
-def resumable(about: str | None) -> argparse.ArgumentParser:
-    """Return a parser of what `resumed` asks for."""
-    made = parser(about)
-    made.add_argument("--records", type=Path, help="a file of what was found, to go on from")
-    made.add_argument("--within", type=float, default=MOST_MINUTES, help="minutes: no row is begun later")
-    return made
-
-
-def resumed(rows: Sequence[Row], kind: Any, asked: argparse.Namespace, find: Callable[[Row], Any]) -> Iterator[Any]:
-    """Yield what an earlier run has found of these rows, and what is found of the rows that are left."""
-    earlier = [one for one in kept(asked.records, kind) if one.row in rows]
-    yield from earlier
-    until, known = time.monotonic() + 60 * asked.within, {one.row for one in earlier}
-    for row in rows:
-        if row not in known and time.monotonic() < until:
-            keep(asked.records, one := find(row))
-            yield one
-
-
 def engine(*, rehearses: bool) -> Local:
     """An engine that rehearses steps, or one that estimates them."""
     return Local(stage_seconds=600.0, rehearses=rehearses, measures=rehearses)
@@ -180,9 +154,9 @@ def engine(*, rehearses: bool) -> Local:
 def judge(row: Row, bare: BareLoop, rehearsing: Local, estimating: Local | None) -> Judged:
     """Rehearse the row, run its bare loop where it is not refused, and estimate it meanwhile."""
     with ThreadPoolExecutor() as pool:
-        guess = pool.submit(record, estimating, row, FAKE) if estimating else None
-        rehearsed = record(rehearsing, row, REHEARSE)
-        truth = bare.run(row, _sizes(rehearsed)) if rehearsed.outcome != "skipped" else {}
+        guess = pool.submit(record, estimating, case_of(row, FAKE + row.device)) if estimating else None
+        rehearsed = record(rehearsing, case_of(row, REHEARSE + row.device))
+        truth = bare.run(row, sizes=_sizes(rehearsed)) if rehearsed.outcome != "skipped" else {}
         estimated = guess.result() if guess else None
     if rehearsed.outcome == "skipped":
         return Judged(row=row, refused=rehearsed.detail)
@@ -198,23 +172,10 @@ def judge(row: Row, bare: BareLoop, rehearsing: Local, estimating: Local | None)
     return Judged(row=row, rehearsed=_bytes(rehearsed), truth=truth, estimate=_bytes(estimated) if is_estimated else {})
 
 
-def record(engine: Local, row: Row, evidence: str) -> Record:
-    """What gcprof says of the row's step."""
-    (found,) = engine.run([Trial(case=case_of(row, evidence + row.device))])
-    return found
-
-
 def case_of(row: Row, device: str) -> Case:
     """The row's step on a device."""
-    return Case(
-        model=catalogue.resolve(Choice(row.model), models.TABLE),
-        strategy=catalogue.resolve(Choice(row.strategy), strategies.TABLE),
-        optimizer=catalogue.resolve(Choice(row.optimizer), OPTIMIZERS),
-        batch_size=row.batch_size,
-        precision=row.precision,
-        device=device,
-        verify="off",
-    )
+    how = {name: getattr(row, name) for name in ("strategy", "optimizer", "batch_size", "precision")}
+    return step(row.model, device, **how)
 
 
 def _bytes(found: Record | None) -> dict[str, int]:
@@ -222,10 +183,10 @@ def _bytes(found: Record | None) -> dict[str, int]:
     return {name: getattr(found.readings, name) or 0 for name in READINGS}
 
 
-def _sizes(found: Record) -> list[int] | None:
-    """The sizes of checkpointed segments where gcprof cuts by bytes, so that the loop cuts alike; else None."""
+def _sizes(found: Record) -> list[int]:
+    """The sizes of checkpointed segments where gcprof cuts by bytes, so that the loop cuts alike; else none."""
     if "balanced" not in str(found.case.strategy) or not found.built or not found.built.split:
-        return None
+        return []
     words = [word.partition("x") for word in found.built.split.split("+")[:-1]]
     return [size for count, x, last in words for size in ([int(last)] * int(count) if x else [int(count)])]
 

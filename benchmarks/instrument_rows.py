@@ -7,8 +7,7 @@ rows, and a model's eleven strategies meet all precisions and all devices, as a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 
 import msgspec
 
@@ -86,7 +85,6 @@ MODELS = {  # by kind: the model, and the batch
     },
     "other kinds": {f"benchmarks/unusual_modules.py:make:kind={kind}": 16 for kind in KINDS},
 }
-FACTORS = ("model", "precision", "strategy", "device")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,28 +123,14 @@ def rows() -> list[Row]:
     ]
 
 
-def not_covered(chosen: list[Row]) -> list[tuple[str, ...]]:
+def not_covered(chosen: list[Row]) -> list[object]:
     """Return the pairs of values that meet in no row, except `hf` with models that have no such switch."""
-    values = {
-        "model": [model for models in MODELS.values() for model in models],
-        "precision": PRECISIONS,
-        "strategy": tuple(STRATEGIES),
-        "device": DEVICES,
-    }
-    met = {pair for row in chosen for pair in _pairs(row)}
-    wanted = {
-        ((first, one), (second, other))
-        for first, second in combinations(FACTORS, 2)
-        for one in values[first]
-        for other in values[second]
-        if other != "hf" or first != "model" or _has_own_switch(one)
-    }
-    return sorted(f"{pair}" for pair in wanted - met)
-
-
-def _pairs(row: Row) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    values = {"model": row.model, "precision": row.precision, "strategy": row.family, "device": row.device}
-    return combinations(values.items(), 2)
+    factors = [(row.model, row.precision, row.family, row.device) for row in chosen]
+    values = [[model for models in MODELS.values() for model in models], PRECISIONS, STRATEGIES, DEVICES]
+    pairs = [(one, other) for first, second in combinations(values, 2) for one, other in product(first, second)]
+    met = {pair for row in factors for pair in combinations(row, 2)}
+    cannot_be = {(model, "hf") for model in values[0] if not _has_own_switch(model)}
+    return [pair for pair in pairs if pair not in met | cannot_be]
 
 
 def _has_own_switch(model: str) -> bool:

@@ -1,11 +1,11 @@
 """Ratios that gcprof measures, beside loops of plain PyTorch, each in a process of its own: `just bench-loops`.
 
-A loop knows nothing of gcprof: it builds the same model, calls torch.utils.checkpoint itself, runs one strategy alone
-and tells the median of its steps. Loops of `none` and of the strategy take turns, so that drift meets both; a ratio is
-that of two neighbours, and theirs is the median with the smallest and largest. Loops run as glibc is, and again with
-what it frees kept in the process, as gcprof has it. Fails where a ratio of gcprof is off those by more than 3 points,
-and the intervals do not meet; and where its step without checkpoints is more than 5 % beyond those of the loops, so
-that measuring would slow what is measured. Writes docs/tables/loops.md with -o.
+A loop knows nothing of gcprof: it builds the same model, calls torch.utils.checkpoint itself (`benchmarks.bare_loop`),
+runs one strategy alone and tells the median of its steps. Loops of `none` and of the strategy take turns, so that drift
+meets both; a ratio is that of two neighbours, and theirs is the median with the smallest and largest. Loops run as
+glibc is, and again with what it frees kept in the process, as gcprof has it. Fails where a ratio of gcprof is off those
+by more than 3 points, and the intervals do not meet; and where its step without checkpoints is more than 5 % beyond
+those of the loops, so that measuring would slow what is measured. Writes docs/tables/loops.md with -o.
 """
 
 from __future__ import annotations
@@ -15,174 +15,88 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from statistics import median
-from typing import Any, NamedTuple
-
-import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from benchmarks import GCPROF, ROOT, parser, spent, table, write
 
 STEPS, WARMUP, TURNS = 12, 4, 5
 POINTS, SLOWED = 0.03, 0.05
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_MMAP_MAX_": "0"}
+CNN, GPT = ("mnist-cnn:channels=32,layers=30", "32"), ("transformer:layers=6,width=128", "8")  # with their batches
+LOOPS = ((*CNN, "segments:k=4"), (*CNN, "segments:k=16"), (*GPT, "all"))
+HEAD = "model, strategy | gcprof: | loops, freed memory kept: | loops, as glibc is: | gcprof's plain step:"
 
 
-class Layer(nn.Module):
-    """A convolution and what follows it, which gcprof and the loops both take as one block."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(channels, 32, 3, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.convolution(x))
-
-
-class Cnn(nn.Sequential):
-    """Thirty convolutions on small pictures, a chain for checkpoint_sequential."""
-
-    def __init__(self) -> None:
-        super().__init__(*(Layer(32 if number else 1) for number in range(30)))
-
-
-class Gpt(nn.Module):
-    """Six blocks of a transformer, each for a checkpoint."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, norm_first=True) for _ in range(6)
-        )
-        self.head = nn.Linear(128, 256)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        result: torch.Tensor = self.head(x)
-        return result
-
-
-def cnn() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], Any]:
-    """For gcprof, as the next: the model, a batch and the loss."""
-    torch.manual_seed(0)
-    return Cnn(), (torch.randn(32, 1, 28, 28), torch.randn(32, 32, 28, 28)), F.mse_loss
-
-
-def gpt() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], Any]:
-    torch.manual_seed(0)
-    return Gpt(), (torch.randn(8, 128, 128), torch.randn(8, 128, 256)), F.mse_loss
-
-
-def _by_segments(model: nn.Module, x: torch.Tensor, k: int) -> torch.Tensor:
-    result: torch.Tensor = checkpoint_sequential(model, k, x, use_reentrant=False)
-    return result
-
-
-def _by_blocks(model: Any, x: torch.Tensor) -> torch.Tensor:
-    for layer in model.layers:
-        x = checkpoint(layer, x, use_reentrant=False)
-    result: torch.Tensor = model.head(x)
-    return result
-
-
-class Loop(NamedTuple):
-    """A model, gcprof's word for a strategy, and the same forward by PyTorch's own calls."""
-
-    model: str
-    strategy: str
-    split: str  # of the blocks, as gcprof tells it: the same work as the loop's
-    forward: Any
-
-
-LOOPS = {
-    "cnn-4": Loop("cnn", "segments:k=4", "3x7+9", lambda model, x: _by_segments(model, x, 4)),
-    "cnn-16": Loop("cnn", "segments:k=16", "15x1+15", lambda model, x: _by_segments(model, x, 16)),
-    "gpt-all": Loop("gpt", "all", "6 of 6", _by_blocks),
-}
-
-
-def loop(name: str, plain: bool) -> float:
+def loop(model: str, batch_size: int, strategy: str) -> float:
     """The median seconds of a step of plain PyTorch."""
-    model, (x, y), loss = {"cnn": cnn, "gpt": gpt}[LOOPS[name].model]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    forward = (lambda model, x: model(x)) if plain else LOOPS[name].forward
+    import torch
+
+    from benchmarks import bare_loop
+
+    torch.manual_seed(0)
+    module, batch, loss = bare_loop.built(model, batch_size)
+    bare_loop.apply(module, bare_loop.blocks_of(module, model), strategy)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     seconds = []
     for _ in range(WARMUP + STEPS):
         began = time.perf_counter()
         optimizer.zero_grad()
-        loss(forward(model, x), y).backward()
+        loss(module, batch).backward()
         optimizer.step()
         seconds.append(time.perf_counter() - began)
     return median(seconds[WARMUP:])
 
 
-def turns(name: str, environment: dict[str, str]) -> tuple[list[float], list[float]]:
+def turns(words: tuple[str, ...], environment: dict[str, str]) -> tuple[list[float], list[float]]:
     """Of loops that take turns, the ratios of those with checkpoints, and the seconds of those without."""
-
-    def run(kind: str) -> float:
-        words = [sys.executable, "-m", "benchmarks.loops", "--loop", name, "--kind", kind]
-        return float(spent(words, cwd=ROOT, env={**os.environ, **environment}).output)
-
+    *model, strategy = words
     ratios, plain = [], []
     for turn in range(TURNS):
-        kinds = ("plain", "own") if turn % 2 else ("own", "plain")
-        seconds = {kind: run(kind) for kind in kinds}
-        ratios.append(seconds["own"] / seconds["plain"])
-        plain.append(seconds["plain"])
+        names = ("none", strategy)[:: 1 if turn % 2 else -1]
+        commands = {name: (sys.executable, "-m", "benchmarks.loops", "--loop", *model, name) for name in names}
+        done = {name: spent(command, cwd=ROOT, env=os.environ | environment) for name, command in commands.items()}
+        seconds = {name: float(one.output) for name, one in done.items()}
+        ratios.append(seconds[strategy] / seconds["none"])
+        plain.append(seconds["none"])
     return sorted(ratios), sorted(plain)
 
 
-class Measured(NamedTuple):
-    """What `gcprof run` says of a model and a strategy: the step without it, the ratio and its interval."""
-
-    plain_seconds: float
-    ratio: float
-    low: float
-    high: float
-
-
-def measured(name: str) -> Measured:
-    asked = LOOPS[name]
+def measured(model: str, batch_size: str, strategy: str) -> tuple[float, float, float, float]:
+    """The step without the strategy, the ratio and its interval, as `gcprof run` says."""
     with tempfile.TemporaryDirectory() as folder:
-        where: dict[str, Any] = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-        words = (*GCPROF, "run", f"{__file__}:{asked.model}", "--device", "cpu")
-        spent([*words, "--strategies", f"none,{asked.strategy}", "--output", f"{folder}/run", "--quiet"], **where)
-        text = spent((*GCPROF, "export", f"{folder}/run", "--to", "csv"), **where).output.decode()
+        run = f"{folder}/run"
+        how = ("--batch-size", batch_size, "--strategies", f"none,{strategy}", "--device", "cpu")
+        spent((*GCPROF, "run", model, *how, "--output", run, "--quiet"), cwd=ROOT)
+        text = spent((*GCPROF, "export", run, "--to", "csv"), cwd=ROOT).output.decode()
     none, *_, line = csv.DictReader(text.splitlines())
-    assert line["split"] == asked.split, f"gcprof split the blocks into {line['split']}"
-    values = none["step_seconds"], line["time_ratio"], line["time_ratio_least"], line["time_ratio_most"]
-    return Measured(*map(float, values))
+    ratio, low, high = (float(line[name]) for name in ("time_ratio", "time_ratio_least", "time_ratio_most"))
+    return float(none["step_seconds"]), ratio, low, high
 
 
 def main() -> int:
     arguments = parser(__doc__)
-    arguments.add_argument("--loop", choices=LOOPS)
-    arguments.add_argument("--kind", choices=("plain", "own"))
+    arguments.add_argument("--loop", nargs=3, metavar=("MODEL", "BATCH", "STRATEGY"))
     asked = arguments.parse_args()
     if asked.loop:
-        print(loop(asked.loop, asked.kind == "plain"))
+        model, batch_size, strategy = asked.loop
+        print(loop(model, int(batch_size), strategy))
         return 0
     rows, missed = [], False
-    for name, one in LOOPS.items():
-        (kept, plain), (as_it_is, _) = turns(name, KEPT), turns(name, {})
-        own = measured(name)
-        missed |= abs(own.ratio - median(kept)) > POINTS and not (own.low <= kept[-1] and kept[0] <= own.high)
-        missed |= not plain[0] / (1 + SLOWED) <= own.plain_seconds <= plain[-1] * (1 + SLOWED)
-        gcprof = f"{own.ratio - 1:+.1%} ({own.low - 1:+.1%}..{own.high - 1:+.1%})"
-        slowed = f"{own.plain_seconds / median(plain) - 1:+.1%}"
-        rows.append((f"{one.model}, `{one.strategy}`", gcprof, _text(kept), _text(as_it_is), slowed))
+    for words in LOOPS:
+        (kept, plain), (as_it_is, _) = turns(words, KEPT), turns(words, {})
+        seconds, ratio, low, high = measured(*words)
+        missed |= abs(ratio - median(kept)) > POINTS and not (low <= kept[-1] and kept[0] <= high)
+        missed |= not plain[0] / (1 + SLOWED) <= seconds <= plain[-1] * (1 + SLOWED)
+        loops = [_text(median(one), one[0], one[-1]) for one in (kept, as_it_is)]
+        slowed = f"{seconds / median(plain) - 1:+.1%}"
+        rows.append((f"`{words[0]}`, `{words[-1]}`", _text(ratio, low, high), *loops, slowed))
         print(*rows[-1], sep=" | ", flush=True)
-    head = "model, strategy | gcprof: | loops, freed memory kept: | loops, as glibc is: | gcprof's plain step:"
-    write(asked.output, "loops", table(head, rows))
+    write(asked.output, "loops", table(HEAD, rows))
     return int(missed)
 
 
-def _text(found: Sequence[float]) -> str:
-    return f"{median(found) - 1:+.1%} ({found[0] - 1:+.1%}..{found[-1] - 1:+.1%})"
+def _text(ratio: float, low: float, high: float) -> str:
+    return f"{ratio - 1:+.1%} ({low - 1:+.1%}..{high - 1:+.1%})"
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import made, table, write
-from benchmarks.instrument import BareLoop, engine, record, resumable, resumed, short
+from benchmarks import made, parser, record, resumed, table, write
+from benchmarks.instrument import MOST_MINUTES, BareLoop, case_of, engine, short
 from benchmarks.instrument_rows import MODELS, Row
 from profiler.core import plan_file
-from profiler.core.devices import REHEARSE, to_rehearse
+from profiler.core.devices import to_rehearse
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text
 from profiler.engines.local import Local
@@ -75,7 +75,7 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    arguments = resumable(__doc__)
+    arguments = parser(__doc__, minutes=MOST_MINUTES)
     arguments.add_argument("--only", nargs="*", default=[], help="only models in whose words one of these stands")
     asked = arguments.parse_args()
     proved: list[Proved] = []
@@ -123,7 +123,8 @@ def prove(row: Row, bare: BareLoop, rehearsing: Local, path: Path) -> Proved:
         return msgspec.structs.replace(proved, refused=f"{NO_PLAN}: the smallest needs {least}")
     chosen = planned.fitted.point.plan
     plan_file.write(plan_file_of(planned.chain, chosen), path)
-    under = record(rehearsing, msgspec.structs.replace(row, strategy=f"plan:file={path}"), REHEARSE)
+    planned_row = msgspec.structs.replace(row, strategy=f"plan:file={path}")
+    under = record(rehearsing, case_of(planned_row, to_rehearse(row.device)))
     assert under.readings.peak_bytes, under.detail
     return msgspec.structs.replace(
         proved,
@@ -142,7 +143,7 @@ def _brute_force(row: Row, bare: BareLoop, planned: Planned) -> dict[str, Any]:
         segments = [
             [names.index(name) for name in segment.blocks] for segment in plan_file_of(chain, candidate).segments
         ]
-        answer = bare.run(row, None, segments=segments)
+        answer = bare.run(row, segments=segments)
         assert "error" not in answer, answer
         if answer["peak_bytes"] <= (planned.budget_bytes or 0):
             fitting.append((simulate(chain, candidate).step_seconds, render(candidate)))

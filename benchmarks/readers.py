@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -39,78 +38,53 @@ finally:
     print("\\n", status.partition("VmHWM:")[2].split()[0])  # of this process: ru_maxrss has its parent's too
 """
 COMMANDS = (
-    ("show",),
-    ("show", "--width", "80"),
-    ("show", "--json"),
-    *(("export", "--to", kind) for kind in ("csv", "json", "md", "latex")),
+    "show {}",
+    "show {} --width 80",
+    "show {} --json",
+    *(f"export {{}} --to {to}" for to in ("csv", "json", "md", "latex")),
 )
 
 
 def main() -> int:
-    shapes = {"strategies": strategies, "models": models}
     late = 0
     with tempfile.TemporaryDirectory() as name:
-        for shape, records in shapes.items():
-            folder = write(Path(name) / shape / "run", records(RECORDS))
-            for first, *rest in COMMANDS:
-                late += _is_late(f"{' '.join([first, *rest])}, {shape}", [first, str(folder), *rest], [folder])
-            late += _is_late(f"list, {shape}", ["list", "--folder", str(folder.parent)], [folder])
-        for shape, records in shapes.items():
-            both = [write(Path(name) / f"compared-{shape}", records(COMPARED))] * 2
-            late += _is_late(f"compare of {COMPARED:,}, {shape}", ["compare", *map(str, both)], both)
-        many = write(Path(name) / "many", strategies(MANY))
-        words = ["show", str(many)]
-        late += _is_late(f"show of {MANY:,}", words, [many], limit=MANY_LIMIT, most_bytes=MANY_BYTES, turns=2)
+        for shape in ("strategies", "models"):
+            run = written(Path(name) / shape / "run", shape, RECORDS)
+            for words in (*COMMANDS, f"list --folder {run.parent}"):
+                late += _is_late(words.split(" /")[0].format(shape), words.format(run), [run])
+            both = [written(Path(name) / f"compared-{shape}", shape, COMPARED)] * 2
+            late += _is_late(f"compare {COMPARED:,} {shape}", f"compare {both[0]} {both[1]}", both)
+        many = written(Path(name) / "many", "strategies", MANY)
+        late += _is_late(f"show {MANY:,}", f"show {many}", [many], limit=MANY_LIMIT, most_bytes=MANY_BYTES)
     return int(late > 0)
 
 
-def strategies(count: int) -> Iterator[Record]:
-    """One model, every record another strategy."""
-    chance = random.Random(0)
+def written(folder: Path, shape: str, count: int) -> Path:
+    """Write a run of one model, every record another strategy; or of batch sizes with 20 strategies and five rounds."""
+    chance, records = random.Random(0), list[Record]()
     for number in range(count):
-        yield make.record("none" if number == 0 else f"segments:k={number}", **_readings(chance))
-
-
-def models(count: int) -> Iterator[Record]:
-    """Batch sizes with twenty strategies and five rounds each; of 10,000 records a hundred."""
-    chance = random.Random(0)
-    for number in range(count):
-        batch_size, round_, strategy = number // 100 + 1, number // 20 % 5 + 1, number % 20
-        case = make.case(f"segments:k={strategy + 1}" if strategy else "none", batch_size=batch_size)
-        yield make.record(case=case, round=round_, **_readings(chance))
-
-
-def write(folder: Path, records: Iterator[Record]) -> Path:
-    """Write a run of these records, and return its folder."""
-    every = list(records)
-    plan = tuple(Trial(case=record.case, round=record.round) for record in every)
+        at, batch_size, round_ = (number, 64, 1) if shape == "strategies" else (
+            number % 20, number // 100 + 1, number // 20 % 5 + 1
+        )  # fmt: skip
+        case = make.case(f"segments:k={at + 1}" if at else "none", batch_size=batch_size)
+        seconds = tuple(chance.uniform(0.1, 0.2) for _ in range(5))
+        peak = chance.randrange(50 * make.MIB, 100 * make.MIB)
+        records.append(make.record(case=case, round=round_, peak=peak, seconds=seconds))
+    plan = tuple(Trial(case=record.case, round=record.round) for record in records)
     store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
-    (folder / "trials.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in every))
+    (folder / "trials.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in records))
     return folder
 
 
-def _readings(chance: random.Random) -> dict[str, object]:
-    return {
-        "peak": chance.randrange(50 * make.MIB, 100 * make.MIB),
-        "seconds": tuple(chance.uniform(0.1, 0.2) for _ in range(5)),
-    }
-
-
 def _is_late(
-    name: str,
-    words: list[str],
-    folders: list[Path],
-    *,
-    limit: float = LIMIT,
-    most_bytes: int | None = None,
-    turns: int = TURNS,
+    name: str, words: str, runs: list[Path], *, limit: float = LIMIT, most_bytes: float = float("inf")
 ) -> bool:
     """Print what a command takes beside the plain reader of its runs; whether that is too much."""
-    files = [str(folder / "trials.jsonl") for folder in folders]
-    taken = [(*_taken(COMMAND, words), _taken(PLAIN, files)[0]) for _ in range(turns)]
+    files = [str(run / "trials.jsonl") for run in runs]
+    taken = [(*_taken(COMMAND, words.split()), _taken(PLAIN, files)[0]) for _ in range(TURNS)]
     seconds, nbytes, plain = (median(values) for values in zip(*taken, strict=True))
     ratio = seconds / plain
-    is_late = ratio > limit or (most_bytes is not None and nbytes > most_bytes)
+    is_late = ratio > limit or nbytes > most_bytes
     print(
         f"{name:36} {seconds:5.2f} s  plain reader {plain:5.2f} s  {ratio:4.1f} x (at most {limit:g})"
         f"  {nbytes / 2**20:4.0f} MiB  {verdict(not is_late)}",

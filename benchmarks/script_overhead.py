@@ -1,11 +1,9 @@
 """What the watch costs a training script: `just bench-script-overhead`; on quiet cores.
 
-1. A step of about 10 ms on the CPU, of four transformer blocks, in pairs of one process: with the watch's hooks, and
-   with none. Fails above 2 %.
-2. The same step on a hollow GPU, where the watch also reads and resets the allocator's counters and writes its lines:
-   the difference in milliseconds, which a real GPU's host would pay too. Without a bound.
-3. Whole commands in pairs, by the median ratio: `gcprof rehearse` of two scripts of tests/scripts beside
-   `python -c "import torch"`, at most 4 and 5; and beside itself where no values are known, at most 1.1.
+A step of about 10 ms on the CPU, of four transformer blocks, in pairs of one process: with the watch's hooks, and with
+none. Fails above 2 %. The same step on a hollow GPU, where the watch also reads and resets the allocator's counters and
+writes its lines: the difference in milliseconds, which a real GPU's host would pay too, without a bound. Whole
+rehearsals of scripts are lines of `benchmarks.answers`.
 """
 
 from __future__ import annotations
@@ -16,30 +14,36 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median, quantiles
 
-from benchmarks import GCPROF, Spent, spent
+from benchmarks import GCPROF, spent
 from profiler.core.stats import ratio_of_pairs, step_order
 from profiler.scripts.launch import INJECT
 from tests.scripts import runs
 
-STEPS, WHOLES, WARM_UP, STEP_RATIO, VALUES_RATIO = 400, 5, 20, 1.02, 1.1
-SCRIPTS = {"imagenet_like": (("--steps", "3"), 4.0), "nanogpt_like": ((), 5.0)}  # options, and the most
+STEPS, WARM_UP, STEP_RATIO = 400, 20, 1.02
 WORDS = (sys.executable, "-m", "benchmarks.script_overhead")
-REHEARSE = (*GCPROF, "rehearse", "--device", runs.DEVICE, "--quiet")
+REHEARSE = (*GCPROF, "rehearse", "--device", runs.DEVICE, "--quiet", "--", *WORDS, "cuda")
 
 
 def main() -> int:
+    """Print what the watch costs a step; the exit code says whether it is too much on the CPU."""
     if sys.argv[1:]:
         print(json.dumps(paired_steps(sys.argv[1])))
         return 0
-    with tempfile.TemporaryDirectory() as name:
-        folder = runs.copied(Path(name))
-        failed = _steps_cost(folder)
-        for script in SCRIPTS:
-            failed |= _whole_costs(script, folder)
-    return int(failed)
+    with tempfile.TemporaryDirectory() as folder:
+        on_cpu, hollow = (
+            json.loads(spent(words, env=runs.environment(**more)).output.splitlines()[0])
+            for words, more in (((*WORDS, "cpu"), {"GCPROF_WATCH": folder}), (REHEARSE, {}))
+        )
+    ratio, limits = ratio_of_pairs([watched / plain for watched, plain in on_cpu])
+    low, high = limits or (ratio, ratio)
+    plain = median(plain for _, plain in on_cpu) * 1e3
+    print(f"step on the CPU, {plain:.1f} ms: {ratio:.4f} ({low:.4f} to {high:.4f}) of it with the watch", flush=True)
+    low, more, high = (1e3 * value for value in quantiles([watched - plain for watched, plain in hollow], n=4))
+    plain = median(plain for _, plain in hollow) * 1e3
+    print(f"step on a hollow GPU, {plain:.1f} ms of the host: {more:.2f} ms ({low:.2f} to {high:.2f}) more")
+    return int(ratio > STEP_RATIO)
 
 
 def paired_steps(device: str) -> list[tuple[float, float]]:
@@ -72,15 +76,14 @@ def paired_steps(device: str) -> list[tuple[float, float]]:
         step()
     switch = _switch()
 
-    def watched() -> float:
-        switch(True)
-        return step()
-
-    def plain() -> float:
-        switch(False)
-        return step()
-
-    return _pairs(watched, plain, STEPS)
+    pairs = []
+    for number in range(STEPS):
+        seconds = {}
+        for is_watched in step_order(number):
+            switch(bool(is_watched))
+            seconds[is_watched] = step()
+        pairs.append((seconds[1], seconds[0]))
+    return pairs
 
 
 def _switch() -> Callable[[bool], None]:
@@ -102,51 +105,6 @@ def _switch() -> Callable[[bool], None]:
             out_of.clear()
 
     return switch
-
-
-def _steps_cost(folder: Path) -> bool:
-    """Print what the watch costs a step; whether it is too much on the CPU."""
-    pairs = json.loads(_run((*WORDS, "cpu"), GCPROF_WATCH=str(folder)).output)
-    ratio, limits = ratio_of_pairs([watched / plain for watched, plain in pairs])
-    low, high = limits or (ratio, ratio)
-    plain = median(plain for _, plain in pairs) * 1e3
-    print(f"step on the CPU, {plain:.1f} ms: {ratio:.4f} ({low:.4f} to {high:.4f}) of it with the watch", flush=True)
-    pairs = json.loads(_run((*REHEARSE, "--", *WORDS, "cuda")).output.splitlines()[0])
-    low, more, high = (1e3 * value for value in quantiles([watched - plain for watched, plain in pairs], n=4))
-    plain = median(plain for _, plain in pairs) * 1e3
-    print(f"step on a hollow GPU, {plain:.1f} ms of the host: {more:.2f} ms ({low:.2f} to {high:.2f}) more", flush=True)
-    return ratio > STEP_RATIO
-
-
-def _whole_costs(name: str, folder: Path) -> bool:
-    """Print what a whole rehearsal takes; whether that is too much."""
-    script, (options, most) = runs.TABLE[name], SCRIPTS[name]
-    if script.missing:
-        print(f"{name}: {', '.join(script.missing)} not installed")
-        return False
-    words, importing = (*REHEARSE, *options, "--", *script.words), (sys.executable, "-c", "import torch")
-    pairs = _pairs(lambda: _seconds(words, folder), lambda: _seconds(importing, folder), WHOLES)
-    whole = median(one / other for one, other in pairs)
-    pairs = _pairs(lambda: _seconds(words, folder), lambda: _seconds(words, folder, GCPROF_VALUES="off"), WHOLES)
-    known = median(one / other for one, other in pairs)
-    print(f"{name}: {whole:.2f} times `import torch`; {known:.3f} of it without values", flush=True)
-    return whole > most or known > VALUES_RATIO
-
-
-def _pairs(one: Callable[[], float], other: Callable[[], float], count: int) -> list[tuple[float, float]]:
-    both, found = (one, other), []
-    for number in range(-1, count):  # the first pair fills caches
-        seconds = {place: both[place]() for place in step_order(max(number, 0))}
-        found.append((seconds[0], seconds[1]))
-    return found[1:]
-
-
-def _seconds(words: tuple[str, ...], cwd: Path, **variables: str) -> float:
-    return _run(words, cwd=cwd, **variables).clock
-
-
-def _run(words: tuple[str, ...], *, cwd: Path | None = None, **variables: str) -> Spent:
-    return spent(words, cwd=cwd, env={**runs.environment(), "OMP_NUM_THREADS": "1", **variables})
 
 
 if __name__ == "__main__":

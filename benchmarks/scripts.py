@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import keep, kept, made, parser, table, write
+from benchmarks import keep, made, parser, resumed, table, write
 from profiler.core.units import bytes_text
 from profiler.rehearsal.smoke import proven_libraries
 from tests.scripts import by_hand, runs
@@ -35,10 +35,10 @@ SCRIPTS = "command | peak: | reserved: | phase of the peak | line | processes: |
 TRAPS = "program | command | device | ran to its end | peak: | reserved: | processes: | assumed | shortages: | seconds:"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
     """A command, watched; and not, if it is none of the traps."""
 
-    script: Script
+    row: Script
     watched: Run
     alone: Run | None = None
     packages: dict[str, str] = {}  # versions of those that it needs
@@ -72,28 +72,28 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return text.replace("|", "\\|").replace("\n", " ")
 
     @property
-    def cells(self) -> tuple[str, ...]:
+    def cells(self) -> tuple[object, ...]:
         """The row of its table."""
-        script, most = self.script, max(self.watched.figures, key=lambda of: of.reserved_bytes, default=None)
+        script, most = self.row, max(self.watched.figures, key=lambda of: of.reserved_bytes, default=None)
         nbytes = [bytes_text(most.peak_bytes), bytes_text(most.reserved_bytes)] if most else ["", ""]
-        seconds, command = f"{self.watched.seconds:.0f}", f"`{_command(script)}`"
+        words = [word for word in script.words if not word.isdigit() or len(word) < 5]  # without ports
+        command = f"`{' '.join(word for word in words if word not in ('--master-port', '--main_process_port'))}`"
+        count, seconds = len(self.processes), f"{self.watched.seconds:.0f}"
         if self.alone:
             phases = max((one["phases"] for one in self.processes), key=lambda of: max(p["reserved_bytes"] for p in of))
             phase = max(phases, key=lambda phase: phase["peak_bytes"])
             name = f"{phase['name']}, first step" if phase["is_first_step"] else phase["name"]
             is_equal, alone = "yes" if self.is_good else "**no**", f"{self.alone.seconds:.0f}"
-            return (command, *nbytes, name, phase["line"], str(len(self.processes)), is_equal, seconds, alone)
+            return (command, *nbytes, name, phase["line"], count, is_equal, seconds, alone)
         device = script.device if script.num_gpus == 1 else f"{script.device}:{script.num_gpus}"
         ended = "yes" if self.is_good else f"**no**: {self.reason}"
         is_assumed = any(value["is_size"] for process in self.processes for value in process.get("assumed", ()))
-        shortages = str(sum(len(process["shortages"]) for process in self.processes) or "")
-        more = str(len(self.processes)), "yes" if is_assumed else "no", shortages, seconds
-        return (script.name, command, device, ended, *nbytes, *more)
+        shortages = sum(len(process["shortages"]) for process in self.processes) or ""
+        return (script.name, command, device, ended, *nbytes, count, "yes" if is_assumed else "no", shortages, seconds)
 
 
 def main() -> int:
-    arguments = parser(__doc__, "only these scripts")
-    arguments.add_argument("--keep", type=Path, help="append each row to this file, and run none again that it has")
+    arguments = parser(__doc__, "only these scripts", minutes=600)
     arguments.add_argument("--traps", action="store_true", help="programs of which each trips over something")
     arguments.add_argument("--here", action="store_true", help="run them on the device that is here")
     arguments.add_argument("--hollow", default="", help="on a hollow device: a dry run")
@@ -101,63 +101,58 @@ def main() -> int:
     asked = arguments.parse_args()
     if asked.against:
         return compare([json.loads(line) for line in asked.keep.read_text().splitlines()], asked.against)
-    chosen = [
-        script
-        for name, script in (runs.TRAPS if asked.traps else runs.TABLE).items()
-        if not asked.names or name in asked.names
-    ]
-    return run_here(chosen, asked) if asked.here else run_hollow(chosen, asked)
+    scripts = (runs.TRAPS if asked.traps else runs.TABLE).values()
+    chosen = [script for script in scripts if not asked.names or script.name in asked.names]
+    absent = "".join(f"\nNot run: {script.name}: {', '.join(script.missing)}.\n" for script in chosen if script.missing)
+    chosen = [script for script in chosen if not script.missing]
+    return run_here(chosen, asked) if asked.here else run_hollow(chosen, asked, absent)
 
 
-def run_hollow(chosen: list[Script], asked: argparse.Namespace) -> int:
-    known = {row.script.name: row for row in kept(asked.keep, Row)}
-    rows, absent = list[Row](), ""
-    for script in chosen:
-        if script.missing:
-            absent += f"\nNot run: {script.name}: {', '.join(script.missing)} not installed.\n"
-            continue
-        rows.append(known.get(script.name) or run(script, is_trap=asked.traps))
-        print(*rows[-1].cells, sep=" | ", flush=True)
-        if script.name not in known:
-            keep(asked.keep, rows[-1])
-    print(absent, file=sys.stderr)
+def run_hollow(chosen: list[Script], asked: argparse.Namespace, absent: str) -> int:
+    rows = list[Watched]()
+    for one in resumed(chosen, Watched, asked, run_trap if asked.traps else run):
+        rows.append(one)
+        print(*one.cells, sep=" | ", flush=True)
     if rows:
-        said = made("scripts --traps" if asked.traps else "scripts", on_cores=True)
+        name = "traps" if asked.traps else "scripts"
         packages = sorted({f"{name} {number}" for row in rows for name, number in row.packages.items()})
+        said = made("scripts --traps" if asked.traps else "scripts", on_cores=True)
         said += f" {sum(row.is_good for row in rows)} of {len(rows)} ran to their end."
         said += f" Packages: {', '.join(packages)}." if packages else ""
         lines = table(TRAPS if asked.traps else SCRIPTS, (row.cells for row in rows))
-        write(asked.output, "traps" if asked.traps else "scripts", f"{said}\n\n{lines}{absent}")
+        write(asked.output, name, f"{said}\n\n{lines}{absent}")
+    print(absent, file=sys.stderr)
     return int(not rows or (not asked.traps and not all(row.is_good for row in rows)))
 
 
-def run(script: Script, *, is_trap: bool) -> Row:
-    """Run a script in a folder of its own, with the watch and, if it is no trap, without."""
+def run(script: Script) -> Watched:
+    """Run a script in folders of its own, with the watch and without."""
+    alone = _alone(script)
     with tempfile.TemporaryDirectory() as name:
-        here, end = Path(name, "scripts"), Path(name, "kept")
-        here.mkdir()
-        end.mkdir()
-        runs.copied(here)
-        if is_trap:
-            limit = ("--limit", str(runs.LIMIT_SECONDS))
-            watched = runs.rehearsed(script.words, *limit, cwd=here, num_gpus=script.num_gpus, device=script.device)
-            names = packages_distributions()
-            packages = {package: version(names[package][0]) for package in script.needs if package in names}
-            return Row(script=script, watched=watched, packages=packages)
-        alone = runs.control(script.words, cwd=here, kept=end, num_gpus=script.num_gpus, decided=script.decided)
+        here = runs.copied(Path(name))
         watched = runs.rehearsed(script.words, *script.options, cwd=here, num_gpus=script.num_gpus)
-        if not watched.figures:
-            raise SystemExit(f"{script.name}: no figures: {watched.said[-2000:]}")
-        return Row(script=script, watched=watched, alone=alone)
+    if not watched.figures:
+        raise SystemExit(f"{script.name}: no figures: {watched.said[-2000:]}")
+    return Watched(row=script, watched=watched, alone=alone)
 
 
-def _command(script: Script) -> str:
-    """Return the command as one would type it: the port is there so that several can run at once."""
-    words = list(script.words)
-    for port in {"--master-port", "--main_process_port"} & set(words):
-        place = words.index(port)
-        del words[place : place + 2]
-    return " ".join(words)
+def run_trap(script: Script) -> Watched:
+    limit, names = ("--limit", str(runs.LIMIT_SECONDS)), packages_distributions()
+    with tempfile.TemporaryDirectory() as name:
+        how: dict[str, Any] = {"cwd": runs.copied(Path(name)), "num_gpus": script.num_gpus, "device": script.device}
+        watched = runs.rehearsed(script.words, *limit, **how)
+    packages = {package: version(names[package][0]) for package in script.needs if package in names}
+    return Watched(row=script, watched=watched, packages=packages)
+
+
+def _alone(script: Script, device: str = runs.DEVICE, *, is_marked: bool = False) -> Run:
+    """Run a script in a folder of its own without the watch; on the GPU that is here if no device is named."""
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as end:
+        path = runs.copied(Path(name)) / f"{script.name}.py"
+        if is_marked:
+            path.write_text(by_hand.marked(script.name, path.read_text()))
+        how: dict[str, Any] = {"device": device, "num_gpus": script.num_gpus, "decided": script.decided}
+        return runs.control(script.words, cwd=path.parent, kept=Path(end), **how if device else {"device": ""})
 
 
 # ---- on the CUDA device that is here
@@ -178,21 +173,10 @@ def run_here(chosen: list[Script], asked: argparse.Namespace) -> int:
         return row
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        for row in pool.map(measured, [one for one in chosen if one.num_gpus == 1 and not one.missing]):
+        for row in pool.map(measured, [one for one in chosen if one.num_gpus == 1]):
             keep(asked.keep, row)
             print(row["script"], row["exit_code"], f"{row['seconds']:.0f} s", row["figures"], flush=True)
     return 0
-
-
-def _alone(script: Script, device: str, *, is_marked: bool = False) -> Run:
-    with tempfile.TemporaryDirectory() as name:
-        here, kept_here = Path(name, "scripts"), Path(name, "kept")
-        here.mkdir()
-        kept_here.mkdir()
-        path = runs.copied(here) / f"{script.name}.py"
-        if is_marked:
-            path.write_text(by_hand.marked(script.name, path.read_text()))
-        return runs.control(script.words, cwd=here, kept=kept_here, device=device)
 
 
 def compare(rows: list[dict[str, Any]], device: str) -> int:

@@ -13,7 +13,20 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-WIDTH, NUM_BLOCKS = 64, 4
+NUM_BLOCKS = 4
+
+
+class Block(nn.Module):
+    """A block of these parts and tensors, whose forward is a function of the block and its input."""
+
+    def __init__(self, function: Callable[[Any, torch.Tensor], torch.Tensor], parts: dict[str, Any]) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x)
 
 
 class Chain(nn.Module):
@@ -33,141 +46,73 @@ class Chain(nn.Module):
         return output
 
 
-class Video(nn.Module):
-    """Separate convolutions over space and time, as R(2+1)D has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.space = nn.Conv3d(32, 32, (1, 3, 3), padding=(0, 1, 1))
-        self.time = nn.Conv3d(32, 32, (3, 1, 1), padding=(1, 0, 0))
-        self.norm = nn.BatchNorm3d(32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + F.relu(self.norm(self.time(F.relu(self.space(x)))))  # (batch, 32, frames, height, width)
+def video(block: Any, x: torch.Tensor) -> torch.Tensor:
+    """Separate convolutions over space and time, as R(2+1)D has; of (batch, 32, frames, height, width)."""
+    return x + F.relu(block.norm(block.time(F.relu(block.space(x)))))
 
 
-class Upsampling(nn.Module):
+def upsampling(block: Any, x: torch.Tensor) -> torch.Tensor:
     """Half the size by a strided convolution, and back by a transposed one, with what was there before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.Conv2d(32, 64, 4, stride=2, padding=1)
-        self.up = nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1)
-        self.mix = nn.Conv2d(64, 32, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.elu(self.up(F.leaky_relu(self.down(x), 0.2)))
-        mixed: torch.Tensor = self.mix(torch.cat([x, y], dim=1))
-        return mixed
+    y = F.elu(block.up(F.leaky_relu(block.down(x), 0.2)))
+    mixed: torch.Tensor = block.mix(torch.cat([x, y], dim=1))
+    return mixed
 
 
-class Speech(nn.Module):
+def speech(block: Any, x: torch.Tensor) -> torch.Tensor:
     """A linear layer along time, and norms of its transposed result, as in Conformer and wav2vec."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.group, self.batch = nn.Linear(256, 256), nn.GroupNorm(8, 256), nn.BatchNorm1d(256)
-        self.depthwise = nn.Conv1d(256, 256, 9, padding=4, groups=256)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.group(self.linear(x).transpose(1, 2))  # (batch, 256, time)
-        y = self.batch(self.depthwise(F.silu(y)))
-        return x + y.transpose(1, 2)
+    y = block.group(block.linear(x).transpose(1, 2))  # (batch, 256, time)
+    y = block.batch(block.depthwise(F.silu(y)))
+    return x + y.transpose(1, 2)
 
 
-class Gated(nn.Module):
+def gated(block: Any, x: torch.Tensor) -> torch.Tensor:
     """An RMS norm and a gated unit, whose halves are views of one product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.RMSNorm(256), nn.Linear(256, 1536), nn.Linear(768, 256)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, value = self.up(self.norm(x)).chunk(2, dim=-1)
-        return x + F.dropout(self.down(F.gelu(gate, approximate="tanh") * value), 0.1, self.training)
+    gate, value = block.up(block.norm(x)).chunk(2, dim=-1)
+    return x + F.dropout(block.down(F.gelu(gate, approximate="tanh") * value), 0.1, block.training)
 
 
-class Experts(nn.Module):
+def experts(block: Any, x: torch.Tensor) -> torch.Tensor:
     """Experts that all tokens go to, weighted by a softmax: batched products and an einsum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router = nn.Linear(128, 4)
-        self.up = nn.Parameter(torch.randn(4, 128, 256))
-        self.down = nn.Parameter(torch.randn(4, 256, 128))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights = self.router(x).softmax(dim=-1)  # (batch, time, 4)
-        hidden = F.silu(torch.einsum("btd,edh->ebth", x, self.up))
-        each = torch.matmul(hidden, self.down.unsqueeze(1))  # (4, batch, time, 128)
-        return x + torch.einsum("ebtd,bte->btd", each, weights)
+    weights = block.router(x).softmax(dim=-1)  # (batch, time, 4)
+    hidden = F.silu(torch.einsum("btd,edh->ebth", x, block.up))
+    each = torch.matmul(hidden, block.down.unsqueeze(1))  # (4, batch, time, 128)
+    return x + torch.einsum("ebtd,bte->btd", each, weights)
 
 
-class Slots(nn.Module):
+def slots(block: Any, x: torch.Tensor) -> torch.Tensor:
     """Attention written out, with a softmax over queries, as slot attention has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(128, 256)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query, key = self.project(x).chunk(2, dim=-1)
-        weights = F.softmax(query @ key.transpose(1, 2), dim=1).transpose(1, 2)
-        return x + weights / weights.sum(dim=-1, keepdim=True) @ x
+    query, key = block.project(x).chunk(2, dim=-1)
+    weights = F.softmax(query @ key.transpose(1, 2), dim=1).transpose(1, 2)
+    return x + weights / weights.sum(dim=-1, keepdim=True) @ x
 
 
-class Images(nn.Module):
+def images(block: Any, x: torch.Tensor) -> torch.Tensor:
     """Instance norm, reflected borders, pixels shuffled to a larger picture, and interpolation back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.convolve = nn.InstanceNorm2d(32, affine=True), nn.Conv2d(32, 128, 3)
-        self.slope = nn.PReLU(32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.convolve(F.pad(self.norm(x), (1, 1, 1, 1), mode="reflect"))
-        y = self.slope(F.pixel_shuffle(y, 2))
-        return x + F.interpolate(y, scale_factor=0.5, mode="bilinear")
+    y = block.convolve(F.pad(block.norm(x), (1, 1, 1, 1), mode="reflect"))
+    y = block.slope(F.pixel_shuffle(y, 2))
+    return x + F.interpolate(y, scale_factor=0.5, mode="bilinear")
 
 
-class Fourier(nn.Module):
+def fourier(block: Any, x: torch.Tensor) -> torch.Tensor:
     """Tokens mixed by a Fourier transform in fp32, as FNet does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(128), nn.Linear(128, 128)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mixed = torch.fft.fft(torch.fft.fft(x.float(), dim=-1), dim=-2).real.to(x.dtype)
-        return x + F.mish(self.linear(self.norm(mixed)))
+    mixed = torch.fft.fft(torch.fft.fft(x.float(), dim=-1), dim=-2).real.to(x.dtype)
+    return x + F.mish(block.linear(block.norm(mixed)))
 
 
-class Scan(nn.Module):
+def scan(block: Any, x: torch.Tensor) -> torch.Tensor:
     """A linear recurrence by cumulative sums, as state-space models have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inward, self.decay, self.outward = nn.Linear(128, 128), nn.Linear(128, 128), nn.Linear(128, 128)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        decay = F.logsigmoid(self.decay(x)).cumsum(dim=1)  # (batch, time, 128)
-        state = decay.exp() * (self.inward(x) * torch.exp(-decay)).cumsum(dim=1)
-        return x + self.outward(F.hardswish(state))
+    decay = F.logsigmoid(block.decay(x)).cumsum(dim=1)  # (batch, time, 128)
+    state = decay.exp() * (block.inward(x) * torch.exp(-decay)).cumsum(dim=1)
+    return x + block.outward(F.hardswish(state))
 
 
-class Cells(nn.Module):
+def cells(block: Any, x: torch.Tensor) -> torch.Tensor:
     """A recurrent cell called step by step, of which the states are stacked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(128, 128)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        state, states = x[:, 0], []
-        for step in x.unbind(dim=1):
-            state = self.cell(step, state)
-            states.append(state)
-        return x + torch.stack(states, dim=1)
+    state, states = x[:, 0], []
+    for step in x.unbind(dim=1):
+        state = block.cell(step, state)
+        states.append(state)
+    return x + torch.stack(states, dim=1)
 
 
 class Squared(torch.autograd.Function):
@@ -184,62 +129,75 @@ class Squared(torch.autograd.Function):
         return 2 * gradients[0] * x.relu()
 
 
-class Function(nn.Module):
+def function(block: Any, x: torch.Tensor) -> torch.Tensor:
     """An unused branch, a buffer, weights shared by two calls, and a Function of the user's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.unused = nn.Linear(128, 128, bias=False), nn.Linear(128, 128)
-        self.register_buffer("scale", torch.ones(128))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = Squared.apply(self.linear(x))
-        return x + F.normalize(self.linear(y), dim=-1) * self.scale
+    y = Squared.apply(block.linear(x))
+    return x + F.normalize(block.linear(y), dim=-1) * block.scale
 
 
-def _tokens(block: Callable[[], nn.Module], width: int, *, time: int = 128, transposed: bool = False) -> Any:
-    """A language model of these blocks; its loss takes transposed and cut logits where `transposed`, as many do."""
-
-    def make(batch_size: int) -> Any:
-        def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            if transposed:
-                return F.cross_entropy(logits[:, :-1].transpose(1, 2), targets[:, 1:])
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-        module = Chain(nn.Embedding(512, width), block, nn.Linear(width, 512))
-        tokens = torch.randint(512, (batch_size, time))
-        return module, (tokens, tokens.clone()), loss
-
-    return make
-
-
-def _pictures(block: Callable[[], nn.Module], stem: nn.Module, *shape: int) -> Any:
-    """A model of dense outputs: a value for each pixel, and its squared error."""
-
-    def make(batch_size: int) -> Any:
-        head = nn.Conv3d(32, 1, 1) if len(shape) == 4 else nn.Conv2d(32, 1, 1)
-        images = torch.randn(batch_size, *shape)
-        return Chain(stem, block, head), (images, torch.randn(batch_size, 1, *shape[1:])), F.mse_loss
-
-    return make
+PARTS: dict[Any, Callable[[], dict[str, Any]]] = {
+    video: lambda: {
+        "space": nn.Conv3d(32, 32, (1, 3, 3), padding=(0, 1, 1)),
+        "time": nn.Conv3d(32, 32, (3, 1, 1), padding=(1, 0, 0)),
+        "norm": nn.BatchNorm3d(32),
+    },
+    upsampling: lambda: {
+        "down": nn.Conv2d(32, 64, 4, stride=2, padding=1),
+        "up": nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1),
+        "mix": nn.Conv2d(64, 32, 1),
+    },
+    speech: lambda: {
+        **{"linear": nn.Linear(256, 256), "group": nn.GroupNorm(8, 256), "batch": nn.BatchNorm1d(256)},
+        "depthwise": nn.Conv1d(256, 256, 9, padding=4, groups=256),
+    },
+    gated: lambda: {"norm": nn.RMSNorm(256), "up": nn.Linear(256, 1536), "down": nn.Linear(768, 256)},
+    experts: lambda: {
+        "router": nn.Linear(128, 4),
+        "up": nn.Parameter(torch.randn(4, 128, 256)),
+        "down": nn.Parameter(torch.randn(4, 256, 128)),
+    },
+    slots: lambda: {"project": nn.Linear(128, 256)},
+    images: lambda: {
+        "norm": nn.InstanceNorm2d(32, affine=True), "convolve": nn.Conv2d(32, 128, 3), "slope": nn.PReLU(32)
+    },
+    fourier: lambda: {"norm": nn.LayerNorm(128), "linear": nn.Linear(128, 128)},
+    scan: lambda: {name: nn.Linear(128, 128) for name in ("inward", "decay", "outward")},
+    cells: lambda: {"cell": nn.GRUCell(128, 128)},
+    function: lambda: {
+        **{"linear": nn.Linear(128, 128, bias=False), "unused": nn.Linear(128, 128)},
+        "scale": nn.Buffer(torch.ones(128)),
+    },
+}  # fmt: skip
+PICTURES = {  # by kind: the stem of a model of dense outputs, and the sizes of a picture
+    "video": (lambda: nn.Conv3d(3, 32, 1), (3, 8, 32, 32)),
+    **dict.fromkeys(("upsampling", "images"), (lambda: nn.Conv2d(3, 32, 1), (3, 64, 64))),
+}
+TOKENS = {  # by kind: the block of a language model, its width, the length of a text, whether logits are transposed
+    "speech": (speech, 256, 512, False),
+    "gated": (gated, 256, 128, True),
+    "slots": (slots, 128, 128, True),
+    "cells": (cells, 128, 16, False),
+    "checkpointed": (gated, 256, 128, False),
+    **{block.__name__: (block, 128, 128, False) for block in (experts, fourier, scan, function)},
+}
 
 
 def make(kind: str = "video", batch_size: int = 16) -> Any:
     """Return a module of this kind, its batch and its loss."""
-    makers = {
-        "video": lambda: _pictures(Video, nn.Conv3d(3, 32, 1), 3, 8, 32, 32),
-        "upsampling": lambda: _pictures(Upsampling, nn.Conv2d(3, 32, 1), 3, 64, 64),
-        "images": lambda: _pictures(Images, nn.Conv2d(3, 32, 1), 3, 64, 64),
-        "speech": lambda: _tokens(Speech, 256, time=512),
-        "gated": lambda: _tokens(Gated, 256, transposed=True),
-        "experts": lambda: _tokens(Experts, 128),
-        "slots": lambda: _tokens(Slots, 128, transposed=True),
-        "fourier": lambda: _tokens(Fourier, 128),
-        "scan": lambda: _tokens(Scan, 128),
-        "cells": lambda: _tokens(Cells, 128, time=16),
-        "function": lambda: _tokens(Function, 128),
-        "checkpointed": lambda: _tokens(Gated, 256),
-    }
-    module, batch, loss = makers[kind]()(batch_size)
+    if kind in PICTURES:
+        stem, sizes = PICTURES[kind]
+        block = {"video": video, "upsampling": upsampling, "images": images}[kind]
+        head = nn.Conv3d(32, 1, 1) if kind == "video" else nn.Conv2d(32, 1, 1)
+        batch = torch.randn(batch_size, *sizes), torch.randn(batch_size, 1, *sizes[1:])
+        return Chain(stem(), lambda: Block(block, PARTS[block]()), head), batch, F.mse_loss
+    block, width, time, is_transposed = TOKENS[kind]
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if is_transposed:  # and cut, as many do
+            return F.cross_entropy(logits[:, :-1].transpose(1, 2), targets[:, 1:])
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    module = Chain(nn.Embedding(512, width), lambda: Block(block, PARTS[block]()), nn.Linear(width, 512))
     module.is_checkpointed = kind == "checkpointed"
-    return module, batch, loss
+    tokens = torch.randint(512, (batch_size, time))
+    return module, (tokens, tokens.clone()), loss

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import tomllib
 from collections.abc import Sequence
 from importlib.metadata import distributions
@@ -19,16 +18,12 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from benchmarks import parser, table, write
-from profiler import __version__
-from profiler.core import catalogue
-from profiler.core.case import Case, Choice, Trial
-from profiler.core.record import Record
+from benchmarks import made, parser, record, step, table, write
+from profiler.core.case import Choice
 from profiler.core.units import GIB, MIB
 from profiler.engines.local import Local
 from profiler.rehearsal.device import PLANNED_OFF, UNPLANNED_OFF
 from profiler.rehearsal.loader import PLANS
-from profiler.training import OPTIMIZERS, models
 
 BOUND = 0.01
 KEPT_WORKSPACES = "TORCH_CUBLAS_WORKSPACE_CACHE"  # 1: torch 2.15 keeps cuBLAS's workspaces, as those before it did
@@ -66,12 +61,17 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     workspace_cause: str | None = None  # of a convolutional one that is among the largest misses; shown only there
 
     @property
+    def unit(self) -> float:
+        """The bytes of the source's unit."""
+        return UNITS[SOURCES[self.source]["unit"]]
+
+    @property
     def nbytes(self) -> int:
-        return round(self.published * UNITS[SOURCES[self.source]["unit"]])
+        return round(self.published * self.unit)
 
     @property
     def within_bytes(self) -> int:
-        return round(self.within * UNITS[SOURCES[self.source]["unit"]])
+        return round(self.within * self.unit)
 
 
 def figures() -> list[Figure]:
@@ -87,12 +87,15 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int | None  # rehearsed
     failed: str = ""
     unplanned: int | None = None  # of a convolutional one, rehearsed without workspaces of cuDNN
-    seconds: float
 
     @property
     def missed(self) -> float:
         """The error of the rehearsal as a fraction of the published bytes; infinite where there is none."""
         return float("inf") if self.nbytes is None else self.nbytes / self.figure.nbytes - 1
+
+    @property
+    def missed_unplanned(self) -> float:
+        return (self.unplanned or 0) / self.figure.nbytes - 1
 
     @property
     def error(self) -> float:
@@ -104,115 +107,88 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the rehearsal misses the figure by more than the bound."""
         return self.error > BOUND
 
+    @property
+    def is_as_said(self) -> bool:
+        """Whether a convolutional figure is missed by no more than the notes of rehearsed rows say."""
+        pairs = ((self.missed, PLANNED_OFF), (self.missed_unplanned, UNPLANNED_OFF))
+        return self.unplanned is None or all(least <= round(off, 3) <= most for off, (least, most) in pairs)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        figure = self.figure
+        return (
+            figure.name,
+            f"{figure.gpu}, {figure.torch}",
+            figure.reading,
+            f"{figure.nbytes / MIB:,.2f}" + (f" ± {figure.within_bytes / MIB:,.2f}" if figure.within_bytes else ""),
+            *(("-", "-") if self.nbytes is None else (f"{self.nbytes / MIB:,.2f}", f"{self.missed:+.2%}")),
+            f"no: {figure.corrected}" if figure.corrected else "yes",
+            (figure.cause or UNKNOWN) if self.is_beyond else "",
+        )
+
 
 def main() -> int:
     asked = parser(__doc__, "only figures whose name or source holds one of these").parse_args()
     os.environ[KEPT_WORKSPACES] = "1"
-    chosen = [
-        one
-        for one in figures()
-        if not asked.names or any(word in f"{one.source} {one.name} {one.gpu}" for word in asked.names)
-    ]
-    held, torch = [], None
+    held = []
     os.environ[PLANS] = "hollow"  # a server reads it as it starts
     with Local(rehearses=True) as unplanned:
         del os.environ[PLANS]
         with Local(rehearses=True) as engine:
-            for figure in chosen:
-                one, torch = hold(figure, engine, unplanned)
-                held.append(one)
-                print(*_cells(one), one.failed, sep=" | ", flush=True)
+            for figure in figures():
+                words = f"{figure.source} {figure.name} {figure.gpu}"
+                if not asked.names or any(word in words for word in asked.names):
+                    held.append(hold(figure, engine, unplanned))
+                    print(*held[-1].cells, held[-1].failed, sep=" | ", flush=True)
     print(_summary(held))
-    write(asked.output, "figures", document(held, torch=str(torch)))
+    write(asked.output, "figures", document(held))
     write(asked.output, "convolutions", _convolutions([one for one in held if one.figure.is_convolutional]))
-    outside = [one.figure.name for one in held if not _is_as_said(one)]
+    outside = [one.figure.name for one in held if not one.is_as_said]
     if outside:
         print(f"missed by more than PLANNED_OFF and UNPLANNED_OFF say: {', '.join(outside)}")
     return int(bool(outside) or any(one.is_beyond and not one.figure.cause for one in held))
 
 
-def _is_as_said(held: Held) -> bool:
-    """Whether a convolutional figure is missed by no more than the notes of rehearsed rows say."""
-    if held.unplanned is None:
-        return True
-    pairs = ((held.missed, PLANNED_OFF), (held.unplanned / held.figure.nbytes - 1, UNPLANNED_OFF))
-    return all(least <= round(error, 3) <= most for error, (least, most) in pairs)
-
-
-def hold(figure: Figure, engine: Local, unplanned: Local) -> tuple[Held, str | None]:
-    """Returns the figure beside its rehearsals, and the version of torch."""
-    began = time.monotonic()
-    wanted = case(figure)
-    record = _record(engine, wanted)
-    held = Held(
-        figure=figure,
-        nbytes=getattr(record.readings, READINGS[figure.reading]),
-        failed="" if record.outcome == "ok" else f"{record.outcome}: {record.detail}",
-        unplanned=_record(unplanned, wanted).readings.peak_bytes if figure.is_convolutional else None,
-        seconds=time.monotonic() - began,
-    )
-    return held, record.environment.torch if record.environment else None
-
-
-def case(figure: Figure) -> Case:
-    """Returns the figure's step, to be rehearsed."""
-    return Case(
-        model=catalogue.resolve(Choice(f"benchmarks/published_memory/{figure.model}"), models.TABLE),
-        strategy=Choice("none"),
-        optimizer=catalogue.resolve(Choice(figure.optimizer), OPTIMIZERS),
+def hold(figure: Figure, engine: Local, unplanned: Local) -> Held:
+    """Returns the figure beside its rehearsals."""
+    case = step(
+        f"benchmarks/published_memory/{figure.model}",
+        f"rehearse:{figure.device}",
+        optimizer=figure.optimizer,
         batch_size=figure.batch_size,
         precision=figure.precision,
-        device=f"rehearse:{figure.device}",
         keep_gradients=figure.keeps_gradients,
-        verify="off",
         ranks=figure.ranks or UNSET,
         parallel=Choice("ddp") if figure.ranks else UNSET,
     )
-
-
-def _record(engine: Local, one: Case) -> Record:
-    (record,) = engine.run([Trial(case=one, passes=("memory",))])
-    return record
-
-
-def _cells(held: Held) -> tuple[str, ...]:
-    figure = held.figure
-    return (
-        figure.name,
-        f"{figure.gpu}, {figure.torch}",
-        figure.reading,
-        f"{figure.nbytes / MIB:,.2f}" + (f" ± {figure.within_bytes / MIB:,.2f}" if figure.within_bytes else ""),
-        *(("-", "-") if held.nbytes is None else (f"{held.nbytes / MIB:,.2f}", f"{held.missed:+.2%}")),
-        f"no: {figure.corrected}" if figure.corrected else "yes",
-        (figure.cause or UNKNOWN) if held.is_beyond else "",
+    found = record(engine, case)
+    return Held(
+        figure=figure,
+        nbytes=getattr(found.readings, READINGS[figure.reading]),
+        failed="" if found.outcome == "ok" else f"{found.outcome}: {found.detail}",
+        unplanned=record(unplanned, case).readings.peak_bytes if figure.is_convolutional else None,
     )
 
 
 def _summary(held: Sequence[Held]) -> str:
     errors = sorted(one.error for one in held)
-    exact = sum(one.nbytes == one.figure.nbytes for one in held)
-    lines = [
-        f"- {sum(error <= BOUND for error in errors)} of {len(held)} within {BOUND:.0%}, median error"
-        f" {median(errors):.3%}, worst {errors[-1]:.2%}, {exact} to the byte"
-    ]
     beyond = [one.figure for one in held if one.is_beyond]
+    exact = sum(one.nbytes == one.figure.nbytes for one in held)
     unexplained = sum((figure.cause or OPEN).startswith(OPEN) for figure in beyond)
     blind = sum(not one.figure.corrected and not one.is_beyond for one in held)
-    convolutional = sum(one.figure.is_convolutional for one in held)
-    lines.append(f"- {len(beyond)} beyond; the cause of {unexplained} of them is open")
-    lines.append(f"- {blind} met blind; {convolutional} convolutional")
-    return "\n".join(lines)
+    return (
+        f"- {len(held) - len(beyond)} of {len(held)} within {BOUND:.0%}, median error {median(errors):.3%}, worst"
+        f" {errors[-1]:.2%}, {exact} to the byte\n- {len(beyond)} beyond; the cause of {unexplained} of them is open\n"
+        f"- {blind} met blind; {sum(one.figure.is_convolutional for one in held)} convolutional"
+    )
 
 
-def document(held: Sequence[Held], *, torch: str) -> str:
+def document(held: Sequence[Held]) -> str:
     """Returns the tables, one for each source."""
     cudnn = next(wheel.version for wheel in distributions() if wheel.name.startswith("nvidia-cudnn-"))
-    text = (
-        f"Made by `python -m benchmarks.published_memory` with gcprof {__version__}, torch {torch} and cuDNN {cudnn}."
-    )
-    text += f"\n\n{_summary(held)}\n\n"
+    text = f"{made('published_memory').removesuffix('.')} and cuDNN {cudnn}.\n\n{_summary(held)}\n\n"
     for key, source in SOURCES.items():
-        if own := [_cells(one) for one in held if one.figure.source == key]:
+        if own := [one.cells for one in held if one.figure.source == key]:
             url = source["url"]
             text += f"## {source['title']}\n\n[{url}]({url}): {source['says']}.\n\n{table(HEAD, own)}\n"
     return text
@@ -222,10 +198,9 @@ def _convolutions(held: Sequence[Held]) -> str:
     """Returns the errors of convolutional figures with and without cuDNN's workspaces, the largest first."""
     rows = []
     for rank, one in enumerate(sorted(held, key=lambda one: -abs(one.missed))):
-        assert one.unplanned is not None
         cause = (one.figure.workspace_cause or UNKNOWN) if rank < NUM_MISSES else ""
-        without = one.unplanned / one.figure.nbytes - 1
-        rows.append((f"{one.figure.name}, {one.figure.gpu}", f"{without:+.2%}", f"{one.missed:+.2%}", cause))
+        name = f"{one.figure.name}, {one.figure.gpu}"
+        rows.append((name, f"{one.missed_unplanned:+.2%}", f"{one.missed:+.2%}", cause))
     return table("what | without: | with cuDNN's plans: | cause", rows)
 
 
