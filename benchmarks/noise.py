@@ -12,7 +12,8 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from statistics import median
+from itertools import count
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -34,25 +35,17 @@ FOUND = {0: 0.9, 2: 0.0, 4: 0.6}  # by load: of the runs in which a tenth is pla
 LOADS = tuple(FOUND)
 NUM_REAL = 40
 REAL_SECONDS = 0.25  # of one real round: 40 runs of both kinds at three loads are six minutes
-SURE = ("faster", "slower")
+SURE, TOLD = ("faster", "slower"), "`none` told from itself:"
 STEPS = "step_seconds", "plain_step_seconds", "processor_seconds", "plain_processor_seconds"
 Noise = Callable[[random.Random], Iterator[float]]
 
 
-# Simulated
-
-
-# Each yields by how much the next step is slower than it would be.
+# Simulated: each noise yields by how much the next step is slower than it would be
 
 
 def calm(draw: random.Random) -> Iterator[float]:
     while True:
         yield draw.gauss(1, 0.02)
-
-
-def skewed(draw: random.Random) -> Iterator[float]:
-    while True:
-        yield 1 + draw.expovariate(1 / 0.03)
 
 
 def bursts(draw: random.Random) -> Iterator[float]:
@@ -78,7 +71,7 @@ def processes(draw: random.Random) -> Iterator[float]:
 
 NOISES: dict[str, Noise] = {
     "normal, 2 %": calm,
-    "skewed, 3 %": skewed,
+    "skewed, 3 %": lambda draw: (1 + draw.expovariate(1 / 0.03) for _ in count()),
     "linear drift": lambda draw: (step * (1 + 0.005 * at) for at, step in enumerate(calm(draw), start=1)),
     "spikes of up to +100 %": lambda draw: (
         step * (1 + (draw.random() if draw.random() < 0.1 else 0)) for step in calm(draw)
@@ -89,52 +82,42 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def simulated(draw: random.Random, noise: Noise, slower: float, *, pairs_of: Sequence[int], count: int) -> TimeRatio:
-    """The ratio of a run of rounds of so many pairs, of the first of strategies that are all as slow."""
+def simulated(draw: random.Random, noise: Noise, slower: float, *, pairs_of: Sequence[int], number: int) -> TimeRatio:
+    """The ratio of a run of rounds of so many pairs, of the first of a number of strategies that are all as slow."""
     rounds = []
-    for number, num_pairs in enumerate(pairs_of, start=1):
-        steps_now = noise(draw)
-        cycles = [
-            {
-                place: (slower if place else 1.0) * next(steps_now)
-                for place in step_order(cycle, count, round_number=number)
-            }
-            for cycle in range(num_pairs)
-        ]
-        rounds.append(pair_ratios([steps[1] for steps in cycles], [steps[0] for steps in cycles]))
+    for round_number, num_pairs in enumerate(pairs_of, start=1):
+        now, steps = noise(draw), list[tuple[float, float]]()
+        for cycle in range(num_pairs):
+            order = step_order(cycle, number, round_number=round_number)
+            seconds = {place: (slower if place else 1.0) * next(now) for place in order}
+            steps.append((seconds[1], seconds[0]))
+        rounds.append(pair_ratios(*zip(*steps, strict=True)))
     return of_pairs(rounds)
 
 
-def simulate(pairs_of: Sequence[int], count: int) -> tuple[str, bool]:
+def simulate(pairs_of: Sequence[int], number: int) -> tuple[str, bool]:
     """The table of simulated noise, and whether a bound was missed."""
-    beside = f", {count} strategies together" if count > 1 else ""
-    sizes = f"rounds of {', '.join(map(str, pairs_of))} pairs{beside}"
-    rows = []
-    missed = False
+    beside = f", {number} strategies together" if number > 1 else ""
+    rows, missed = [], False
     for name, noise in NOISES.items():
         draw = random.Random(7)
         slower, alike = (
-            [simulated(draw, noise, true, pairs_of=pairs_of, count=count) for _ in range(TRIES)]
+            [simulated(draw, noise, true, pairs_of=pairs_of, number=number) for _ in range(TRIES)]
             for true in (SLOWER, 1.0)
         )
-        held = share(ratio.low is not None and ratio.low <= SLOWER <= ratio.high for ratio in slower)
-        told = share(verdict(ratio) in SURE for ratio in alike)
-        found = share(verdict(ratio) == "slower" for ratio in slower)
+        held = fmean(ratio.low is not None and ratio.low <= SLOWER <= ratio.high for ratio in slower)
+        told = fmean(verdict(ratio) in SURE for ratio in alike)
+        found = fmean(verdict(ratio) == "slower" for ratio in slower)
         missed |= not LEAST <= held <= MOST or told > MOST_TOLD
-        rows.append((name, f"{held:.1%}", f"{half_width(slower):.1%}", f"{told:.1%}", f"{found:.1%}"))
+        rows.append((name, *(f"{share:.1%}" for share in (held, half_width(slower), told, found))))
         print(*rows[-1], sep=" | ", flush=True)
-    head = f"{sizes} | interval holds the truth: | half its width: | `none` told from itself: | 10 % found:"
-    return table(head, rows), missed
+    head = f"rounds of {', '.join(map(str, pairs_of))} pairs{beside}"
+    return table(f"{head} | interval holds the truth: | half its width: | {TOLD} | 10 % found:", rows), missed
 
 
 def half_width(ratios: Iterable[TimeRatio]) -> float:
     """Half the interval of the median run, as a fraction of its ratio."""
     return median(((ratio.high or 0.0) - (ratio.low or 0.0)) / 2 / ratio.ratio for ratio in ratios)
-
-
-def share(found: Iterable[bool]) -> float:
-    every = list(found)
-    return sum(every) / len(every)
 
 
 # Real
@@ -172,20 +155,22 @@ def real(work: Work) -> TimeRatio:
 
 def measure(loads: Sequence[int], tries: int) -> tuple[str, bool]:
     """The table of real runs, and whether a bound was missed. The floor of a run is that of the `none` run after it."""
-    rows = []
-    missed = False
+    rows, missed = [], False
     for number in loads:
         with busy(number):
             alike, planted = ([real(Work(is_planted)) for _ in range(tries)] for is_planted in (False, True))
             average = os.getloadavg()[0]
         floors = [floor_of(ratio) for ratio in (*alike[1:], alike[0])]
-        told = share(verdict(ratio, floor=floor) in SURE for ratio, floor in zip(alike, floors, strict=True))
-        found = share(verdict(ratio, floor=floor) == "slower" for ratio, floor in zip(planted, floors, strict=True))
-        missed |= told > MOST_TOLD or found < FOUND.get(number, 0.0)
-        cells = (f"{one:.1%}" for one in (told, found, half_width(planted)))
+        told, found = (
+            [verdict(ratio, floor=floor) for ratio, floor in zip(ratios, floors, strict=True)]
+            for ratios in (alike, planted)
+        )
+        shares = fmean(word in SURE for word in told), fmean(word == "slower" for word in found)
+        missed |= shares[0] > MOST_TOLD or shares[1] < FOUND.get(number, 0.0)
+        cells = (f"{one:.1%}" for one in (*shares, half_width(planted)))
         rows.append((f"{number} busy processes beside", f"{average:.1f}", *cells))
         print(*rows[-1], sep=" | ", flush=True)
-    head = f"{tries} runs each | load average then: | `none` told from itself: | 10 % found: | half the interval:"
+    head = f"{tries} runs each | load average then: | {TOLD} | 10 % found: | half the interval:"
     return table(head, rows), missed
 
 
