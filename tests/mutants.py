@@ -74,13 +74,24 @@ ROOMS = {
             "profiler/measuring/equality_pass.py",
             "profiler/measuring/trial.py",
         ),
-        ("tests/test_equality_pass.py", "tests/test_equality.py", "tests/test_step_digests.py", "tests/test_ranks.py"),
-        left_out="mnist or transformer or cifar or llama or dense-chain or it_is_compiled or when_compiled or budget",
+        (
+            "tests/test_equality_pass.py",
+            "tests/test_equality.py",
+            "tests/test_step_digests.py",
+            "tests/test_ranks.py",
+            "tests/test_levers.py",
+            "tests/test_growth.py",
+            "tests/test_interleaved_timing.py",
+        ),
+        left_out="mnist or transformer or cifar or llama or dense-chain or it_is_compiled or when_compiled or budget"
+        " or head_of_a_family",
     ),
     "planning": Room(
         ("profiler/planning/*.py",),
         (
+            "tests/test_lever_code.py",
             "tests/test_planning_chain.py",
+            "tests/test_planning_offload.py",
             "tests/test_planning_plan.py",
             "tests/test_planning_rules.py",
             "tests/test_planning_solver.py",
@@ -88,7 +99,8 @@ ROOMS = {
             "tests/test_plan_views.py",
         ),
         left_out="wider or picture or any_word or switch or fsdp_the"
-        " or (brute_force and not equal_stages) or (options_pins and not 1)",
+        " or (brute_force and not (equal_stages or [4] or [5])) or (options_pins and not 1)"
+        " or loop_of_plain_pytorch or segments_grow or trainer_trains or accelerates_loop or code_of_what_fits",
     ),
     "analysis": Room(
         ("profiler/analysis/*.py",),

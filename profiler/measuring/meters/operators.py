@@ -76,7 +76,7 @@ kind_of = cache(Kind)
 def _of_shapes(formula: Any) -> Callable[[Any, Any, Any], int]:
     """Return a formula as a function of a call's arguments and result, without PyTorch's slow mapping to shapes."""
     by_shape = getattr(formula, "__wrapped__", None)
-    if by_shape is None:
+    if by_shape is None or getattr(formula, "_get_raw", False):
         return lambda args, kwargs, out: int(formula(*args, **kwargs, out_val=out))
     return lambda args, kwargs, out: int(
         by_shape(*map(_shape, args), out_shape=_shape(out), **{key: _shape(value) for key, value in kwargs.items()})
