@@ -13,6 +13,7 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
 from profiler.planning.chain import Chain, Stage
 from profiler.planning.plan import Plan
+from profiler.training.levers import label as label_of
 from profiler.views.plots import frontier, plot
 from profiler.workflows import fit_search
 from profiler.workflows.fit_search import Search, Way
@@ -110,7 +111,7 @@ def test_expandable_segments_are_tried_too_where_a_plan_fits_and_faster_ones_onl
 
     def planned(chosen: Any) -> Way:
         finder._is_short = fit_search.EXPANDABLE not in chosen
-        return Way(label=fit_search.label_of("plan", chosen))
+        return Way(label=label_of("plan", chosen))
 
     monkeypatch.setattr(finder, "plan", planned)
     monkeypatch.setattr(finder, "_is_slower", lambda chosen, way: True)

@@ -20,9 +20,10 @@ from profiler.cli.output import (
     refuse_flags,
     say,
     say_bytes,
+    write_plan,
 )
 from profiler.core.errors import UserError
-from profiler.core.units import budget_text, bytes_text, count_text
+from profiler.core.units import bytes_text, count_text
 from profiler.request.spec import Request
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _print_tables(planned: Planned, asked: PlanRequest) -> None:
     """Print the frontier, the plan beside its rivals, or the document of both; write the requested file."""
     from profiler.views.tables import plans
 
-    chain, none, fitted, budget = planned.chain, planned.none, planned.fitted, planned.budget_bytes
+    chain, none, fitted = planned.chain, planned.none, planned.fitted
     draws = asked.output is not None and not asked.writes_plan
     points = list(planned.frontier) if fitted is None or asked.frontier or asked.json or draws else []
     title = _title_of(planned, costs=True)
@@ -162,7 +163,7 @@ def _print_tables(planned: Planned, asked: PlanRequest) -> None:
             *(f"{line.way.name}: one plan" for line in lines if line.way.same),
             *([f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []),
         ]
-        title = f"{_title_of(planned)}: at most {_budget_text(planned, budget or 0)}"
+        title = f"{_title_of(planned)}: at most {planned.budget_text}"
         say(plans.table(lines, chain, title=title, none=none, below=below))
     for line in (*_facts(planned, fitted), *_remarks(planned)) if fitted else ():
         aside(line)
@@ -171,7 +172,6 @@ def _print_tables(planned: Planned, asked: PlanRequest) -> None:
 
 def _write(planned: Planned, points: list[Point], asked: PlanRequest) -> None:
     """Write the requested file, if any: the plan, or the frontier as a table or a picture."""
-    from profiler.core.case import encode_indented
     from profiler.core.errors import load_module
     from profiler.planning.plan import plan_file_of
     from profiler.views.export.files import write_whole
@@ -182,8 +182,9 @@ def _write(planned: Planned, points: list[Point], asked: PlanRequest) -> None:
     if path is None or (asked.writes_plan and planned.plan is None):
         return
     if planned.plan is not None and asked.writes_plan:
-        write_whole(path, encode_indented(plan_file_of(planned.chain, planned.plan)), force=force)
-    elif path.suffix.lower() == ".csv":
+        write_plan(plan_file_of(planned.chain, planned.plan), path, force=force)
+        return
+    if path.suffix.lower() == ".csv":
         write_whole(path, plans.csv(points), force=force)
     else:
         foreseen = f": {said}" if (said := SAID.get(planned.evidence or "measured")) else ""
@@ -265,12 +266,6 @@ def _title_of(planned: Planned, *, costs: bool = False) -> str:
     return f"{planned.title} ({SAID['rehearsed' if is_rehearsed else 'predicted']})"
 
 
-def _budget_text(planned: Planned, budget: int) -> str:
-    from profiler.planning.candidates import whole_bytes
-
-    return budget_text(budget, whole_bytes(planned.chain))
-
-
 def _say_infeasible(planned: Planned, budget: int) -> None:
     """Print that no plan fits, which stage sets the smallest peak, and what else would fit."""
     from profiler.core.record import evidence
@@ -286,13 +281,13 @@ def _say_infeasible(planned: Planned, budget: int) -> None:
     if own := planned.own:
         needed = f"`own` needs {bytes_text(own.readings.peak_bytes)} ({evidence(own.case, own.environment)})"
         rest = f"no plan of these blocks fits: their smallest peak is {bytes_text(smallest)}{more}"
-        aside(f"the model's own checkpoints fit {_budget_text(planned, budget)}: {needed}; {rest}")
+        aside(f"the model's own checkpoints fit {planned.budget_text}: {needed}; {rest}")
     else:
         is_below = budget < working < smallest  # then no deeper plans were looked for
         lowest = (
             f"none gets below {bytes_text(working)}" if is_below else f"the smallest peak is {bytes_text(smallest)}"
         )
-        aside(f"no plan fits {_budget_text(planned, budget)}: {lowest}{more}")
+        aside(f"no plan fits {planned.budget_text}: {lowest}{more}")
     outside = f", {bytes_text(kept)} are saved before it outside of these blocks" if kept else ""
     aside(
         f"'{name}' needs {bytes_text(working)} alone while it runs: {bytes_text(chain.static_bytes)} of it are there "
@@ -338,9 +333,13 @@ def _facts(planned: Planned, fitted: TriedPlan) -> list[str]:
 
 
 def _unused_options(planned: Planned) -> list[str]:
-    """Return a line on save options that no plan uses, and why, if there are any."""
+    """Return a line on save options that were left out of every stage, and why, if there are any."""
+    from profiler.planning.chain import option_names
+
+    used = option_names(planned.frontier.chain)
+    unused = [name for name in option_names(planned.chain) if name not in used]
     why = "save options left out, as by these costs they may be no faster than a checkpoint"
-    return [f"{why}: {', '.join(planned.unused_options)}"] if planned.unused_options else []
+    return [f"{why}: {', '.join(unused)}"] if unused else []
 
 
 def _remarks(planned: Planned) -> list[str]:

@@ -28,7 +28,7 @@ from profiler.workflows.explain import followed
 from profiler.workflows.fit_search import CONSENTS, OFFLOAD, Levers, Search
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.planner import GATE
-from profiler.workflows.stages import ModelOnDevice, OnDevice, context_of, limit_of, roomy, way_of
+from profiler.workflows.stages import ModelOnDevice, Step, context_of, limit_of, roomy, way_of
 
 ROUNDS = 2  # of the ways that fit, where they are measured
 Run = Callable[[tuple[Trial, ...], dict[Path, PlanFile]], tuple[int, tuple[Record, ...]]]  # with an exit code
@@ -161,7 +161,8 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
     with ModelOnDevice(request.words, screen) as model:
         for remark in model.remarks:
             screen.say(f"note: {remark}")
-        room = Room(limit_of(model, request.limit, screen.say), *context_of(model, request.context_bytes))
+        limit = limit_of(request.limit, model.device_bytes, of=model.case.device, say=screen.say)
+        room = Room(limit, *context_of(model, request.context_bytes))
         folder = store.new_folder(RESULTS, [f"fit {model.case.model.name}"])
 
         def run(trials: tuple[Trial, ...], plans: dict[Path, PlanFile]) -> tuple[int, tuple[Record, ...]]:
@@ -170,12 +171,12 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
             return code, tuple(run.records)
 
         model.case = roomy(model.case)  # what does not fit has numbers too
-        fitted = searched(model, request, room, partial(file_of, folder), run, screen)
+        fitted = searched(model.step, request, room, partial(file_of, folder), run, screen)
         return msgspec.structs.replace(fitted, words=model.words)
 
 
 def searched(
-    model: OnDevice, request: FitRequest, room: Room, file: Callable[[str], Path], run: Run, screen: Screen
+    model: Step, request: FitRequest, room: Room, file: Callable[[str], Path], run: Run, screen: Screen
 ) -> Fitted:
     """Find the fastest way to make a step fit; `run` runs those that do, with their plans in these files.
 
@@ -227,7 +228,7 @@ def searched(
     return msgspec.structs.replace(fitted, chosen=chosen, plan=plan, code=written)
 
 
-def _place(model: OnDevice, case: Case) -> str:
+def _place(model: Step, case: Case) -> str:
     """Return the phase of a followed step's peak, and its module or line of code; nothing if it cannot be followed."""
     try:
         trace = followed(model.engine, Trial(case=case)).trace

@@ -25,20 +25,10 @@ from profiler.planning.solver import Point
 from profiler.scripts import launch
 from profiler.scripts.report import NOT_MET, Asked, Ended, Variant, phase_text
 from profiler.training.levers import label as label_of
-from profiler.workflows.fit_search import (
-    ALL,
-    EXPANDABLE,
-    FUSED,
-    IN_BACKWARD,
-    LOSS,
-    NO_FOREACH,
-    NONE,
-    PLAN,
-    Levers,
-    context_alone,
-)
+from profiler.workflows.fit_search import ALL, EXPANDABLE, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers
 from profiler.workflows.plan_fitting import TriedPlan, fastest, written
 from profiler.workflows.planner import ANY, GATE
+from profiler.workflows.stages import context_alone, limit_of
 
 KERNELS = (FUSED, NO_FOREACH)  # the latter where the optimizer has no fused kernels
 LEAST = 0.01  # of a peak: what takes less off it is tried where nothing else fits
@@ -97,9 +87,7 @@ def fit(asked: Asked, limit: int | float, say: Say = lambda text: None) -> Fitte
     """
     assert asked.gpus, "a command is rehearsed on a GPU by name"
     memory_bytes = asked.gpus.bytes or gpu_specs.find(asked.gpus.name).memory_bytes
-    limit_bytes = limit if isinstance(limit, int) else int(limit * memory_bytes)
-    if limit_bytes > memory_bytes:
-        say(f"note: {bytes_text(limit_bytes)} are more than {asked.gpus.name} has: {bytes_text(memory_bytes)}")
+    limit_bytes = limit_of(limit, memory_bytes, of=asked.gpus.name, say=say)
     whole = _whole(asked, say)
     search = _Search(whole[2], whole, limit_bytes, say, has_levers=True)
     return search.fitted(search.with_levers())
@@ -160,8 +148,8 @@ class _Search:
     def with_levers(self) -> Way | None:
         """Return the way to take: as it is, else of the first tier of which any fits the one estimated fastest."""
         whole = self.ways[NONE]
-        if self._context >= self._limit:
-            self.left_out["all levers"] = context_alone(self._context)
+        if why := context_alone(self._context, self._limit):
+            self.left_out |= why
             return None
         if whole.fits(self._limit):
             return whole

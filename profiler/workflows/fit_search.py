@@ -20,7 +20,6 @@ from profiler.core.devices import parse
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, bytes_needed
-from profiler.core.units import bytes_text
 from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.chain import Chain
@@ -31,7 +30,7 @@ from profiler.training.levers import TABLE
 from profiler.training.levers import label as label_of
 from profiler.workflows import plan_fitting
 from profiler.workflows.plan_fitting import FASTER, HELPS, MEMORY, TriedPlan, copied, fastest, frontiers, offloading
-from profiler.workflows.stages import OnDevice, stages
+from profiler.workflows.stages import Step, context_alone, stages
 
 NONE, ALL, PLAN = Choice("none"), Choice("all"), Choice("plan")
 LOSS, FUSED, NO_FOREACH = Choice("chunk-loss"), Choice("fused"), Choice("no-foreach")
@@ -64,7 +63,7 @@ class Search:
     """Runs a step with combinations of levers, each as it is and, where that does not fit, under its fastest plan."""
 
     def __init__(
-        self, model: OnDevice, limit: int, context_bytes: int, most_host_bytes: int | None = None, *,
+        self, model: Step, limit: int, context_bytes: int, most_host_bytes: int | None = None, *,
         bytes_alone: bool = False,
     ) -> None:  # fmt: skip
         """`bytes_alone`: of steps no times are estimated, and stages are traced with all levers."""
@@ -93,8 +92,8 @@ class Search:
             raise UserError(as_it_is.detail or f"the step {as_it_is.outcome}", exit_code=1)
         if self._fits(as_it_is):
             return [Way(label=NONE)]
-        if self.is_hopeless:
-            self.left_out["all levers"] = context_alone(self._context_bytes)
+        if why := context_alone(self._context_bytes, self._limit):
+            self.left_out |= why
             return []
         self.run_all([ALL, *(label_of(NONE, (lever,)) for lever in (LOSS, FUSED))])  # `all` to compare with in any case
         self._refuse_if_skipped(LOSS)
@@ -109,11 +108,6 @@ class Search:
                     self.left_out = {lever: why for lever, why in self.left_out.items() if lever not in taken_too}
                     return found
         return []
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether CUDA itself takes all of the limit."""
-        return self._context_bytes >= self._limit
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """Return the plans with each lever, and last with all: their peaks, and times as ratios to the step as it is.
@@ -160,7 +154,7 @@ class Search:
     def with_consents(self, allowed: Levers) -> None:
         """Run the step that needs least with each lever that needs a consent it does not have."""
         known = [record for record in self.records if record.outcome == "ok" and self._needed(record.readings)]
-        if not known or self.is_hopeless:
+        if not known or context_alone(self._context_bytes, self._limit):
             return
         least = min(known, key=lambda record: self._needed(record.readings) or 0)
         _, *taken = least.case.label.parts
@@ -388,11 +382,6 @@ class Search:
     def _lacks_only_reserved(self, readings: Readings) -> bool:
         needed, peak = self._needed(readings), readings.peak_bytes
         return needed is not None and peak is not None and peak + self._context_bytes <= self._limit < needed
-
-
-def context_alone(context_bytes: int) -> str:
-    """Return why all levers are left out where CUDA's context is as large as the limit."""
-    return f"CUDA itself takes {bytes_text(context_bytes)}: see --context"
 
 
 def _ordered(chosen: Levers) -> Levers:

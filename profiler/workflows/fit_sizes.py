@@ -24,22 +24,11 @@ from profiler.training.levers import label as label_of
 from profiler.training.levers import refuse_conflicts
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.fit import ROUNDS, FitRequest
-from profiler.workflows.fit_search import (
-    ALL,
-    FUSED,
-    IN_BACKWARD,
-    LOSS,
-    NO_FOREACH,
-    NONE,
-    PLAN,
-    Levers,
-    Search,
-    context_alone,
-)
+from profiler.workflows.fit_search import ALL, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers, Search
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.plan_fitting import MEMORY
 from profiler.workflows.planner import GATE
-from profiler.workflows.stages import ModelOnDevice, OnDevice, Step, context_of, limit_of, way_of
+from profiler.workflows.stages import ModelOnDevice, Step, context_alone, context_of, limit_of, way_of
 
 Need = Callable[[Place], int | None]  # what a step needs at a place; None if it has no room there
 
@@ -84,15 +73,15 @@ def find(request: FitRequest, gpus: Sequence[str] = (), screen: Screen = SILENT)
                 Place(case=msgspec.structs.replace(case, device=gpu), limit=sizes[gpu], context_bytes=context_bytes)
                 for gpu in sorted(sizes, key=lambda gpu: -sizes[gpu])
             ]
-            at, ladder = places[0], of_gpus(model, places, request.most_host_bytes)
+            at, ladder = places[0], of_gpus(model.step, places, request.most_host_bytes)
         else:
             if case.batch_size is None:
                 message = f"'{case.model}' makes its own batch, of one size"
                 raise UserError(message, hint="give the function a parameter batch_size")
-            limit = limit_of(model, request.limit, screen.say)
+            limit = limit_of(request.limit, model.device_bytes, of=model.case.device, say=screen.say)
             context_bytes, source = context_of(model, request.context_bytes)
             at = Place(case=case, limit=limit, context_bytes=context_bytes)
-            ladder = of_batches(model, at, request.most_host_bytes)
+            ladder = of_batches(model.step, at, request.most_host_bytes)
         with screen.doing(f"looking for the {'smallest GPUs' if gpus else 'largest batches'}"):
             rungs = ladder.rungs(at, tuple(map(Choice, request.allow)))
         sizes_found = _run(model, rungs, request, screen, of_batches=not gpus)
@@ -107,7 +96,7 @@ class _Ladder:
     """
 
     def __init__(
-        self, model: OnDevice, place: Callable[[int], Place | None], reach: Callable[[Need, int], int],
+        self, model: Step, place: Callable[[int], Place | None], reach: Callable[[Need, int], int],
         most_host_bytes: int | None = None,
     ) -> None:  # fmt: skip
         self._model, self.place, self._reach, self._most_host_bytes = model, place, reach, most_host_bytes
@@ -121,8 +110,8 @@ class _Ladder:
         UserError if the step cannot be run as it is.
         """
         self._search(at).needed(NONE)
-        if self._search(at).is_hopeless:
-            self.left_out["all levers"] = context_alone(at.context_bytes)
+        if why := context_alone(at.context_bytes, at.limit):
+            self.left_out |= why
             return [Rung(label=NONE, reach=0, place=self._at(1), beyond=None)]
         rungs = list(self._of_levers((), []))
         if self.place(rungs[-1].reach + 1) is None:
@@ -205,7 +194,7 @@ class _Ladder:
         return place
 
 
-def of_batches(model: OnDevice, place: Place, most_host_bytes: int | None = None) -> _Ladder:
+def of_batches(model: Step, place: Place, most_host_bytes: int | None = None) -> _Ladder:
     """Return the ladder whose places are batch sizes; a batch that is measured is predicted first, and confirmed."""
     limit, case = place.limit, place.case
 
@@ -225,7 +214,7 @@ def of_batches(model: OnDevice, place: Place, most_host_bytes: int | None = None
     return _Ladder(model, sized, reach, most_host_bytes)
 
 
-def of_gpus(model: OnDevice, places: Sequence[Place], most_host_bytes: int | None = None) -> _Ladder:
+def of_gpus(model: Step, places: Sequence[Place], most_host_bytes: int | None = None) -> _Ladder:
     """Return the ladder whose places are GPUs, the one with the most memory first."""
 
     def reach(needed: Need, start: int) -> int:

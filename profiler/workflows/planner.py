@@ -11,7 +11,7 @@ from profiler.core.case import Case
 from profiler.core.devices import parse
 from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
 from profiler.core.record import Evidence, Record
-from profiler.core.units import parse_budget
+from profiler.core.units import budget_text, parse_budget
 from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.candidates import Way
@@ -25,7 +25,7 @@ from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.plan_comparison import EXACT_PASSES, PlanComparison, compare_plans
 from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, fastest, fit_rule, frontiers
-from profiler.workflows.stages import ModelOnDevice, OnDevice, better_blocks_text
+from profiler.workflows.stages import ModelOnDevice, Step, better_blocks_text
 
 ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
 GATE = 5  # the exit code if what was asked for cannot be had
@@ -106,10 +106,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int = 0
 
     @property
-    def unused_options(self) -> tuple[str, ...]:
-        """Save options that were left out of every stage, since they may be no faster than a checkpoint."""
-        used = chains.option_names(self.frontier.chain)
-        return tuple(name for name in chains.option_names(self.chain) if name not in used)
+    def budget_text(self) -> str:
+        return budget_text(self.budget_bytes or 0, candidates.whole_bytes(self.chain))
 
     @property
     def plan(self) -> Plan | None:
@@ -137,21 +135,17 @@ def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
         else:
             assert model, "it was checked"
             budget = None if request.frontier or request.json else request.budget  # all is timed where all is shown
-            chain = _measured_chain(model, screen, budget)
+            is_traced = model.case.is_predicted or device_choice.is_hollow(model.case.device, model.devices)
+            doing = "tracing each stage" if is_traced else "measuring each stage"
+            screen.say(doing)
+            with screen.doing(doing):
+                chain = model.chain(budget)
         if model and chain.made_for != model.title:
             message = f"'{request.stages}' has the costs of {chain.made_for or 'no known model'}, not of {model.title}"
             raise UserError(message, hint="leave out --stages, or write them anew with `gcprof stages`")
         for note in chain.notes if request.stages else ():
             screen.say(f"note: {note}")
         return _planned(chain, model, request, screen)
-
-
-def _measured_chain(model: ModelOnDevice, screen: Screen, budget: str | None) -> Chain:
-    is_traced = model.case.is_predicted or device_choice.is_hollow(model.case.device, model.devices)
-    doing = "tracing each stage" if is_traced else "measuring each stage"
-    screen.say(doing)
-    with screen.doing(doing):
-        return model.chain(budget)
 
 
 def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, screen: Screen) -> Planned:
@@ -167,7 +161,9 @@ def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, sc
         is_traced = model is None or not request.measure or model.case.is_predicted
         measured = EXACT_PASSES if model and model.evidence == "measured" else MEMORY  # those of the comparison's rows
         passes = () if is_traced else measured
-        points, fitted = fitted_plan(chain, model, budget, passes=passes, levels=request.levels, screen=screen)
+        points, fitted = fitted_plan(
+            chain, model.step if model else None, budget, passes=passes, levels=request.levels, screen=screen
+        )
     planned = Planned(
         chain=chain,
         case=model.case if model else None,
@@ -199,7 +195,7 @@ def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, sc
 
 
 def fitted_plan(
-    chain: Chain, step: OnDevice | None, budget: int, *, passes: tuple[str, ...] = (), levels: int | None = None,
+    chain: Chain, step: Step | None, budget: int, *, passes: tuple[str, ...] = (), levels: int | None = None,
     screen: Screen = SILENT,
 ) -> tuple[Frontier, TriedPlan | None]:  # fmt: skip
     """Return the fastest plan that fits, and the frontier that it is on, or the last that was looked at.

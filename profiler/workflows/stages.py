@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -33,16 +33,6 @@ from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
 from profiler.workflows import SILENT, STARTING, Screen
 from profiler.workflows.run import follow
-
-
-class OnDevice(Protocol):
-    """A step, and the engine that runs it."""
-
-    @property
-    def case(self) -> Case: ...
-    @property
-    def engine(self) -> Engine: ...
-    def calibration(self) -> Calibration | None: ...
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +77,16 @@ class ModelOnDevice:
     def heading(self) -> str:
         """The title with the device as users read it."""
         return self.title.removesuffix(self.case.device) + device_word(self.case.device)
+
+    @property
+    def step(self) -> Step:
+        """The model's step alone, for what a caller's step can have done too."""
+        return Step(case=self.case, engine=self.engine, calibration=self.calibration)
+
+    @property
+    def device_bytes(self) -> int | None:
+        """The memory of the device, if it is known."""
+        return device_choice.environment(self.case.device, self.devices).device_bytes
 
     @property
     def evidence(self) -> Evidence:
@@ -171,17 +171,24 @@ def way_of(engine: Engine, case: Case, plan: PlanFile | None) -> Way:
     )
 
 
-def limit_of(model: ModelOnDevice, limit: int | float, say: Callable[[str], None]) -> int:
-    """Return the limit in bytes; a fraction is of the device's memory. Raises UserError if that is unknown."""
-    whole = device_choice.environment(model.case.device, model.devices).device_bytes
+def limit_of(limit: int | float, whole: int | None, *, of: str, say: Callable[[str], None]) -> int:
+    """Return the limit in bytes; a fraction is of the whole memory of a device. Raises UserError if that is unknown."""
     if isinstance(limit, int):
         if whole is not None and limit > whole:
-            say(f"note: {bytes_text(limit)} are more than {model.case.device} has: {bytes_text(whole)}")
+            say(f"note: {bytes_text(limit)} are more than {of} has: {bytes_text(whole)}")
         return limit
     if whole is None:
-        message = f"how much memory '{model.case.device}' has is not known"
-        raise UserError(message, hint="name it: --memory 11GiB; or a GPU: --device t4")
+        raise UserError(
+            f"how much memory '{of}' has is not known", hint="name it: --memory 11GiB; or a GPU: --device t4"
+        )
     return int(limit * whole)
+
+
+def context_alone(context_bytes: int, limit_bytes: int) -> dict[str, str]:
+    """Return why all levers are left out, if CUDA itself takes all of the limit."""
+    if context_bytes < limit_bytes:
+        return {}
+    return {"all levers": f"CUDA itself takes {bytes_text(context_bytes)}: see --context"}
 
 
 def context_of(model: ModelOnDevice, asked: int | None) -> tuple[int, str | None]:

@@ -35,7 +35,7 @@ from profiler.workflows.in_process.results import Fit, Found, Plan
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.plan_fitting import frontiers
 from profiler.workflows.planner import GATE, fitted_plan
-from profiler.workflows.stages import Step, block_choices, roomy, stages
+from profiler.workflows.stages import Step, block_choices, limit_of, roomy, stages
 
 NO_DEVICE = 3  # the exit code if nothing can be rehearsed
 
@@ -164,7 +164,8 @@ def fit(
             return 0, tuple(engine.run(trials))
 
         asked = parse_memory(memory, flag="--memory") if isinstance(memory, str) else 1.0 if memory is None else memory
-        limit = asked if isinstance(asked, int) else int(asked * gpu_specs.find(parse(case.device).name).memory_bytes)
+        gpu = gpu_specs.find(parse(case.device).name)
+        limit = limit_of(asked, gpu.memory_bytes, of=case.device, say=SILENT.say)
         with TemporaryDirectory(prefix="gcprof-") as folder:
             (Path(folder) / plan_file.FOLDER).mkdir()
             room = Room(limit, context, "assumed" if context == CONTEXT_BYTES else "as asked")
