@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.killed import python_path
 
 LOOPBACK = "127.0.0.2"  # of 127.0.0.1 Ray makes the address that others see
@@ -124,7 +122,3 @@ def meanwhile(work: Callable[[], None]) -> Iterator[None]:
         thread.join()
     if raised:
         raise raised[0]
-
-
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -111,18 +111,6 @@ def test_other_kernels_of_a_compiled_model_may_round_otherwise(way):
     assert verdict(result) == ("within noise" if way == "module" else "bit-equal")
 
 
-@pytest.mark.nightly
-def test_wrong_gradients_of_a_compiled_model_are_called_wrong():
-    """The recompute draws its dropout anew."""
-    choice = model(backend=PARTITION, drop=0.5)
-    truth = measure(Trial(case=make.case(model=choice, batch_size=32), passes=("equality",)))
-    case = make.case("_planted:fault=random-state", model=choice, batch_size=32)
-
-    result = measure(Trial(case=case, passes=("equality",), digests=truth.equality.digests))
-
-    assert (truth.outcome, result.outcome, verdict(result)) == ("ok", "invalid", "differ")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["module", pytest.param("graphs", marks=pytest.mark.nightly)])
 def test_a_compiled_model_is_estimated_as_its_code_is_written(way):

@@ -9,7 +9,6 @@ from threading import Barrier
 import msgspec
 import pytest
 
-from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
@@ -138,22 +137,6 @@ def test_a_round_on_several_devices_finds_what_it_is_verified_against(two):
 def test_what_cannot_be_meant_is_refused(text, found, why):
     with pytest.raises(UserError, match=why):
         device_choice.several(text, found)
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "why"),
-    [
-        (("--devices", "all", "--device", "cpu"), 2, "--devices has no effect with --device"),
-        (("--devices", "all", "--engine", "slurm:jobs=2"), 2, "--devices has no effect with --engine slurm:jobs=2"),
-        (("--allow-parallel",), 2, "--allow-parallel has no effect without --devices"),
-    ],
-)
-def test_the_command_refuses_what_cannot_be_meant(words, code, why, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    assert answer(["run", "--model", "mlp", *words]) == code
-
-    assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

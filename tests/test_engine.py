@@ -3,7 +3,6 @@
 import pytest
 
 from profiler.core.case import Choice, Trial
-from profiler.engines.local import Local
 from tests import make
 
 MINE = """
@@ -56,18 +55,6 @@ def test_relative_paths_begin_where_the_client_is_now(engine, here):
 
     assert found.outcome == "ok", found.detail
     assert gone.outcome != "ok"
-
-
-@pytest.mark.nightly
-def test_a_server_that_died_is_replaced():
-    with Local(stage_seconds=60.0) as engine:
-        list(engine.run([trial()]))
-        server = engine._servers[False].process
-        server.kill()
-        server.wait()
-        (record,) = engine.run([trial()])
-
-    assert record.outcome == "ok"
 
 
 @pytest.mark.parametrize(("model", "module", "is_there"), [

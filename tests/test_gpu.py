@@ -78,10 +78,6 @@ def test_reserved_and_device_level_bytes_are_read_beside_the_allocated(records):
     assert all(phase.reserved >= phase.allocated for phase in readings.phases.values())
 
 
-def test_segments_save_memory_between_forward_and_backward(records):
-    assert records["segments:k=8"].readings.saved_bytes < records["none"].readings.saved_bytes / 2
-
-
 def bare_norm() -> float:
     """Of all gradients of one step, on the CPU from the GPU's own parameters and batch."""
     build, options = catalogue.load(Choice(MODEL), models.TABLE)

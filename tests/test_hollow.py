@@ -19,7 +19,6 @@ from profiler.rehearsal.smoke import Check, Verdict
 from profiler.runs import store
 from tests.hollow import LEAVE, OPEN
 from tests.program import gcprof
-from tests.scripts.runs import rehearsed
 
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
 
@@ -248,7 +247,6 @@ def test_the_main_job_at_full_size_peaks_where_it_does_without_gcprof(hollow, he
 # --- the hollow device is tried by one training step before it is trusted, once, and what it cannot do is named
 
 
-FINE = Verdict(torch="9.9.9", checks=(Check("backward", 1024, 1024),))
 WRONG = Verdict(
     torch="9.9.9",
     checks=(Check("weights", 512, 512), Check("backward", 1024, 1536), Check("the end", 0, 512)),
@@ -270,10 +268,6 @@ def kept(hollow, tmp_path, monkeypatch):
     return own
 
 
-def put(folder: Path, verdict: Verdict) -> None:
-    smoke.verdict_file(folder).write_bytes(msgspec.json.encode(verdict))
-
-
 @pytest.mark.nightly
 def test_a_training_step_of_the_installed_torch_is_as_arithmetic_has_it(kept):
     assert smoke.proven_libraries()[0] == kept
@@ -283,30 +277,6 @@ def test_a_training_step_of_the_installed_torch_is_as_arithmetic_has_it(kept):
     assert {check.phase.rpartition(": ")[2] for check in verdict.checks} >= {
         "weights", "forward", "backward", "AdamW", "gradients deleted", "states deleted",
     }  # fmt: skip
-
-
-FIGURES = """
-from profiler.rehearsal import smoke_step
-found = [phase for phase, expected, got in smoke_step.checks() if expected != got]
-"""
-
-
-@pytest.mark.nightly
-def test_an_allocator_that_rounds_otherwise_is_found(hollow):
-    otherwise = {**smoke.SETTINGS, "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:2"}
-
-    found = [hollow.python(FIGURES, f"h100,bytes={GIB}", **settings) for settings in (smoke.SETTINGS, otherwise)]
-
-    assert found[0] == []
-    assert "3 MiB and a byte" in found[1]
-
-
-@pytest.mark.slow
-def test_a_torch_that_was_tried_is_not_tried_again(kept, monkeypatch):
-    put(kept, FINE)
-    monkeypatch.setattr(smoke, "run", lambda folder: pytest.fail("it is tried again"))
-
-    assert smoke.proven_libraries()[0] == kept
 
 
 def test_a_torch_that_fails_is_refused_with_what_differs_and_tried_once(kept, monkeypatch):
@@ -403,28 +373,6 @@ def test_convolutions_take_the_workspaces_that_an_h100_had(hollow):
     found = hollow.python(WORKSPACES)
     assert (found[0], found[2:]) == (MEASURED[0], MEASURED[2:])
     assert found[1] in (MEASURED[1], 9923584)
-
-
-SCRIPT = """
-import torch
-from torch import nn
-
-model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)).cuda()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-model(torch.randn(64, 16, 32, 32, device="cuda")).sum().backward()
-optimizer.step()
-"""
-
-
-@pytest.mark.nightly
-def test_a_script_takes_them(hollow, tmp_path):
-    (tmp_path / "convolutions.py").write_text(SCRIPT)
-    words = ("python", "convolutions.py")
-
-    without = rehearsed(words, cwd=tmp_path, device="h100")
-    planned = rehearsed(words, cwd=tmp_path, device="h100", cudnn="nvidia")
-
-    assert planned.figures[0].peak_bytes - without.figures[0].peak_bytes > MEASURED[0]
 
 
 ATTENTION = """

@@ -34,25 +34,6 @@ def test_a_prediction_is_the_same_without_the_compiler():
     assert (late.stderr, usual.stderr) == ("False\n", "True\n")
 
 
-TRITON = """
-import sys
-from profiler.measuring.meters import operators
-from torch.utils import flop_counter
-
-assert "triton" not in sys.modules
-assert operators._FORMULAS is flop_counter.flop_registry
-from triton.runtime.jit import JITFunction
-
-assert isinstance(JITFunction.__new__(JITFunction), flop_counter._JITFunction)
-assert not isinstance(len, flop_counter._JITFunction)
-"""
-
-
-@pytest.mark.nightly
-def test_kernels_of_triton_are_known_to_the_counter_of_flops_which_came_before_it():
-    run(TRITON)
-
-
 MODEL_LIBRARIES = """
 import sys
 import torch

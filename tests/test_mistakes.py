@@ -147,3 +147,35 @@ def test_what_a_hint_leads_to_is_taken(typed, right, folder):
 @pytest.mark.parametrize("typed", UNDERSTOOD)
 def test_options_as_other_tools_call_them_are_ours(typed):
     assert understood(shlex.split(typed)) == shlex.split(UNDERSTOOD[typed])
+
+
+REFUSED = {  # words without effect, or that cannot be meant -> what is said
+    "predict mlp --device h1000": "nothing is known of 'h1000'",
+    "predict mlp --fit": "gcprof fit MODEL finds the smallest GPU",
+    "predict mlp --memory 1GiB": "gcprof fit MODEL --memory SIZE",
+    "predict mlp --rehearse": "--rehearse is for one GPU",
+    "max-batch mlp --memory 1GiB": "gcprof fit MODEL --batch-size max",
+    "explain mlp --batch-size 1,2": "only one model, batch size and precision",
+    "explain mlp --strategies all,sqrt": "only one strategy can be explained at once",
+    "run mlp --device fake:cuda --predict": "predict has no effect on 'fake:cuda'",
+    "run mlp --device fake:cuda --rounds 2": "--rounds has no effect on a prediction",
+    "run mlp --device rehearse:h100 --rounds 2": "--rounds has no effect on a rehearsal",
+    "run mlp --device rehearse:h100 --max-samples 9": "where no step is timed",
+    "run mlp --device rehearse:h100 --engine ray": "--engine ray does not rehearse",
+    "run mlp --devices all --device cpu": "--devices has no effect with --device",
+    "run mlp --devices all --engine slurm:jobs=2": "--devices has no effect with --engine slurm:jobs=2",
+    "run mlp --allow-parallel": "--allow-parallel has no effect without --devices",
+    "rehearse mlp --cudnn-workspace x": "gcprof: --cudnn-workspace cannot be 'x'",
+    "reproduce hf-trainer --predict": "hf-trainer cannot be predicted",
+    "stages mlp,mnist-cnn": "only one model can be planned at once",
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_what_cannot_be_meant_is_refused_before_anything_starts(typed, no_server, here, capsys):
+    assert answer(shlex.split(typed)) == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert REFUSED[typed] in said.err
+    assert list(here.iterdir()) == []

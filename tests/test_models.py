@@ -193,13 +193,3 @@ def test_a_model_of_timm_is_built_and_its_gradients_are_equal(model, blocks):
 
     assert (record.outcome, record.built.num_blocks) == ("ok", blocks)
     assert record.equality.gradients_equal
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("model", [model for model in FAMILIES if family(model) in ("hf:bert", "hf:gpt2", "hf:t5")])
-def test_the_models_own_switch_saves_memory_and_its_gradients_are_equal(model):
-    none, switched = (measured(model, s, batch_size=2, passes=("equality", "memory")) for s in ("none", "hf"))
-
-    assert switched.outcome == "ok"
-    assert switched.equality.gradients_equal
-    assert switched.readings.saved_bytes < none.readings.saved_bytes

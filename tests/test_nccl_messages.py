@@ -12,7 +12,7 @@ import pytest
 from profiler.core.units import MIB
 from profiler.rehearsal.smoke import proven_libraries
 from tests.program import PATIENCE_SECONDS
-from tests.scripts.runs import FOLDER, copied, rehearsed
+from tests.scripts.runs import copied, rehearsed
 
 RANK = Path(__file__).with_name("nccl_rank.py")
 FOREVER = 10**9
@@ -129,16 +129,3 @@ def test_the_profiler_and_the_drivers_program_do_not_end_a_script(hollow, tmp_pa
     mebibytes = done.document["variants"][0]["gpu_bytes"] // MIB
     for index in range(2):
         assert f"{index}, Hollow Tesla T4, {mebibytes}" in done.said
-
-
-@pytest.mark.nightly
-def test_recurrent_networks_run_by_pytorchs_own_kernels_and_it_is_said(hollow, tmp_path):
-    """Its peak is PyTorch's own, as where a script turns cuDNN off by itself."""
-    text = (FOLDER / "recurrent.py").read_text()
-    (tmp_path / "recurrent.py").write_text(text)
-    (tmp_path / "plain.py").write_text(f"import torch\ntorch.backends.cudnn.enabled = False\n{text}")
-    done, plain = (rehearsed(("python", name), cwd=tmp_path) for name in ("recurrent.py", "plain.py"))
-    assert (done.exit_code, plain.exit_code) == (0, 0), done.said
-    assert done.printed == plain.printed
-    (process,) = done.document["variants"][0]["processes"]
-    assert any("recurrent networks" in note for note in process["notes"])

@@ -78,15 +78,6 @@ def test_the_page_brings_all_it_needs_and_runs_nothing(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "is_there"), [("load", False), ("apply", True)])
-def test_only_what_needs_torch_imports_it(name, is_there):
-    code = f"import sys, profiler; profiler.{name}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
-
-    assert done.stdout == f"{is_there}\n"
-
-
-@pytest.mark.slow
 def test_a_run_is_loaded_and_shown_where_there_is_no_torch(run):
     code = (
         "import sys; sys.modules['torch'] = None; import profiler; run = profiler.load(sys.argv[1]);"

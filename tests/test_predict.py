@@ -30,19 +30,6 @@ def predicted(strategy: str = "none", *, peak: int = 10 * GIB, flops: int = 100,
     return make.record(strategy, case=make.case(strategy, device=device), readings=readings)
 
 
-@pytest.mark.slow
-def test_a_predicted_table_says_so_and_shows_no_measured_columns(here, capsys):
-    code = answer(["predict", SMALL, "--strategies", "all,compile-budget", "--device", "cpu", "-o", "run"])
-
-    out = capsys.readouterr().out
-    assert code == 0
-    assert "cpu: predicted, not measured" in out
-    assert "bit-equal" not in out
-    assert "against none" in out
-    assert "compile-budget: skipped (predicted): compile-budget makes its own kernels" in out
-    assert "spread" not in out  # no rates of a CPU are known: no time is estimated
-
-
 def test_a_gpu_is_rehearsed_where_it_can_be_and_else_estimated_with_the_reason(monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(absent_gpus, "why_no_rehearsal", lambda device: None)
@@ -83,25 +70,6 @@ def test_a_run_shows_how_far_its_predictions_are_off(here, capsys):
     assert code == 0
     assert len(said.out.splitlines()) <= 25
     assert "the prediction is +0.00 % off" in said.err
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["predict", SMALL, "--device", "h1000"], "nothing is known of 'h1000'"),
-        (["predict", SMALL, "--fit"], "gcprof fit MODEL finds the smallest GPU"),
-        (["predict", SMALL, "--memory", "1GiB"], "gcprof fit MODEL --memory SIZE"),
-        (["max-batch", SMALL, "--memory", "1GiB"], "gcprof fit MODEL --batch-size max"),
-        (["explain", SMALL, "--batch-size", "1,2"], "only one model, batch size and precision"),
-        (["explain", SMALL, "--strategies", "all,sqrt"], "only one strategy can be explained at once"),
-        (["run", "--model", SMALL, "--device", "fake:cuda", "--predict"], "predict has no effect on 'fake:cuda'"),
-        (["run", "--model", SMALL, "--device", "fake:cuda", "--rounds", "2"], "--rounds has no effect on a prediction"),
-        (["reproduce", "hf-trainer", "--predict"], "hf-trainer cannot be predicted"),
-    ],
-)
-def test_what_cannot_be_predicted_is_refused(here, capsys, words, complaint):
-    assert answer(words) == 2
-    assert complaint in capsys.readouterr().err
 
 
 def test_a_calibrated_prediction_measures_the_baselines_operators_first():

@@ -1,8 +1,6 @@
 """What docs/promises.md promises, by the numbers of its table."""
 
 import ast
-import csv as csv_module
-import io
 import json
 import os
 import re
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.cli import BROKEN_PIPE, INTERNAL, INTERRUPTED, UNWRITABLE, answer
+from profiler.cli import BROKEN_PIPE, INTERNAL, INTERRUPTED, UNWRITABLE
 from profiler.core.case import Trial
 from profiler.runs import store
 from profiler.workflows import run as workflow
@@ -82,23 +80,6 @@ def told_and_safe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
 
 def test_promise_2_a_record_is_on_disk_before_it_is_told(tmp_path, monkeypatch):
     assert told_and_safe(tmp_path / "run", monkeypatch) == [(1, 1), (2, 2), (3, 3)]
-
-
-def test_promise_3_every_sample_is_exported(tmp_path, capsys):
-    seconds = (0.1, 0.1, 9.0, 0.1, 0.0001)  # what others would drop
-    examples.run(tmp_path / "run", [make.record("none", seconds=seconds)])
-
-    for kind in ("csv", "json"):
-        assert answer(["export", str(tmp_path / "run"), "--to", kind]) == 0
-        out = capsys.readouterr().out
-        found = json.loads(out)["records"][0]["readings"]["step_seconds"] if kind == "json" else _samples(out)
-        assert tuple(found) == seconds
-
-
-def _samples(text: str) -> list[float]:
-    (row,) = csv_module.DictReader(io.StringIO(text))
-    (name,) = [name for name in row if name.startswith("step_seconds_samples") or name == "step_samples"]
-    return [float(word) for word in re.findall(r"[\d.e-]+", row[name])]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -16,17 +15,15 @@ import pytest
 from ray import exceptions
 
 from profiler import engines
-from profiler.cli import answer
 from profiler.core import gpu_specs
 from profiler.core.case import Choice, Trial, decode, encode
 from profiler.core.record import Record
 from profiler.engines import ray_cluster
 from profiler.engines.local import Local
-from profiler.runs import store
 from tests import make, ray_nodes
 from tests.killed import TAG
 from tests.program import PATIENCE_SECONDS
-from tests.ray_nodes import Nodes, await_, begun, is_gone, meanwhile
+from tests.ray_nodes import Nodes, await_, begun, meanwhile
 
 SECRET = "a-long-and-secret-word"
 MINE = """
@@ -176,12 +173,6 @@ def fine(sent: Trial, attempt: int = 1) -> Record:
     return make.record(case=sent.case, round=sent.round)
 
 
-def test_each_trial_comes_back_once(far):
-    found = [record.case for record in far(FakeRay(fine)).run(many(10))]
-
-    assert Counter(found) == Counter(one.case for one in many(10))
-
-
 def test_trials_that_no_node_can_take_are_given_up(far):
     fake = FakeRay(lambda sent, attempt: None, num_nodes=0)
 
@@ -232,32 +223,3 @@ def test_the_package_that_travels_works_by_itself_and_knows_the_gpus(tmp_path):
     )
 
     assert done.stdout.split() == [str(tmp_path / "profiler" / "__init__.py"), *gpu_specs.names()]
-
-
-@pytest.mark.nightly
-def test_ctrl_c_keeps_what_is_done_and_ends_what_is_at_work_and_resume_goes_on(nodes, here, place, capsys):
-    (here / "waiting.py").write_text(ray_nodes.WAITING)
-    words = ["--model", "mlp,waiting.py:make", "--segments", "1", "--rounds", "1", "--samples", "1", "--device", "cpu"]
-
-    def interrupt() -> None:
-        await_(lambda: list(here.glob("run/trials.jsonl")) and store.load(here / "run").records, "a record is there")
-        await_(lambda: begun(place), "a trial waits")
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with meanwhile(interrupt):
-        code = answer(["run", *words, "--engine", nodes.engine, "-o", "run"])
-    kept = store.load(Path("run")).records
-    waiting = begun(place)
-
-    assert code == 130
-    assert [str(one.case.model) for one in kept] == ["mlp"]
-    await_(lambda: all(map(is_gone, waiting)), "what was at work is ended")
-
-    (place / "go").touch()
-    assert answer(["run", "--resume", "run", "--model", "mlp,waiting.py:make", "--engine", nodes.engine]) == 0
-
-    found = store.load(Path("run")).records
-    assert found[: len(kept)] == kept
-    assert Counter((str(one.case.model), str(one.case.strategy)) for one in found) == dict.fromkeys(
-        [(model, strategy) for model in ("mlp", "waiting.py:make") for strategy in ("none", "segments:k=1")], 1
-    )

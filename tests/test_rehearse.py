@@ -190,26 +190,6 @@ def test_what_is_no_such_gpu_is_refused(word, message):
     assert message in refused.value.message
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["run", "--model", "mlp", "--device", "rehearse:h100", "--rounds", "2"],
-            "--rounds has no effect on a rehearsal",
-        ),
-        (["run", "--model", "mlp", "--device", "rehearse:h100", "--max-samples", "9"], "where no step is timed"),
-        (["run", "--model", "mlp", "--device", "rehearse:h100", "--engine", "ray"], "--engine ray does not rehearse"),
-        (["predict", "mlp", "--rehearse"], "--rehearse is for one GPU"),
-        (["rehearse", "mlp", "--cudnn-workspace", "x"], "gcprof: --cudnn-workspace cannot be 'x'"),
-    ],
-)
-def test_options_that_a_rehearsal_has_not_are_refused_before_anything_starts(no_server, here, capsys, words, message):
-    from profiler.cli import answer
-
-    assert answer(words) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_what_adamw_would_add_is_two_tensors_for_each_parameter_without_rests_of_blocks(tmp_path):
     done = gcprof("explain", "mnist-cnn", cwd=tmp_path)  # 92,208,120 parameters; some gradients' blocks are larger
 

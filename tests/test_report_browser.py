@@ -108,14 +108,6 @@ def hostile() -> list[Any]:
     return [none, named, broken]
 
 
-def column(visit: Visit, name: str) -> list[str]:
-    """The cells of a column as they are shown."""
-    heads = visit.page.locator("table.sortable").first.locator("thead th").all_inner_texts()
-    at = next(number for number, head in enumerate(heads, start=1) if head.split(" ▲")[0].split(" ▼")[0] == name)
-    cells = visit.page.locator("table.sortable").first.locator(f"tbody tr:not([hidden]) > :nth-child({at})")
-    return cells.all_inner_texts()
-
-
 # --- nothing but itself
 
 
@@ -140,37 +132,9 @@ def test_what_the_policy_does_not_allow_is_stopped_even_where_it_gets_into_the_p
 # --- the table
 
 
-def test_the_filter_leaves_what_matches_and_says_how_much(visit):
-    found = visit("reference")
-
-    found.page.get_by_label("Filter").fill("K=3")
-
-    assert column(found, "strategy") == ["segments:k=32"]
-    assert found.page.locator(".said").inner_text() == "1 of 7 rows"
-
-
 CLIPBOARD = """
 Object.defineProperty(navigator, "clipboard", { value: { writeText: async (words) => { %s } } });
 """
-
-
-@pytest.mark.parametrize(
-    ("button", "first", "second"),
-    [
-        ("Copy as Markdown", "| strategy | split | saved MiB |", "| --- | ---: | ---: |"),
-        ("Copy as CSV", "strategy,split,saved MiB,", "none,,602.0,"),
-    ],
-)
-def test_the_table_is_copied_as_text(visit, button, first, second):
-    found = visit("sweep")
-    found.page.evaluate(CLIPBOARD % "window.copied = words;")
-
-    found.page.get_by_role("button", name=button).click()
-
-    lines = found.page.evaluate("window.copied").splitlines()
-    assert lines[0].startswith(first)
-    assert lines[1].startswith(second)
-    assert found.page.locator(".said").inner_text() == "copied"
 
 
 def test_no_copied_cell_is_a_formula(visit, tmp_path):
@@ -205,27 +169,6 @@ def test_the_slider_stops_at_every_choice_and_changes_there(visit):
         "take segments:k=8",  # k=16 and k=4 take more memory for times that may be the same
         "take none",
     ]
-
-
-def test_points_are_read_by_pointer_and_by_keyboard_in_the_order_of_their_peaks(visit):
-    found = visit("sweep")
-    shown = found.page.locator(".shown")
-
-    found.page.get_by_role("button", name="segments:k=8: ").locator(".mark").hover()
-    told = [shown.inner_text()]
-    found.page.locator(".point[tabindex='0']").focus()
-    for _ in range(4):
-        found.page.keyboard.press("ArrowRight")
-        told.append(shown.inner_text())
-
-    assert [words.split(": peak")[0] for words in told] == [
-        "segments:k=8",
-        "segments:k=16",  # 173 MiB, beside the 153 of k=32
-        "segments:k=8",
-        "segments:k=4",
-        "segments:k=1",
-    ]
-    assert told[0] == "segments:k=8: peak 225 MiB (-66 %), step 130 ms (+29 % (unsure)), spread ±1.0 %"
 
 
 # --- everyone can read it

@@ -1,18 +1,10 @@
 """Programs of several ranks, and of CUDA graphs: they end, and take what they take without the watch."""
 
-import os
-import random
-import re
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from tests.killed import TAG, survivors
-from tests.program import PATIENCE_SECONDS
 from tests.scripts.runs import TWO, UNPACKED, Script, control, copied, environment, line_of, rehearsed
 
 PROGRAMS = (
@@ -59,77 +51,6 @@ def bytes_of(run):
     return sorted((figures.peak_bytes, figures.reserved_bytes) for figures in run.figures)
 
 
-ENDLESS = """
-import datetime, os, torch, torch.distributed as dist
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=10))  # for one that never comes
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-while True:
-    model(torch.ones(8, 64, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    told = [None] * dist.get_world_size()
-    dist.all_gather_object(told, rank)
-"""
-LIMIT = 90  # seconds, of the run
-LAUNCHERS = {
-    "torchrun": "torchrun --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:0 endless.py",
-    "shell": "export WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port}; RANK=0 python endless.py & "
-    "RANK=1 python endless.py & wait",
-}
-
-
-def rank_process(scratch, rank):
-    """The process of a rank, as soon as it has imported torch."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not (found := [*scratch.glob(f"gcprof-script-*/{rank}.*.jsonl")]):
-        assert time.monotonic() < until, f"rank {rank} did not start"
-        time.sleep(0.05)
-    return int(found[0].stem.partition(".")[2])
-
-
-def kill_at_random(folder, tag, chance, launcher):
-    """Rehearse two ranks that train without end, and kill one at a moment of chance: the run ends, and names it."""
-    (folder / "endless.py").write_text(ENDLESS)
-    scratch = folder / "scratch"
-    scratch.mkdir()
-    shared = {*Path("/dev/shm").iterdir()}
-    launch = ("sh", "-c", LAUNCHERS[launcher].format(port=chance.randint(20000, 29000)))
-    given = ("--device", "t4:2", "--limit", str(LIMIT), "-o", str(folder / "run"))
-    words = [sys.executable, "-P", "-m", "profiler", "rehearse", *given, "--", *launch]
-    started = subprocess.Popen(
-        words,
-        cwd=folder,
-        env=environment(folder, TMPDIR=str(scratch), **{TAG: tag}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        victim = chance.randrange(2)
-        process = rank_process(scratch, victim)
-        time.sleep(chance.uniform(0, 9))  # a moment of chance: any must do
-        os.kill(process, signal.SIGKILL)
-        said = started.communicate(timeout=PATIENCE_SECONDS)[0]
-    finally:
-        started.kill()
-    assert started.returncode == 1, said
-    by_torchrun = rf"rank *: {victim} .*\n.*exitcode *: -9"
-    assert re.search(rf"rank {victim} (died first|ended without a word)|{by_torchrun}", said), said
-    assert not survivors(tag), said
-    assert not [*scratch.iterdir()]
-    assert {*Path("/dev/shm").iterdir()} <= shared
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_run_of_which_a_rank_is_killed_ends_and_leaves_nothing(launcher, seed, hollow, tmp_path, tag):
-    kill_at_random(tmp_path, tag, random.Random(seed), launcher)
-
-
 # ---- CUDA graphs: captured to the byte as without the watch, with collectives, and replayed
 
 
@@ -157,16 +78,6 @@ def test_each_replay_of_a_step_is_a_step(graphs):
 
     assert process["num_steps"] == 3 + 5  # before the capture, and replays
     assert num["graph replay"] == 5
-
-
-@pytest.mark.nightly
-def test_a_script_ends_after_as_many_replays_as_steps_are_asked_for(graphs, hollow, tmp_path):
-    done = rehearsed(("python", "graphs.py"), "--steps", "5", cwd=copied(tmp_path))
-
-    (process,) = done.document["variants"][0]["processes"]
-    assert done.exit_code == 0
-    assert process["num_steps"] == 5
-    assert "in the graph's own pool" not in done.said
 
 
 # --- values on hollow GPUs: real where they come from the host, assumed and told where they do not

@@ -178,18 +178,6 @@ def test_a_rank_that_missed_another_is_not_the_first_that_died():
 
 
 @pytest.mark.nightly
-def test_a_scaled_gradient_is_named_with_its_size(folder):
-    asked = ("--rounds", "0", "--steps", "2", "--strategies", "every")
-
-    done = on_cpu(("python", "planted.py", "growing.py"), *asked, cwd=folder)
-
-    equality = done.document["variants"][1]["equality"]
-    assert done.exit_code == 1
-    assert (equality["parameter"], equality["num_differing"], equality["num_gradients"]) == ("0.weight", 2, 4)
-    assert equality["largest_difference"] == pytest.approx(0.01 / 1.01, rel=1e-3)
-
-
-@pytest.mark.nightly
 def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
     """By the hollow device, whose values and times mean nothing."""
     gpu = devices.rehearsed("t4")

@@ -298,16 +298,3 @@ def test_a_command_without_a_gpu_ends_with_three_and_the_users_sitecustomize_run
     assert done.exit_code == 3
     assert "the own one" in done.said
     assert "used a GPU" in done.said
-
-
-@pytest.mark.nightly
-def test_files_are_as_they_were_when_the_script_is_killed(training, folder, tag):
-    for process in tagged(tag):
-        if process.cmdline()[1:2] == ["imagenet_like.py"]:
-            process.kill()
-    done = training.started.end()
-
-    assert done.returncode == 128 + signal.SIGKILL
-    assert "ended without a word" in done.stdout + done.stderr
-    assert contents(folder) == training.before
-    assert not tagged(tag)

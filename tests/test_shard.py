@@ -24,7 +24,6 @@ from profiler.runs.merge import merge, write
 from profiler.runs.store import Run
 from profiler.workflows import run as workflow
 from tests import make
-from tests.shard_folders import by_plan, read
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
 STRATEGIES = ("none", "all", "segments:k=2", "segments:k=64")
@@ -160,24 +159,3 @@ def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(l
 
 
 # The command
-
-
-QUICK = ("--device", "cpu", "--samples", "1", "--warmup", "0")
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("shared")
-def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
-    words = ["run", "--model", "mlp", "--segments", "2,8", "--batch-size", "8,16", *QUICK]
-    words += ["--rounds", "2", "--predict"]
-    assert answer([*words, "-o", "whole"]) == 0
-    for index in (1, 2, 3):
-        assert answer([*words, "--shard", f"{index}/3", "-o", f"part-{index}"]) == 0
-        assert "gcprof runs merge" in capsys.readouterr().err
-
-    assert answer(["merge", "part-1", "part-2", "part-3", "-o", "merged"]) == 0
-
-    whole, merged = store.load(Path("whole")), store.load(Path("merged"))
-    assert merged.manifest.plan == whole.manifest.plan
-    assert [read(record) for record in by_plan(merged)] == [read(record) for record in by_plan(whole)]
-    assert answer(["validate", "merged"]) == 0

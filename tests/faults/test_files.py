@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import re
 import shutil
 from pathlib import Path
 
@@ -129,18 +128,6 @@ def records(text: str) -> list[Record]:
     none = make.record("none", case=make.case("none", model=model), peak=200 * MIB)
     named = make.record(text, case=make.case(text, model=model), seconds=(0.2, 0.2, 0.2))
     return [none, named, make.failed("all", "failed", text, case=make.case("all", model=model))]
-
-
-@pytest.mark.slow
-@hostile
-def test_fault_56_a_name_is_stored_as_it_is_in_a_folder_where_it_belongs(tmp_path, text):
-    run = examples.run(tmp_path / "run", records(text))
-
-    assert store.load(run.folder).records == tuple(records(text))
-    folder = store.new_folder(Path("results"), [text])
-    assert folder.parent == Path("results")
-    assert re.fullmatch(r"\d{8}T\d{6}Z-[a-z0-9-]*-[0-9a-f]{6}", folder.name)
-    assert len(folder.name) <= 64
 
 
 @hostile

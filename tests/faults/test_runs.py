@@ -1,10 +1,8 @@
 """However a run ends, what it printed is stored, nothing of it lives on, and it goes on where it was."""
 
 import json
-import os
 import random
 import resource
-import select
 import signal
 import time
 from collections import Counter
@@ -81,39 +79,6 @@ def test_fault_33_a_run_that_is_asked_to_end_ends_its_child_and_says_143(here, t
     assert done.returncode == 143
     assert (document["status"], document["exit_code"], len(document["records"])) == ("partial", 143, 1)
     assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
-
-
-def full_pipe() -> tuple[int, int]:
-    """A pipe that takes no more: who writes to it waits until somebody reads."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    while True:
-        try:
-            os.write(writing, b" " * select.PIPE_BUF)
-        except BlockingIOError:
-            os.set_blocking(writing, True)
-            return reading, writing
-
-
-@pytest.mark.slow
-def test_fault_32_a_second_interrupt_ends_at_once(here, tag):
-    reading, writing = full_pipe()
-
-    with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, stdout=writing) as run:
-        run.wait_for("[1/2]")
-        run.send(signal.SIGINT)
-        run.wait_for("interrupted; what was printed is safe")  # now it wants to print its table, and cannot
-        alive = len(killed.tagged(tag))
-        run.send(signal.SIGINT)
-        done = run.end()
-
-    os.close(reading)
-    os.close(writing)
-    assert alive >= 1
-    assert done.returncode == -signal.SIGINT
-    assert "next: " not in done.stderr
-    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
-    assert stored(here / "run") == {("none", 1): 1}
 
 
 @pytest.mark.nightly
@@ -219,12 +184,6 @@ def test_fault_34_a_trial_that_was_ended_from_outside_is_measured_again(planned,
     assert progress.exit_code(run.records) == 0
     assert {row.outcome for row in rows(run.records)} == {"ok"}
     assert progress.settled(run.records) == latest(run.records)
-
-
-def test_fault_34_what_could_not_be_compared_with_a_killed_baseline_is_measured_again(planned):
-    rest = [("all", 1, True), ("sqrt", 1, True), ("none", 2, True)]
-
-    assert again(planned, none="crashed") == [("none", 1, False), *rest]
 
 
 # --- a disk that is full

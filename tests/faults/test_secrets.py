@@ -33,7 +33,6 @@ def good(output, batch):
 def bad(output, batch):
     raise RuntimeError("refused " + " ".join(os.environ[name] for name in {list(SECRETS)!r}) + " {ADDRESS}")
 """
-EXPORTS = ("csv", "json")
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +67,6 @@ def test_fault_58_no_file_of_a_run_holds_one_nor_what_was_printed(folder):
     assert [record.outcome for record in store.load(folder).records] == ["failed", "ok"]
     assert found(folder, Path("told.txt")) == []
     assert any(path.stat().st_size for path in (folder / "logs").iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", EXPORTS)
-def test_fault_58_nor_does_an_export(kind, folder, tmp_path):
-    assert answer(["export", str(folder), "--to", kind, "-o", str(tmp_path / "exported")]) == 0
-
-    assert found(tmp_path / "exported") == []
 
 
 @pytest.mark.parametrize(

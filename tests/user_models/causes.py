@@ -297,9 +297,3 @@ class Refusing(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         raise ValueError("no gradient")
-
-
-def refusing(batch_size: int = 4, reentrant: bool = True):
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    model.forward = lambda x: checkpoint(lambda x: Refusing.apply(model[1](x)), model[0](x), use_reentrant=reentrant)
-    return model, torch.randn(batch_size, 8), lambda out: out.square().sum()
