@@ -78,6 +78,7 @@ def test_a_pipe_gets_no_colours_and_a_terminal_does(monkeypatch):
 
     assert "\x1b[1m" in screen.getvalue()
     assert "\x1b" not in pipe.getvalue()
+    assert pipe.getvalue() == f"{grid.text(tables).plain}\n"
 
 
 def test_the_samples_tell_their_warm_up_and_why_they_ended():

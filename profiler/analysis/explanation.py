@@ -283,12 +283,11 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 def reason_of_readings(readings: Readings, baseline: Readings) -> str | None:
     """Return why a peak is no lower than the baseline's, by what was read of both; None if it is, or not known."""
-    saved, peak, text = readings.saved_bytes, readings.peak_bytes, live_bytes.most_of_peak(readings)
-    if text is None or not peak or not saved or not baseline.saved_bytes or not baseline.peak_bytes:
+    saved, peak = readings.saved_bytes, readings.peak_bytes
+    if not (peak and saved and baseline.saved_bytes and baseline.peak_bytes) or peak <= UNCHANGED * baseline.peak_bytes:
         return None
-    if peak <= UNCHANGED * baseline.peak_bytes:
-        return None
-    if saved < SAME * baseline.saved_bytes:
+    text = live_bytes.most_of_peak(readings)
+    if text is None or saved < SAME * baseline.saved_bytes:
         return text
     without = bytes_text(baseline.saved_bytes)
     more = f"and {without} without checkpoints: their inputs and random states take more than they free"

@@ -112,7 +112,7 @@ def of_records(rounds: Sequence[Record]) -> TimeRatio | None:
         for readings in (record.readings for record in rounds)
         if (own := readings.step_seconds) and (plain := readings.plain_step_seconds)
     ]
-    ratios = calm_ratios(steps)
+    ratios = calm_ratios(steps) if steps else ()
     return of_pairs(ratios) if any(ratios) else None
 
 
@@ -164,7 +164,7 @@ class Sample(NamedTuple):
     spread: float = 0.0  # squared standard error of that mean
 
 
-@lru_cache(maxsize=256)  # a row is compared with many others
+@lru_cache(maxsize=2**14)  # a row is compared with many others
 def sample(rounds: tuple[tuple[float, ...], ...]) -> Sample:
     """Return the statistics that a comparison needs of one side's samples."""
     seconds, independent = list(chain.from_iterable(rounds)), units(rounds)

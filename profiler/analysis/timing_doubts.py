@@ -36,11 +36,12 @@ def doubts(
     if not timed:
         return []
     series = [record.readings.step_seconds or () for record in timed]
+    seconds = _joined(series)
     is_paired = bool(time and time.num_pairs)  # steps of both alternated in one process, and so on one device
     texts = {
-        "GCP012": _noise(timed, _joined(series), time, pairs),
+        "GCP012": _noise(timed, seconds, time, pairs),
         "GCP022": None,
-        "GCP023": _beside_pairs(_joined(series), time, baseline),
+        "GCP023": _beside_pairs(seconds, time, baseline) if is_paired and time else None,
         "GCP024": _clocks(timed, baseline, is_paired=is_paired),
         "GCP030": _host_bound(timed),
         "GCP032": _spilled(timed),
@@ -154,13 +155,13 @@ def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
     return None
 
 
-def _beside_pairs(seconds: tuple[float, ...], time: TimeRatio | None, baseline: Sequence[Record]) -> str | None:
+def _beside_pairs(seconds: tuple[float, ...], time: TimeRatio, baseline: Sequence[Record]) -> str | None:
     """Return a sentence if the medians of row and baseline give another ratio than the pairs: they ran at other times.
 
     Too few pairs for an interval may be wrong by the factor beyond which an interval tells nothing.
     """
     plain = _joined(record.readings.step_seconds or () for record in baseline)
-    if not (plain and time and time.num_pairs):
+    if not plain:
         return None
     low, high = time.interval or (time.ratio / TOO_WIDE, time.ratio * TOO_WIDE)
     ratio = median(seconds) / median(plain)
@@ -175,6 +176,8 @@ def _beside_pairs(seconds: tuple[float, ...], time: TimeRatio | None, baseline: 
 def other_processes(series: Series) -> tuple[str | None, str | None]:
     """Return a sentence if other processes used the device during timing, and what helps besides a quiet machine."""
     moments = list(chain.from_iterable(series))
+    if not moments:
+        return None, None
     on_device = max((moment.num_others or 0 for moment in moments), default=0)
     if on_device:
         held_bytes = max(moment.others_bytes or 0 for moment in moments)
@@ -195,8 +198,9 @@ def _clocks(rounds: Sequence[Record], baseline: Sequence[Record], *, is_paired: 
 
     It ends with the change of the time in clock cycles, unless steps of both alternated at one clock.
     """
-    held = clock_held([record.readings.conditions for record in rounds if record.readings.conditions])
-    if is_paired:
+    conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
+    held = clock_held(conditions) if conditions else None
+    if is_paired or not conditions:
         return held
     of_round = {record.round: record for record in baseline if record.readings.step_seconds}
     known = [

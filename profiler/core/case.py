@@ -124,7 +124,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     @property
     def has_estimated_times(self) -> bool:
         """Whether its step's seconds, if it has any, are those of the roofline model: no device here computes it."""
-        return self.is_predicted or self.is_rehearsed
+        return bool(devices.parse(self.device).prefix)
 
     @property
     def torch_device(self) -> str:

@@ -277,10 +277,10 @@ def bytes_needed(readings: Readings, device: str, context_bytes: int = gpu_specs
 
 def evidence(case: Case, environment: Environment | None) -> Evidence:
     """Return whether numbers were measured, rehearsed (also if the device's name says Hollow) or predicted."""
-    if case.is_predicted:
-        return "predicted"
     is_hollow = environment is not None and gpu_specs.is_hollow(environment.device_name)
-    return "rehearsed" if case.is_rehearsed or is_hollow else "measured"
+    if not (case.has_estimated_times or is_hollow):
+        return "measured"
+    return "predicted" if case.is_predicted else "rehearsed"
 
 
 def moment(text: str | None) -> datetime | None:

@@ -264,7 +264,7 @@ def ratio_text(row: Row) -> str:
     time = row.time
     if time is not None and time.is_noisy:
         return NOISE
-    is_few = row.evidence == "measured" and time is not None and time.interval is None
+    is_few = time is not None and time.interval is None and row.evidence == "measured"
     if time is None or not (is_few or row.time_verdict == CLOSE):
         return change_text(row.time_ratio)
     return UNSURE if time.ratio < 1 else f"{change_text(time.ratio)} ({UNSURE})"

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, groupby, pairwise, zip_longest
 from operator import itemgetter
+from sys import intern  # of the 100,000 cells of a column only a few hundred differ
 from typing import Any, NamedTuple, TextIO
 
 import msgspec
@@ -46,12 +47,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 def words(first: str, second: str, cells: Iterable[object], styles: Iterable[str] = ()) -> Column:
     """Return a column of text under a head of two lines."""
-    return Column(head=(first, second), cells=tuple(map(str, cells)), styles=tuple(styles))
+    return Column(head=(first, second), cells=tuple(map(intern, map(str, cells))), styles=tuple(styles))
 
 
 def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str] = ()) -> Column:
     """Return a column of numbers under a head of two lines."""
-    return Column(head=(first, second), cells=tuple(cells), is_number=True, styles=tuple(styles))
+    return Column(head=(first, second), cells=tuple(map(intern, cells)), is_number=True, styles=tuple(styles))
 
 
 def byte_columns(counts: Mapping[str, Sequence[int | None]]) -> tuple[Column, ...]:
@@ -115,11 +116,14 @@ def text(tables: Iterable[Table], paper: Paper = WIDE) -> Text:
     Numbers are never cut: a table that does not fit is split where it says so, then into one block per row. A width of
     None (a pipe) is unlimited.
     """
-    lines = _apart(_lines(table, paper) for table in tables)
-    parts = groupby(chain.from_iterable((*line, ("\n", "")) for line in lines), key=itemgetter(1))  # rich joins slowly
-    laid_out = Text().append_tokens(("".join(text for text, _ in part), style) for style, part in parts)
-    laid_out.right_crop(1)
-    return laid_out
+    parts = groupby(chain.from_iterable((*line, ("\n", "")) for line in _laid_out(tables, paper)), key=itemgetter(1))
+    joined = Text().append_tokens(("".join(text for text, _ in part), style) for style, part in parts)
+    joined.right_crop(1)
+    return joined
+
+
+def _laid_out(tables: Iterable[Table], paper: Paper) -> list[Line]:
+    return _apart(_lines(table, paper) for table in tables)
 
 
 def _apart(parts: Iterable[list[Line]]) -> list[Line]:
@@ -158,7 +162,7 @@ def _body(table: Table, paper: Paper) -> list[Line]:
         for column in table.columns
     ]
     bases = ["dim" if mark == "invalid" else "" for mark in table.marks or [""] * num_rows]
-    sizes = [_sizes(column) for column in columns]
+    sizes = [_sizes(column, paper.width) for column in columns]
 
     def fitting(places: Sequence[int]) -> list[int] | None:
         return _widths([sizes[place] for place in places], paper.width)
@@ -249,11 +253,11 @@ def broken(text: str, width: int) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _sizes(column: Column) -> tuple[int, int]:
-    """Return the width that a column takes, and the least to which it may shrink."""
+def _sizes(column: Column, width: int | None) -> tuple[int, int]:
+    """Return the width that a column takes, and the least to which it may shrink on a screen of this width."""
     cells = set(column.cells)
     natural = max(map(_length, chain(column.head, cells)))
-    if column.is_number:
+    if column.is_number or width is None:
         return natural, natural
     pieces = (piece.rstrip() for text in cells for piece in PIECE.findall(text))
     return natural, max(map(_length, chain(column.head, pieces)))  # heads are not broken
@@ -294,13 +298,13 @@ def _pad(text: str, width: int, *, right: bool = False) -> str:
 
 def show(tables: Iterable[Table], *, file: TextIO, width: int | None = None, color: str = "auto") -> None:
     """Print tables, in colors where the file takes them; there the codes of notes are links."""
-    laid_out = text(tables, Paper(width, getattr(file, "encoding", None) or "utf-8"))
+    paper = Paper(width, getattr(file, "encoding", None) or "utf-8")
     console = colored(file, color)
     if console is None:
-        file.write(f"{laid_out.plain}\n")
+        file.writelines(f"{''.join(text for text, _ in line)}\n" for line in _laid_out(tables, paper))  # rich is slow
         return
     with console.capture() as captured:  # rich itself would end the process on a broken pipe
-        console.print(laid_out, soft_wrap=True)
+        console.print(text(tables, paper), soft_wrap=True)
     file.write(linked(captured.get()) if file.isatty() else captured.get())
 
 
