@@ -12,7 +12,7 @@ from profiler.core import devices
 from profiler.core.script import Phase
 from profiler.scripts.measured import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Asked, Process, Variant
-from profiler.views.tables.script import ratio_to, step_seconds
+from profiler.views.tables.script import Live, ratio_to, step_seconds
 from tests.scripts import by_hand
 from tests.scripts.runs import TABLE, Run, copied, environment, gcprof, rehearsed
 
@@ -193,3 +193,15 @@ def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
         phase["peak_bytes"] for phase in process["phases"]
     ]
     assert len(variant.seconds[0]) == 3
+
+
+@pytest.mark.parametrize(("has_end", "told"), [(False, 1), (True, 0)])
+def test_it_is_said_once_how_to_end_a_command_of_many_steps(has_end, told):
+    said: list[str] = []
+    live = Live(said.append, has_end=has_end)
+
+    for step in range(30):
+        live({"kind": "phase", "process": "-", "phase": "forward", "step": step, "line": None, "devices": {"0": [8]}})
+
+    hint = "10 steps are done: Ctrl-C shows what ran so far, --steps 10 ends here"
+    assert said == ["forward, step 1: peak 8 B", "forward, step 2: peak 8 B", *[hint] * told]

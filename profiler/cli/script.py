@@ -126,7 +126,8 @@ def _rehearsed(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bo
     from profiler.views.tables.script import Live
 
     tell = aside if not quiet else lambda text: None
-    end = launch.run(asked, on_line=Live(tell), stdout=2 if is_json else None)
+    has_end = any((asked.steps, asked.batches, asked.limit_seconds))
+    end = launch.run(asked, on_line=Live(tell, has_end=has_end), stdout=2 if is_json else None)
     variant = Variant.of(end, asked, values)
     _hint_of_gpus(end, asked)
     if variant.outcome == "out_of_memory" and not end.interrupted:

@@ -24,6 +24,7 @@ SCHEMA = 1
 KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay
 MOST_NAMED = 3
 MOST_PHASES = 5  # of an explanation
+MANY_STEPS = 10  # after which it is said how to end a command that goes on
 UNGUARDED = (
     "what torch, safetensors, torch.distributed.checkpoint, Trainer and Lightning save is kept apart; "
     "other writes are not guarded"
@@ -35,10 +36,10 @@ Rounds = Sequence[Sequence[float]]
 
 
 class Live:
-    """Says each phase of each process as it ends for the first time."""
+    """Says each phase of each process as it ends for the first time, and how to end a command that goes on."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], *, has_end: bool) -> None:
+        self._say, self._is_told = say, has_end
         self._seen: set[tuple[Any, ...]] = set()
 
     def __call__(self, line: dict[str, Any]) -> None:
@@ -46,6 +47,9 @@ class Live:
             self._say(f"this system lets nobody guard files ({line['why']}): {UNGUARDED}")
         if line["kind"] != "phase":
             return
+        if line["step"] >= MANY_STEPS and not self._is_told:
+            self._is_told = True
+            self._say(f"{MANY_STEPS} steps are done: Ctrl-C shows what ran so far, --steps {MANY_STEPS} ends here")
         key = (line["process"], line["phase"], line["step"] == 0)
         if key not in self._seen:
             self._seen.add(key)
