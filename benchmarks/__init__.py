@@ -1,7 +1,5 @@
 """The frame of benchmarks: words, steps, processes that are started, kept results, tables and pages."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

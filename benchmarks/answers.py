@@ -9,8 +9,6 @@ quickest of three engines, since what others do only adds to them. Fails where a
 the goals are of 2 quiet cores, and the load is printed. `--turns N` and names of lines choose.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -9,8 +9,6 @@ The protocol: model and batch are made on the device, batch and model are cast, 
 state, and the next one is read. No values are computed there, so that `all()` is taken as true, as for whole sequences.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,32 +1,24 @@
-"""Whether `gcprof plan` takes the best of what it measures, on the CPU: `python -m benchmarks.chosen [NAME ...]`.
+"""Whether `gcprof plan` takes the best of what it measures, on the CPU: `just bench-worth [WORD OF A MODEL ...]`.
 
-- `best`: for each model a plan is made for a budget that some plans fit, and not all. Then all ways of its table are
-  measured anew, in processes of their own: the chosen one is slower, where that can be told, than none that needs no
-  more. What the costs said beforehand is off by 3 points of a step at the median.
-- `again`: ten plans of one model beside four busy processes choose one way, or ways that a run could not tell apart.
-
-Exit code 1 where a line is missed.
+For each model a plan is made for a budget that some plans fit, and not all. Then all ways of its table are measured
+anew, in processes of their own: the chosen one is slower, where that can be told, than none that needs no more. What
+the costs said beforehand is off by 3 points of a step at the median. Exit code 1 where a line is missed.
 """
 
-from __future__ import annotations
-
-import os
 import sys
 import tempfile
-from itertools import combinations
+from contextlib import chdir
 from statistics import median
 
-from benchmarks import busy, verdict
+from benchmarks import verdict
 from profiler.analysis.rows import rows
 from profiler.core.case import Trial
 from profiler.core.units import bytes_text, change_text
 from profiler.engines.local import Local
-from profiler.planning.plan import render
 from profiler.request.spec import Request
 from profiler.workflows.plan_comparison import is_slower
-from profiler.workflows.planner import Planned, PlanRequest, plan
+from profiler.workflows.planner import PlanRequest, plan
 
-AGAIN, NUM_BUSY = 10, 4
 MOST_OFF = 0.03  # of a step: how far the costs may be from what is measured, at the median
 MODELS = {  # with their batches and budgets: between the lowest peak of a plan and the peak without checkpointing
     "transformer": (8, "60%"),
@@ -35,23 +27,22 @@ MODELS = {  # with their batches and budgets: between the lowest peak of a plan 
     "torchvision:resnet18:size=96": (32, "90%"),
     "torchvision:squeezenet1_1:size=96": (16, "75%"),
 }
-SMALL = "transformer:layers=4,width=64,sequence=32", 16, "60%"
 
 
 def main() -> int:
-    """Print every line; the exit code says whether all were met."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # where the runs are kept
-        met = [TABLE[name]() for name in sys.argv[1:] or TABLE]
-    return int(not all(met))
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):  # where the runs are kept
+        return int(not all_met(sys.argv[1:]))
 
 
-def best() -> bool:
-    """The chosen way against those beside it, measured anew."""
+def all_met(words: list[str]) -> bool:
+    """Print the chosen way and those beside it, measured anew; return whether all lines are met."""
     is_met, off = True, list[float]()
     for model, (batch_size, budget) in MODELS.items():
-        planned = _planned(model, batch_size, budget)
-        print(f"best: {model}, batch {batch_size}, at most {budget}", flush=True)
+        if words and not any(word in model for word in words):
+            continue
+        asked = Request(model=model, strategies="none", batch_size=str(batch_size), device="cpu")
+        planned = plan(PlanRequest(words=asked, budget=budget))
+        print(f"{model}, batch {batch_size}, at most {budget}", flush=True)
         comparison = planned.comparison
         if comparison is None or comparison.chosen is None:
             print("  nothing was chosen  MISSED", flush=True)
@@ -76,33 +67,9 @@ def best() -> bool:
             print(f"  {mark} {way.way.name:<24} {bytes_text(peak):>9}  {told}  {verdict(not is_missed)}", flush=True)
             is_met &= not is_missed
     points = median(off or [1.0])
-    print(f"best: the costs of {len(off)} ways are {points * 100:.1f} points off at the median", flush=True)
+    print(f"the costs of {len(off)} ways are {points * 100:.1f} points off at the median", flush=True)
     return is_met and points <= MOST_OFF
 
-
-def again() -> bool:
-    """Plans of one model beside busy processes."""
-    taken: list[set[str]] = []
-    with busy(NUM_BUSY):
-        for _ in range(AGAIN):
-            comparison = _planned(*SMALL).comparison
-            chosen = comparison.chosen if comparison else None
-            names = [chosen.plan.way.name, *chosen.as_fast] if chosen else []
-            ways = [plan.way for plan in comparison.plans if plan.way.name in names] if comparison else []
-            taken.append({render(way.plan) for way in ways})
-            line = ", ".join(f"{way.name} {render(way.plan)}" for way in ways)
-            print(f"again: {line or 'nothing chosen  MISSED'}", flush=True)
-    apart = sum(not one & other for one, other in combinations(taken, 2))
-    print(f"again: {apart} of {AGAIN * (AGAIN - 1) // 2} pairs of runs choose ways that a run told apart", flush=True)
-    return not apart and all(taken)
-
-
-def _planned(model: str, batch_size: int, budget: str) -> Planned:
-    words = Request(model=model, strategies="none", batch_size=str(batch_size), device="cpu")
-    return plan(PlanRequest(words=words, budget=budget))
-
-
-TABLE = {"best": best, "again": again}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,8 +8,6 @@ seconds, those that follow are for a second one (`--only tests,compiled`). What 
 On a hollow device (`GCPROF_HOLLOW=h100`) all this is a dry run, which takes some `--patience`, or is `--small`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal
@@ -95,6 +93,7 @@ def steps(work: Path, device: str, *, patience: float = 1.0, small: bool = False
         Step("facts", 45, {
             "facts": (*PYTHON, "-m", "benchmarks.gpu_bare", "--facts", device),
             "imports": (*PYTHON, "-c", IMPORTED),  # read from a cold disk
+            "environment": (*PYTHON, "-m", "torch.utils.collect_env"),
         }),
         Step("sweep", 110, gcprof(
             "sweep", f"run {sweep} --segments 1,2,4,8,16,32 --predict {there} -o {work}/sweep"

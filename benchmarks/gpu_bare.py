@@ -3,18 +3,13 @@
 They are those of `benchmarks.bare_loop`: of gcprof they use no more than the modules of its own models. Each line has
 what `torch.cuda.max_memory_allocated` and events say, and whether the gradients of the first step equal those of the
 plain loop to the bit. A second plain loop shows whether the step is deterministic at all. `--facts DEVICE` prints the
-machine's software, the card's own numbers beside its file in configs/devices, and two ceilings instead.
+card's own numbers beside its file in configs/devices, and two ceilings instead.
 """
 
-from __future__ import annotations
-
 import json
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from statistics import median
 from typing import Any
@@ -36,10 +31,6 @@ LOOPS = (  # model, batch, optimizer, and how it is checkpointed
     ("mnist-cnn:channels=32,layers=30", 64, "sgd", "segments:k=8"),
     (f"hf:bert:{HEAD},intermediate_size=1024", 256, "adamw", "hf"),
     ("torchvision:resnet50", 32, "sgd", "all"),
-)
-COMMANDS = (
-    *("date -u", "nproc", "free -g", "df -h /", "nvidia-smi", "nvidia-smi -q -d CLOCK,POWER,TEMPERATURE,ECC,PIDS"),
-    f"{sys.executable} -m pip list",
 )
 
 
@@ -69,15 +60,7 @@ def main() -> int:
 
 
 def facts(device_name: str) -> None:
-    """Print what this machine is: its software, the card beside its file in configs/devices, and two ceilings."""
-    for command in COMMANDS:
-        print(f"$ {command}", flush=True)
-        if shutil.which(command.split()[0]):
-            with suppress(subprocess.TimeoutExpired):
-                subprocess.run(command.split(), timeout=10, check=False)
-    print(
-        f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, {sys.version}"
-    )
+    """Print what the card is beside its file in configs/devices, and two ceilings."""
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
     print(f"context {total - free} bytes of {total}")

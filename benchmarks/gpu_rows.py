@@ -7,8 +7,6 @@ measured the file's rows it rehearses and predicts the same steps for the GPU th
 each is from what was measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -7,8 +7,6 @@ estimate (fake tensors, as where there is no hollow device) is off. With `--layo
 operator on inputs and gradients that are not contiguous. Writes its part of docs/tables/accuracy.md with -o.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -17,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -72,7 +70,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 class BareLoop:
     """The process that runs bare loops, a fork for each row."""
 
-    def __enter__(self) -> BareLoop:
+    def __enter__(self) -> Self:
         command = [sys.executable, "-m", "benchmarks.bare_loop"]
         quiet = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
         self._process = subprocess.Popen(

@@ -5,8 +5,6 @@ in turn: there are three and four of them, which share no factor, so that their 
 rows, and a model's eleven strategies meet all precisions and all devices, as a strategy's models do.
 """
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import msgspec

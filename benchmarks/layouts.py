@@ -1,7 +1,5 @@
 """Operators on inputs and gradients that are not contiguous, one at a time: for `just bench-layouts`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ by more than 3 points, and the intervals do not meet; and where its step without
 those of the loops, so that measuring would slow what is measured. Writes docs/tables/loops.md with -o.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import sys

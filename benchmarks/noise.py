@@ -6,8 +6,6 @@ runs with a planted delay, with so many processes that only compute beside them.
 -o. Fails where a bound is missed.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -4,8 +4,6 @@ Prints the processor seconds of whole frontiers, median of a few, against bounds
 the plans are the best ones is held by tests: against every plan of small chains, and files of a peer.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from statistics import median

@@ -6,11 +6,8 @@ the plan is to be at most 1 % slower, by the costs of its stages, than the faste
 docs/tables/accuracy.md with -o.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +22,11 @@ from profiler.core.devices import to_rehearse
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text
 from profiler.engines.local import Local
-from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, plan_file_of, render
 from profiler.planning.simulator import simulate
 from profiler.request.spec import Request
 from profiler.workflows.planner import Planned, PlanRequest, plan
+from tests.planning_chains import every_items
 
 BUDGET, DEVICE, PRECISIONS, SLOWER = "70%", "h100", ("fp32", "amp-bf16"), 0.01
 NO_PLAN = "no plan fits"
@@ -54,7 +51,6 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
     best_seconds: float = 0.0
     num_run: int = 0
     refused: str = ""  # why there is no plan
-    took_seconds: float = 0.0
 
     @property
     def is_within(self) -> bool:
@@ -109,15 +105,13 @@ def prove(row: Row, bare: BareLoop, rehearsing: Local, path: Path) -> Proved:
         model=row.model, strategies="none", optimizer=row.optimizer, batch_size=str(row.batch_size),
         precision=row.precision, device=to_rehearse(row.device),
     )  # fmt: skip
-    began = time.monotonic()
     try:
         planned = plan(PlanRequest(words=words, budget=BUDGET, measure=False, emit="python"))
     except UserError as error:
         return Proved(row=row, refused=error.message)
-    took = time.monotonic() - began
     assert planned.budget_bytes
     found = _brute_force(row, bare, planned) if any(word in row.model for word in SMALL) else {}
-    proved = Proved(row=row, budget_bytes=planned.budget_bytes, took_seconds=took, **found)
+    proved = Proved(row=row, budget_bytes=planned.budget_bytes, **found)
     if planned.fitted is None:
         least = bytes_text(planned.frontier.peak_bytes[0])
         return msgspec.structs.replace(proved, refused=f"{NO_PLAN}: the smallest needs {least}")
@@ -138,8 +132,11 @@ def _brute_force(row: Row, bare: BareLoop, planned: Planned) -> dict[str, Any]:
     """Return the fastest plan of whole blocks, one level deep, whose bare loop fits; and how many were run."""
     chain, fitting, number = planned.chain, list[tuple[float, str]](), 0
     names = [block.name for stage in chain.stages for block in stage.blocks]
-    for candidate in _plans(chain):
-        number += 1
+    apart = {place for place, stage in enumerate(chain.stages) if stage.pinned or not stage.blocks}
+    for items in every_items(0, len(chain.stages), 1):
+        if any(apart & set(item) for item in items if isinstance(item, tuple)):
+            continue
+        candidate, number = Plan(items=items), number + 1
         segments = [
             [names.index(name) for name in segment.blocks] for segment in plan_file_of(chain, candidate).segments
         ]
@@ -149,24 +146,6 @@ def _brute_force(row: Row, bare: BareLoop, planned: Planned) -> dict[str, Any]:
             fitting.append((simulate(chain, candidate).step_seconds, render(candidate)))
     seconds, best = min(fitting, default=(0.0, ""))
     return {"best": best, "best_seconds": seconds, "num_run": number}
-
-
-def _plans(chain: Chain) -> Iterator[Plan]:
-    """All plans that keep each stage or checkpoint it with neighbours, and keep those that are pinned."""
-
-    def extended(start: int) -> Iterator[tuple[Any, ...]]:
-        if start == len(chain.stages):
-            yield ()
-            return
-        for rest in extended(start + 1):
-            yield (start, *rest)
-        for end in range(start + 1, len(chain.stages) + 1):
-            if any(stage.pinned or not stage.blocks for stage in chain.stages[start:end]):
-                break
-            for rest in extended(end):
-                yield (tuple(range(start, end)), *rest)
-
-    return (Plan(items=items) for items in extended(0))
 
 
 def _line(one: Proved) -> str:

@@ -7,8 +7,6 @@ the plain reader; so does `compare` of 5,000 rows, in one group and in groups of
 above 1.5 times, or 400 MiB.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import tempfile

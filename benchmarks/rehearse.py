@@ -5,8 +5,6 @@ takes more than 40 s or 12 GiB of the host's memory, or ends otherwise than it s
 held to the arithmetic of sharding by tests. `-o` writes the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

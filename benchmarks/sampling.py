@@ -7,8 +7,6 @@ the median is off in more than 5 %, or where at 1 or 2 % noise a tenth of the ro
 more noise the last of its steps are no slower than others.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable

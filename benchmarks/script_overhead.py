@@ -6,8 +6,6 @@ writes its lines: the difference in milliseconds, which a real GPU's host would 
 rehearsals of scripts are lines of `benchmarks.answers`.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

@@ -10,8 +10,6 @@ run), and where counters can be put in by hand, the peak of each phase. `--again
 the same scripts without the device, under the same torch, and fails where a byte differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

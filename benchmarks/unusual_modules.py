@@ -3,8 +3,6 @@
 `make(kind=...)` returns a chain of four like blocks between a stem and a head, its batch, and a loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Fails where a figure is missed by more than 1 %, besides its own last digit, and
 convolutional one is missed by more than rehearsed rows say. `-o` writes the table.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """GPT-2 as chapter 5 of LLMs-from-scratch trains it: by hand, and with PyTorch's own layers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

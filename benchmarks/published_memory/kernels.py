@@ -4,8 +4,6 @@ Each function returns a module, a batch and a loss for `gcprof`. That benchmark 
 the next, the input's too; where it hands a gradient to the output, it holds it, and retains the graph.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

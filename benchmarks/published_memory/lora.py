@@ -1,12 +1,12 @@
 """LoRA of the queries and values as LitGPT fine-tunes: frozen weights in bfloat16, logits made in chunks, in fp32."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from benchmarks.published_memory.kernels import GatedMlp
 
 RANK, CHUNK = 8, 128
 SHAPES = {  # layers, width, heads, rotating part of a head, inner width, vocabulary, tokens of the longest sample
@@ -60,19 +60,6 @@ class RmsNorm(nn.Module):
         return (self.weight * (wide * torch.rsqrt(mean + 1e-5))).to(x.dtype)
 
 
-class GatedMlp(nn.Module):
-    """Llama's MLP."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate(x), self.up(x)
-        return self.down(functional.silu(gate) * up)
-
-
 class Block(nn.Module):
     """Attention and an MLP; beside each other but in Llama, and of one norm in phi."""
 
@@ -85,7 +72,7 @@ class Block(nn.Module):
         self.out = nn.Linear(width, width, bias=not is_llama)
         gelu = nn.GELU(approximate="tanh" if model == "phi" else "none")
         plain = nn.Sequential(nn.Linear(width, inner), gelu, nn.Linear(inner, width))
-        self.mlp = GatedMlp(width, inner) if is_llama else plain
+        self.mlp = GatedMlp(width, inner, nn.SiLU()) if is_llama else plain
         self.heads, self.rotating, self.is_parallel = heads, int(part * width / heads), not is_llama
 
     def forward(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,7 @@
 """Video recognition as MMAction2 trains it: ResNets over frames, inflated ResNets, C3D."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
+C3D = ((128, 1), (256, 2), (512, 2), (512, 2))  # widths and numbers of convolutions, after the first
 PIXELS = 224
 
 
@@ -26,13 +26,11 @@ class Bottleneck(nn.Module):
 
     def __init__(self, inward: int, width: int, stride: int, dimensions: int, *, inflated: bool = False) -> None:
         super().__init__()
-        time = (1,) * (dimensions - 2)
-        first = (3 if inflated else 1, 1, 1)[3 - dimensions :]
-        self.first = unit(inward, width, first, (1,) * dimensions)
+        time, ones = (1,) * (dimensions - 2), (1,) * dimensions
+        self.first = unit(inward, width, (3 if inflated else 1, 1, 1)[3 - dimensions :], ones)
         self.second = unit(width, width, (*time, 3, 3), (*time, stride, stride))
-        self.third = unit(width, 4 * width, (1,) * dimensions, (1,) * dimensions, acts=False)
+        self.third = unit(width, 4 * width, ones, ones, acts=False)
         is_wider = stride > 1 or inward != 4 * width
-        ones = (1,) * dimensions
         self.shortcut = unit(inward, 4 * width, ones, (*time, stride, stride), acts=False) if is_wider else None
         self.relu = nn.ReLU(inplace=True)
 
@@ -114,34 +112,6 @@ class Volume(nn.Module):
         return self.head(self.dropout(functional.adaptive_avg_pool3d(x, 1)).flatten(1))
 
 
-class C3d(nn.Module):
-    """Eight convolutions over time and space, and two wide layers."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        inward = 3
-        for widths, pool, padding in (
-            ((64,), (1, 2, 2), 0),
-            ((128,), (2, 2, 2), 0),
-            ((256, 256), (2, 2, 2), 0),
-            ((512, 512), (2, 2, 2), 0),
-            ((512, 512), (2, 2, 2), (0, 1, 1)),
-        ):
-            for width in widths:
-                layers += [nn.Conv3d(inward, width, 3, padding=1), nn.ReLU(inplace=True)]
-                inward = width
-            layers.append(nn.MaxPool3d(pool, pool, padding))
-        self.features = nn.Sequential(*layers)
-        self.wide = nn.Sequential(
-            nn.Linear(8192, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()
-        )
-        self.head = nn.Linear(4096, classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.wide(self.features(x).flatten(1)))
-
-
 def tsn(batch_size: int = 32, frames: int = 3, depth: int = 50, classes: int = 400, many: bool = False) -> Any:
     """Temporal segment network: the features' mean over the frames; `many` classes may hold at once."""
     module = Frames(depth, frames, classes, 0.4, shifts=False)
@@ -173,7 +143,17 @@ def slow_only(batch_size: int = 8, frames: int = 4) -> Any:
     return _volume(Volume(1, 1, ((0,), (0,), (1,), (1,)), pools_twice=False), batch_size, frames)
 
 
-def c3d(batch_size: int = 30, frames: int = 16) -> Any:
-    """C3D on clips of 112 pixels, 101 classes."""
-    batch = torch.randn(batch_size, 3, frames, 112, 112), torch.randint(101, (batch_size,))
-    return C3d(101), batch, functional.cross_entropy
+def c3d(batch_size: int = 30, frames: int = 16, classes: int = 101) -> Any:
+    """C3D on clips of 112 pixels: eight convolutions over time and space, and two wide layers."""
+    layers: list[nn.Module] = []
+    inward = 3
+    for widths, pool in (((64,), (1, 2, 2)), *(((width,) * number, (2, 2, 2)) for width, number in C3D)):
+        for width in widths:
+            layers += [nn.Conv3d(inward, width, 3, padding=1), nn.ReLU(inplace=True)]
+            inward = width
+        layers.append(nn.MaxPool3d(pool, pool))
+    layers[-1].padding = (0, 1, 1)
+    wide = ((nn.Linear(inward, 4096), nn.ReLU(), nn.Dropout()) for inward in (8192, 4096))
+    module = nn.Sequential(*layers, nn.Flatten(), *chain.from_iterable(wide), nn.Linear(4096, classes))
+    batch = torch.randn(batch_size, 3, frames, 112, 112), torch.randint(classes, (batch_size,))
+    return module, batch, functional.cross_entropy
