@@ -30,6 +30,21 @@ def make():
 if __name__ == "__main__":
     print(make())
 """
+LOOP = """
+import torch
+
+
+class GPT(torch.nn.Module):
+    pass
+
+
+def get_batch(batch_size=2):
+    return torch.randn(batch_size, 4), torch.randn(batch_size, 4)
+
+
+for _ in range(3):
+    x, y = get_batch()
+"""
 MISTAKES = {  # what is typed -> the words of the hint
     "fit train.py --memory 1GiB --device t4": "gcprof fit --memory 1GiB --device t4 -- python train.py",
     "explan mlp": "did you mean 'gcprof explain'?",
@@ -44,6 +59,12 @@ MISTAKES = {  # what is typed -> the words of the hint
     "explain bert-base-uncased": "did you mean 'hf:bert'?",
     "explain model.py": "name it: model.py:make",
     "explain model:GPT": "name the function that makes it with its batch: model:make",
+    "explain loop:GPT": (
+        "gcprof rehearse -- python loop.py runs it as it is; or write a function that returns (GPT(...), batch[, loss])"
+    ),
+    "explain loop.py:make": (
+        "gcprof rehearse -- python loop.py runs it as it is; or write a function that returns (module, batch[, loss])"
+    ),
     "explain model.py:mak": "did you mean 'make'?",
     "run mlp --strategies al": "did you mean 'all'?",
     "run mlp --segments 4,x": "whole numbers from 1 to 1,000,000: 1,2,4, or 1..32 (up to 1,000 of them), or 1..32:x2",
@@ -103,6 +124,7 @@ UNDERSTOOD = {
 def folder(here: Path) -> Path:
     for name in ("train.py", "model.py"):
         (here / name).write_text(TRAIN)
+    (here / "loop.py").write_text(LOOP)
     examples.run(here / "results" / "20261120T174900Z-mlp-3fa9c1", [make.record()])
     return here
 

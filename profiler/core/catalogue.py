@@ -354,12 +354,15 @@ def _arguments(function: ast.FunctionDef) -> dict[str, tuple[ast.arg, ast.expr |
 def _factories(tree: ast.Module, *, complete: bool = False) -> list[str]:
     """Return the public functions that visibly return a model and a batch; if there are none, those that might.
 
-    Those that the file runs as a script are not among them: to call one to see what it returns may take hours.
+    Those that the file runs as a script are not among them: to call one to see what it returns may take hours. Nor are
+    those that a loop calls: they make batches alone.
     """
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
+    looped = {name.id for node in loops for name in ast.walk(node) if isinstance(name, ast.Name)}
     returned = {
         node.name: [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value]
         for node in tree.body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name != SCRIPT
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name not in (SCRIPT, *looped)
         if {name for name, (_, default) in _arguments(node).items() if default is None} <= {"batch_size"}
     }
     called = [node for node in tree.body if isinstance(node, ast.If | ast.Expr)]
