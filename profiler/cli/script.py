@@ -291,8 +291,9 @@ def run(
     sessions: list[Session] = []
     for values, words in filled(axes or [], asked.words):
         request = Request(
-            strategies=names, rounds=rounds, values=values, say=tell, on_line=Live(tell), stdout=2 if json else None
-        )
+            strategies=names, rounds=rounds, values=values, say=tell, on_line=Live(tell, has_end=True),
+            stdout=2 if json else None,
+        )  # fmt: skip
         sessions.append(measure(msgspec.structs.replace(asked, words=words), request))
         if not json:
             say(*tables(sessions[-1].variants))
