@@ -81,6 +81,14 @@ def test_bytes_that_grow_in_other_ways_take_no_more_than_some_bisections(needed,
     assert len(counted.asked) <= 50  # a scan would take up to sixteen million
 
 
+def test_a_line_that_meets_the_limit_beyond_what_does_not_fit_is_not_followed():
+    needed = Counted(lambda number: min(number, 500 + number // 64) if number <= 600 else None)
+
+    assert largest_that_fits(needed, limit=600, start=224) == 600
+    assert needed.asked[:3] == [224, 600, 720]
+    assert len(needed.asked) <= 3 + 7  # 2**7 is more than the 120 numbers between the last two
+
+
 @pytest.mark.parametrize(("needed", "found"), [(5, 0), (4, MOST_TRIED), (None, 0)])
 def test_what_does_not_grow_fits_never_or_always(needed, found):
     assert largest_that_fits(lambda number: needed, limit=4, start=64) == found

@@ -304,7 +304,10 @@ def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start:
 
 
 def _line_meets(sizes: dict[int, int], low: int, high: int, limit: int) -> int | None:
-    """Return where the line through the two nearest points meets the limit; None if there is no rising line."""
+    """Return where the line through the two nearest points meets the limit.
+
+    None if it does not rise, or meets it beyond what is known not to fit: two points on one step of the bytes do.
+    """
     nearest = sorted(sizes, key=lambda number: min(abs(number - low), abs(number - high)))[:2]
     if not nearest:
         return None
@@ -312,4 +315,5 @@ def _line_meets(sizes: dict[int, int], low: int, high: int, limit: int) -> int |
     rise = (sizes[upper] - sizes.get(lower, 0)) / (upper - lower)
     if rise <= 0:
         return None
-    return int(lower + (limit - sizes.get(lower, 0)) / rise)
+    meets = int(lower + (limit - sizes.get(lower, 0)) / rise)
+    return meets if meets < high or high > MOST_TRIED else None
