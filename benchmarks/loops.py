@@ -20,7 +20,7 @@ from benchmarks import GCPROF, ROOT, parser, spent, table, write
 STEPS, WARMUP, TURNS = 12, 4, 5
 POINTS, SLOWED = 0.03, 0.05
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_MMAP_MAX_": "0"}
-CNN, GPT = ("mnist-cnn:channels=32,layers=30", "32"), ("transformer:layers=6,width=128", "8")  # with their batches
+CNN, GPT = ("mnist-cnn:channels=32,layers=10", "32"), ("transformer:layers=6,width=128", "8")  # with their batches
 LOOPS = ((*CNN, "segments:k=4"), (*CNN, "segments:k=16"), (*GPT, "all"))
 HEAD = "model, strategy | gcprof: | loops, freed memory kept: | loops, as glibc is: | gcprof's plain step:"
 

@@ -49,7 +49,7 @@ def main() -> int:
         for shape in ("strategies", "models"):
             run = written(Path(name) / shape / "run", shape, RECORDS)
             for words in (*COMMANDS, f"list --folder {run.parent}"):
-                late += _is_late(words.split(" /")[0].format(shape), words.format(run), [run])
+                late += _is_late(f"{words.split(' /')[0].format('')}, {shape}", words.format(run), [run])
             both = [written(Path(name) / f"compared-{shape}", shape, COMPARED)] * 2
             late += _is_late(f"compare {COMPARED:,} {shape}", f"compare {both[0]} {both[1]}", both)
         many = written(Path(name) / "many", "strategies", MANY)
