@@ -65,7 +65,8 @@ bench-answers *words:
 bench-planner:
     {{python}} -m benchmarks.planner
 
-# nine steps under a limit: which ways fit, and how much longer a step then takes; writes results/fit
+# ten steps under a limit: which ways fit, and how much longer a step then takes; writes results/fit; on quiet cores
+# --twins: small steps of the same families, measured
 bench-fit *words:
     {{python}} -m benchmarks.fit {{words}}
 

@@ -84,6 +84,25 @@ def test_where_nothing_fits_no_way_is_chosen(here, capsys):
     assert not list((here / "results").glob("*fit*/trials.jsonl"))
 
 
+FLOORS = ["transformer:layers=4,width=128,sequence=256", "cifar-resnet", "torchvision:resnet18"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", FLOORS)
+def test_no_rehearsed_way_needs_less_than_what_is_proved_of_its_levers(here, capsys, model):
+    """PyTorch's allocator gives the bytes of the ways, all with levers among them."""
+    words = ["fit", model, "--batch-size", "16", "--device", "h100", "--context", "0", "--memory"]
+    assert answer([*words, "1MiB", "--json"]) == 5
+    found = json.loads(capsys.readouterr().out)
+
+    ways = [(way["way"].split("+", 1), way["peak_bytes"]) for way in found["ways"]]
+    held = [(peak, found["floors"][rest[0] if rest else ""]) for (_, *rest), peak in ways
+            if (rest[0] if rest else "") in found["floors"]]  # fmt: skip
+
+    assert len(held) >= 2
+    assert all(0.2 * peak < least <= peak for peak, least in held)
+
+
 def test_of_two_ways_that_are_alike_the_one_with_fewer_levers_is_shown_and_is_the_least():
     """SGD's fused kernel saves nothing, so a way with it and the same way without it take the same bytes and time."""
     sizes = {"none": 100, "none+chunk-loss+fused": 60, "none+chunk-loss": 60, "none+fused": 100}

@@ -226,7 +226,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
         return self.nbytes - self.static_bytes
 
 
-def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
+def floor(trace: Trace, *, blocks: tuple[str, ...], is_proof: bool = False) -> Floor:
     """Return a lower bound of the peak under any checkpointing of these blocks, and the operator that sets it.
 
     It is the static bytes and the needs of the one stage that runs, at the operator where these are most. A stage is a
@@ -236,12 +236,13 @@ def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
     - what a block saved or recomputed: in the stage that is the last to need it. If that is the block's own backward,
       from the first operator that releases any of this call's, since the recompute may not have begun before.
     Not counted are the inputs of other blocks, which `all` keeps, and the unsplit rest of the allocator's blocks, which
-    differs from step to step. Bytes.
+    differs from step to step. A recomputed tensor is freed by the operator that reads it last, before autograd would
+    release a saved one, which can be a few percent: with `is_proof` nothing that blocks save is counted. Bytes.
     """
     trace = as_asked(trace)
     stage = stage_of(blocks)
     at_work = _at_work(trace, stage)
-    bounds = _bounds(trace, stage, at_work)
+    bounds = _bounds(trace, stage, at_work, has_saved=not is_proof)
     counted = (number for number, operator in enumerate(trace.operators, start=1) if operator.phase != "recompute")
     at = max(counted, key=bounds.__getitem__)
     operator = trace.operators[at - 1]
@@ -255,7 +256,7 @@ def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
     )
 
 
-def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str]) -> list[int]:
+def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str], *, has_saved: bool) -> list[int]:
     """Return the bytes that are needed while each operator runs."""
     starts: list[int] = []  # the first operator of each stage; recomputes belong to the stage before them
     stages: list[tuple[str, str]] = []
@@ -279,6 +280,8 @@ def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str]) -> li
     for storage, place, is_own in lives:
         since = storage.born
         if place is not None:
+            if not has_saved:
+                continue
             first = released.get((place, calls[storage.born]), storage.died) if is_own else starts[place]
             since = max(storage.born, first)
         if not (storage.phase == "recompute" and storage.category == "temporaries"):

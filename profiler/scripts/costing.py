@@ -19,7 +19,7 @@ from profiler.core import gpu_specs
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.trace_data import Trace
 from profiler.predicting.device_tracer import DeviceTracer
-from profiler.predicting.staging.chains import chain_of, estimated_seconds
+from profiler.predicting.staging.chains import chain_of, estimated_seconds, proved_floor
 from profiler.predicting.staging.stage_operators import spans
 from profiler.scripts import applying, levers
 from profiler.training import blocks as finding
@@ -131,7 +131,8 @@ class Costing:
             stage_spans = spans(trace, model.blocks, linked=model.linked)
             seconds = estimated_seconds(trace, stage_spans, {}, rates, self._precision)
             chain = chain_of(trace, stage_spans, model.prints, seconds, options={})
-            self._write({**line, "chain": msgspec.to_builtins(chain)})
+            least = proved_floor(trace, model.blocks)
+            self._write({**line, "chain": msgspec.to_builtins(chain), "floor_bytes": least})
         except Unsupported as error:
             self._write({**line, "why": str(error)})
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from profiler.analysis.live_bytes import peak
+from profiler.analysis.live_bytes import floor, peak
 from profiler.analysis.rows import Row, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import schedule
@@ -21,6 +22,7 @@ from profiler.core.units import bytes_text
 from profiler.planning import lever_code
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
+from profiler.training.levers import label as label_of
 from profiler.views.tables import fit as view
 from profiler.views.tables.grid import Table
 from profiler.workflows import SILENT, Screen
@@ -73,7 +75,8 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     allow: tuple[str, ...] = ()  # consents that were given
     curves: dict[str, list[tuple[int, float]]] = {}  # of plans with each lever: peaks, and times as ratios
     places: dict[Case, str] = {}  # of some rows: the phase, the module and the line of the peak
-    floors: dict[Levers, int] = {}  # if nothing fits: by levers, what plans with them need at least, by their costs
+    floors: dict[Levers, int] = {}  # if nothing fits: by levers, what plans with them need at least
+    are_proved: bool = False  # whether no plan gets below these, as the traces of rehearsed steps show
     chosen: Row | None = None
     plan: PlanFile | None = None  # the chosen one's, if it has one
     code: str | None = None  # for the chosen one, if it was asked for
@@ -131,9 +134,8 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
                 chosen[0] if chosen else "no lever": nbytes for chosen, nbytes in self.floors.items() if len(chosen) < 2
             }
             said = ", ".join(f"with {name} {bytes_text(nbytes)}" for name, nbytes in alone.items())
-            lines.append(
-                f"plans need at least, by the costs of stages: {said}; the least is {bytes_text(least)} with {together}"
-            )
+            how = "no plan needs less, as traces prove" if self.are_proved else "least found, by the costs of stages"
+            lines.append(f"{how}: {said}; {bytes_text(least)} with {together or 'no lever'}")
         for row in asks:
             over = (self.needed_bytes(row) or 0) - self.limit_bytes
             does = "fits" if over <= 0 else f"needs {bytes_text(over)} more"
@@ -206,12 +208,16 @@ def searched(
         if OFFLOAD.name in {lever.name for lever in record.case.label.parts[1:]}
     }
     added |= {case: way.added_seconds for case, way in cases.items() if way.plan and way.plan.schema == OFFLOADING}
-    rows = read_rows([_timed(record, added.get(record.case), plain) for record in records])
+    rows = read_rows([timed(record, added.get(record.case), plain) for record in records])
     fitted = Fitted(
         limit_bytes=room.limit_bytes, context_bytes=room.context_bytes, context_source=room.context_source,
         rows=tuple(sorted(rows, key=lambda row: row.case != row.baseline)), left_out=search.left_out,
-        allow=request.allow, floors={} if ways else search.floors,
+        allow=request.allow, are_proved=model.case.is_rehearsed,
     )  # fmt: skip
+    if not ways:
+        with screen.doing("looking for what no plan gets below"):
+            floors = _proved(model, search.floors, room.context_bytes) if fitted.are_proved else search.floors
+        fitted = msgspec.structs.replace(fitted, floors=floors)
     chosen = _chosen([row for row in fitted.rows if row.case in cases and fitted.fits(row)])
     looked_at = [fitted.rows[0], *([chosen] if chosen and chosen is not fitted.rows[0] else [])]
     with screen.doing("looking where the peak is"):
@@ -228,6 +234,17 @@ def searched(
     return msgspec.structs.replace(fitted, chosen=chosen, plan=plan, code=written)
 
 
+def _proved(model: Step, of: Mapping[Levers, int], context_bytes: int) -> dict[Levers, int]:
+    """Return what no plan gets below, by levers: each alone, and those with the least of these floors by costs."""
+    floors = {}
+    least = min(of, key=of.__getitem__, default=())
+    for chosen in (one for one in of if len(one) < 2 or one == least):
+        with suppress(UserError):  # a step that cannot be followed
+            step = followed(model.engine, Trial(case=model.case.under(label_of("none", chosen))))
+            floors[chosen] = floor(step.trace, blocks=step.blocks, is_proof=True).nbytes + context_bytes
+    return floors
+
+
 def _place(model: Step, case: Case) -> str:
     """Return the phase of a followed step's peak, and its module or line of code; nothing if it cannot be followed."""
     try:
@@ -241,7 +258,7 @@ def _place(model: Step, case: Case) -> str:
     return ", ".join(filter(None, (top.phase, top.module, line)))
 
 
-def _timed(record: Record, added_seconds: float | None, plain: dict[Choice, Record]) -> Record:
+def timed(record: Record, added_seconds: float | None, plain: dict[Choice, Record]) -> Record:
     """Return the record of a step whose inputs wait in host memory with an estimate that has the waits for copies.
 
     It is that of the step with its levers alone, and what is added by the costs of stages; the record's own takes the

@@ -69,6 +69,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     chosen: Way | None
     num_rehearsed: int  # whole commands
     module: str = ""  # the class of the model that was planned for last
+    floors: dict[Levers, int] = {}  # by levers with which no plan fits: what none needs less than
 
     @property
     def least(self) -> Way:
@@ -137,12 +138,13 @@ class _Search:
         self._module = ""
         self.ways: dict[str, Way] = {NONE: self._way(NONE, variant)}  # by label; of plans what fits, or needs least
         self.left_out: dict[str, str] = {}
+        self.floors: dict[Levers, int] = {}  # by levers with which no plan fits: what none gets below
 
     def fitted(self, chosen: Way | None) -> Fitted:
         """Return all that was rehearsed, with what is chosen of it."""
         return Fitted(
             limit_bytes=self._limit, ways=tuple(self.ways.values()), left_out=self.left_out, chosen=chosen,
-            num_rehearsed=len(self._ends) + len(self._tried), module=self._module,
+            num_rehearsed=len(self._ends) + len(self._tried), module=self._module, floors=self.floors,
         )  # fmt: skip
 
     def with_levers(self) -> Way | None:
@@ -271,7 +273,7 @@ class _Search:
             return None
         self._say(f"{plain.label}: tracing a step of its model")
         traced = msgspec.structs.replace(self._roomy, strategy=plain.label)
-        self._module, chain = _traced_chain(traced, self._ends[plain.label])
+        self._module, chain, floor_bytes = _traced_chain(traced, self._ends[plain.label])
         beyond = max(self._context, (plain.needed_bytes or 0) - candidates.none(chain).cost.peak_bytes)
         run = partial(self._try, chosen, chain)
         gpu = self._gpu if self._has_levers else None
@@ -280,7 +282,9 @@ class _Search:
             return self.ways[label]
         stage, _ = candidates.largest_stage(chain)
         smallest = self.ways.get(label, plain)
-        why = f"the smallest plan that was rehearsed {smallest.need}; '{stage}' sets the smallest peak of all plans"
+        self.floors[chosen] = floor_bytes + self._context
+        why = f"the smallest plan that was rehearsed {smallest.need}; no plan needs less than "
+        why += f"{bytes_text(self.floors[chosen])}, as its trace proves ('{stage}' sets the smallest peak of all plans)"
         self.left_out[_plans(chosen)] = why
         return None
 
@@ -369,19 +373,21 @@ def _failure(end: Ended, variant: Variant) -> _Refused:
     )  # fmt: skip
 
 
-def _traced_chain(asked: Asked, end: Ended) -> tuple[str, Chain]:
+def _traced_chain(asked: Asked, end: Ended) -> tuple[str, Chain, int]:
     """Rehearse the command up to its largest step after the first, with the levers of its label alone.
 
-    Returns the model's class and its chain. Raises UserError where there is none.
+    Returns the model's class, its chain, and the bytes that no plan gets below. Raises UserError where there is none.
     """
     rows = [row for row in end.rows if row["kind"] == "phase" and row["phase"] in PLANNED]
     later = [row for row in rows if row["step"]] or rows  # the first only if it is alone
     largest = max(later, key=lambda row: max((device[0] for device in row["devices"].values()), default=0))
     traced = _ended(msgspec.structs.replace(asked, chain_step=int(largest["step"])))
     made = [row for row in traced.rows if row["kind"] == "chain"]
-    chains = [(row["module"], msgspec.convert(row["chain"], Chain)) for row in made if row["chain"]]
+    chains = [
+        (row["module"], msgspec.convert(row["chain"], Chain), int(row["floor_bytes"])) for row in made if row["chain"]
+    ]
     if chains:
-        return max(chains, key=lambda pair: pair[1].traced_peak_bytes)
+        return max(chains, key=lambda one: one[1].traced_peak_bytes)
     applied = [row for row in traced.rows if row["kind"] == "applied" and "module" in row]
     refused = [f"{row['module']}: {row['why']}" for row in (*made, *applied) if row["why"]]
     detail = next((process.detail for process in traced.processes if process.detail), None)

@@ -175,6 +175,11 @@ def _estimated(
     )
 
 
+def proved_floor(trace: Trace, blocks: tuple[str, ...]) -> int:
+    """Return the bytes that no checkpointing of these blocks gets below."""
+    return floor(trace, blocks=blocks, is_proof=True).nbytes
+
+
 def with_choices_if_known(followed: Callable[[bool], Followed], let_go: Callable[[], object]) -> Followed:
     """Return what `followed` returns with block choices; if that fails, without them, with a remark that says why.
 

@@ -1,0 +1,156 @@
+"""PyTorch's own planner of selective checkpoints, as a rival in `benchmarks.fit`: torch.distributed._tools.sac_ilp.
+
+`solve` runs in a child on a rehearsed GPU: it estimates a fake step and solves the ILP, which names modules and the
+fraction of its activations that each discards; `planned` is the model with these, by torch's selective checkpoint.
+Source of the calls: PyTorch's test/distributed/_tools/test_sac_ilp.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from profiler.core import catalogue
+from profiler.core.case import Case, Choice, decode
+from profiler.engines.worker import tell
+from profiler.predicting.fake_tensors import fake_tensors, unseen
+from profiler.rehearsal import device as rehearsed_device
+from profiler.training import models
+from profiler.training.assemble import assemble
+from profiler.training.workload import Workload
+
+GIB = 1 << 30
+SECONDS = 30  # of each ILP
+ROOFLINE, GPU = "operator-level-cost-model", "NVIDIA H100"
+TRIES = (1.6, 1.3, 1.0, 0.8, 0.6)  # of the memory besides the optimizer's state: its estimate may be off either way
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A step, the bytes that it has to fit, and the file for the model with what the ILP says."""
+
+    case: Case
+    limit_bytes: int
+    file: str
+
+
+def solve(request: str, channel: int) -> None:
+    """Write the policies of each budget of TRIES to the file; send why not, or how many there are."""
+    asked: Asked = decode(request, Asked)
+    rehearsed_device.choose(asked.case.device)
+    try:
+        policies = _policies(asked)
+    except Exception as error:  # noqa: BLE001  private code of PyTorch, which may raise anything
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        tell(channel, {"why": f"{type(error).__name__}: {why}"})
+        return
+    Path(asked.file).write_text(json.dumps({"model": asked.case.model, "policies": policies}))
+    tell(channel, {"num_policies": len(policies)})
+
+
+def planned(batch_size: int, *, file: str, place: int) -> Workload:
+    """Return the model of the file with policy number `place`."""
+    written = json.loads(Path(file).read_text())
+    build, options = catalogue.load(Choice(written["model"]), models.TABLE)
+    workload: Workload = build(batch_size=batch_size, **options)
+    for name, saves in written["policies"][place].items():
+        module = workload.module.get_submodule(name)
+        contexts = partial(_contexts, saves)
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=contexts)
+    return workload
+
+
+def _contexts(saves: list[int]) -> tuple[Any, Any]:
+    """Return the contexts of a checkpoint that saves the results of these operators, counted from its first."""
+    from torch.distributed._tools.sac_estimator import OPS_TO_ALWAYS_SKIP
+
+    counts = Counter[bool]()
+
+    def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        if operator in OPS_TO_ALWAYS_SKIP:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        number = counts[context.is_recompute]
+        counts[context.is_recompute] += 1
+        is_saved = number < len(saves) and saves[number]
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def _policies(asked: Asked) -> list[dict[str, list[int]]]:
+    """Return, for each budget of which the ILP has a solution, which operators each of its modules saves."""
+    from torch.distributed._tools import ilp_utils, sac_ilp
+
+    limited: Any = sac_ilp
+    limited.PULP_CBC_CMD = partial(_limited, limited.PULP_CBC_CMD)
+    with fake_tensors(), unseen():
+        graph, estimator, state_bytes = _estimated(asked.case, ilp_utils)
+    policies = []
+    root = graph.nodes[0]["fqn"]
+    for part in TRIES:
+        budget = part * (asked.limit_bytes - state_bytes) / GIB
+        discards, _, peak = sac_ilp.sac_milp(graph, memory_budget=budget)
+        if peak < 0:
+            break  # none of a smaller budget
+        saves = sac_ilp.get_optimal_checkpointing_policy_per_module
+        kept = {name: saves(estimator.sac_mod_stats[name], 1 - ratio) for name, ratio in discards.items()}
+        policies.append({name.removeprefix(root).removeprefix("."): chosen for name, chosen in kept.items()})
+    if not policies:
+        raise ValueError("no solution for this budget")
+    return policies
+
+
+def _limited(solver: Callable[..., Any], **options: Any) -> Any:
+    return solver(**{**options, "timeLimit": min(SECONDS, options["timeLimit"])})
+
+
+def _of_one_dtype(time: Callable[..., float], *arguments: Any, **keywords: Any) -> float:
+    """Return PyTorch's time of an operator; that of attention in 16 bits, which it refuses, as its output's."""
+    *others, dtypes = arguments
+    return time(*others, set(sorted(dtypes, key=lambda dtype: dtype.itemsize)[:1]), **keywords)
+
+
+def _estimated(case: Case, ilp_utils: Any) -> tuple[Any, Any, int]:
+    """Return the graph of the model's modules, the estimator, and the bytes of the optimizer's state."""
+    from torch.distributed._tools import runtime_estimator
+    from torch.distributed._tools.mem_tracker import MemTracker, _ModState
+    from torch.distributed._tools.sac_estimator import SACEstimator
+
+    built = assemble(case)
+    workload, (optimizer, step) = built.workload, built.trainer()
+    tracker, last = MemTracker(), {}
+    tracker.track_external(workload.module, optimizer)
+
+    def mark(phase: str) -> None:
+        if phase == "optimizer":
+            last.update(tracker.get_tracker_snapshot("current"))
+
+    with tracker:
+        step(mark)
+        tracker.reset_mod_stats()
+        step(mark)
+    for stats in tracker.memory_tracking.values():  # of modules whose inputs need no gradients
+        stats.snapshots.setdefault(_ModState.POST_BW, [copy.deepcopy(last)])
+    mended: Any = runtime_estimator
+    mended.get_compute_time = partial(_of_one_dtype, mended.get_compute_time)
+    runtimes, estimator = runtime_estimator.RuntimeEstimator(gpu_type=GPU), SACEstimator(gpu_type=GPU)
+    with runtimes(estimate_mode_type=ROOFLINE):
+        step(lambda phase: None)
+    with estimator(estimate_mode_type=ROOFLINE):
+        loss = workload.loss(workload.module, workload.batch)
+    loss.backward()
+    device = torch.device(case.torch_device)
+    device = torch.device(device.type, device.index or 0)
+    graph = ilp_utils.parse_module_info(
+        ilp_utils.aggregate_stats(workload.module, tracker, runtimes, estimator, device)
+    )
+    state = [one for of in optimizer.state.values() for one in of.values() if isinstance(one, torch.Tensor)]
+    return graph, estimator, sum(one.nbytes for one in state if one.device == device)
