@@ -214,7 +214,9 @@ def test_negative_zero_is_not_bit_equal_to_zero():
         for one in (zero, negative)
     ]
 
-    assert not equality.compare(*results).loss_equal
+    compared = equality.compare(*results)
+    assert not compared.loss_equal
+    assert compared.largest_difference is None
 
 
 def test_every_built_in_model_is_tried_here():
