@@ -8,10 +8,15 @@ import sys
 import tempfile
 
 import pytest
+import torch
 
+from profiler.core.devices import parse
 from profiler.core.units import MIB
+from profiler.rehearsal import device, loader
+from profiler.rehearsal.smoke import proven_libraries
 from profiler.scripts import launch
-from profiler.scripts.report import Asked
+from profiler.scripts.report import Asked, Variant
+from profiler.workflows import fit_command
 from tests.scripts.runs import ROOT, TABLE, control, environment, gcprof, rehearsed
 
 TWO = "nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 256), nn.GELU()"  # layers
@@ -122,6 +127,79 @@ def test_a_script_prints_the_losses_that_it_prints_without_levers(name, labels, 
     for values, fates in found:
         assert values == pytest.approx(plain, rel=1e-5)
         assert fates == [""]
+
+
+CLIP = "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+WHOLE = "logits = self.lm_head(x)\n"
+PASTED = {  # by label: edits of the script that it can be applied to
+    "all+chunk-loss:rows=128+offload-inputs:least=1": (),
+    "selective:save=matmul+chunk-loss:rows=128+in-backward": ((CLIP, ""), ("int, default=3)", "int, default=1)")),
+    "none+chunk-loss:rows=128+no-foreach": ((WHOLE, "logits = F.linear(x, self.wte.weight)\n"), (", fused=True", "")),
+}
+WEIGHTS = """
+for weight in raw_model.parameters():
+    print(f"loss {weight.double().norm():.9f}")
+"""
+BARE = """
+import ctypes, json, runpy, sys
+
+class Absent:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "profiler":
+            raise ImportError("there is no gcprof here")
+
+sys.meta_path.insert(0, Absent)
+for path in json.loads(sys.argv.pop()):
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+runpy.run_path("pasted.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "label", [pytest.param(label, marks=pytest.mark.nightly) if place else label for place, label in enumerate(PASTED)]
+)
+def test_a_script_with_the_code_takes_the_bytes_of_the_row_and_trains_the_same(label, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    edited(folder / "nanogpt_like.py", ("= 256, 2, 4, 128", "= 2048, 2, 4, 128"), *PASTED[label])
+    asked = Asked(words=(sys.executable, "nanogpt_like.py"), gpus=parse("rehearse:t4"), strategy=label)
+    end = launch.run(asked, stdout=2)
+    (row,) = (process for process in end.processes)
+    text = (folder / "nanogpt_like.py").read_text()
+
+    code = fit_command.code(fit_command.Way.of(label, Variant.of(end, asked, {}), end), "python")
+    assert "profiler" not in code
+    before, after = text.split("raw_model = model\n")
+    pasted = f"{before}{code}\noptimizer = apply_levers(model, optimizer)\nraw_model = model\n{after}"
+    (folder / "pasted.py").write_text(pasted)
+
+    (process,) = rehearsed([sys.executable, "pasted.py"], cwd=folder).document["variants"][0]["processes"]
+    assert (process["peak_bytes"], process["reserved_bytes"]) == (row.peak_bytes, row.reserved_bytes)
+    assert alone(folder) == row.peak_bytes
+    for name, script in (
+        ("nanogpt_like", text),
+        ("pasted", pasted),
+    ):  # in fp32: a sum in another order flips no rounding
+        plain = script.replace("dtype=torch.bfloat16)", "dtype=torch.bfloat16, enabled=False)").replace(
+            ":.4f}", ":.9f}"
+        )
+        (folder / f"{name}.py").write_text(plain + WEIGHTS)
+    printed, _ = losses((sys.executable, "nanogpt_like.py"), None, folder)
+    own, _ = losses((sys.executable, "pasted.py"), None, folder)
+    assert len(printed) > 20
+    assert own == pytest.approx(printed, rel=1e-5)
+
+
+def alone(folder):
+    """What torch says that pasted.py has allocated at most on a hollow T4, in a process that has no gcprof."""
+    libraries, verdict = proven_libraries()
+    given = {"HOLLOW_ARCHS": verdict.archs, **loader.variables(torch.__file__)} | device.variables(parse("rehearse:t4"))
+    paths = [str(path) for name in loader.ORDER for path in sorted(libraries.glob(f"{name}.so.*"))]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", BARE, json.dumps(paths)], cwd=folder, env={**environment(), **given},
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    return int(re.search(r"max memory allocated (\d+)", done.stdout)[1])
 
 
 TRAINS = """

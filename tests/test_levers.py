@@ -1,5 +1,6 @@
 """Levers: named after a strategy, `all+chunk-loss+fused`; what they change of a step, against plain PyTorch."""
 
+import copy
 from functools import partial
 
 import msgspec
@@ -16,7 +17,7 @@ from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.training import levers, optimizers
 from profiler.training.assemble import assemble
-from profiler.training.levers import chunked_loss
+from profiler.training.levers import chunked_loss, loss_in_parts
 from profiler.training.levers.step import OneByOne
 from profiler.training.models import hugging_face
 from profiler.training.workload import Workload, compared
@@ -157,9 +158,9 @@ def test_the_equality_pass_takes_rounding_for_no_fault(label):
 
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "bf16"])
 def test_a_chunk_that_is_dropped_is_found(monkeypatch, precision):
-    part = chunked_loss._part
-    dropping = lambda logits, how, hidden, target: part(logits, how, hidden, target) * (hidden.shape[0] == 48)  # noqa: E731
-    monkeypatch.setattr(chunked_loss, "_part", dropping)
+    part = loss_in_parts._part
+    dropping = lambda logits, hidden, target, how: part(logits, hidden, target, how) * (hidden.shape[0] == 48)  # noqa: E731
+    monkeypatch.setattr(loss_in_parts, "_part", dropping)
 
     record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=48,by=parts", precision=precision)
 
@@ -169,12 +170,9 @@ def test_a_chunk_that_is_dropped_is_found(monkeypatch, precision):
 
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
 def test_a_bias_that_is_lost_is_found(monkeypatch, precision):
-    init = chunked_loss.Logits.__new__
-    monkeypatch.setattr(
-        chunked_loss.Logits,
-        "__new__",
-        lambda kind, hidden, weight, bias, **how: init(kind, hidden, weight, None, **how),
-    )
+    init = loss_in_parts.Logits.__new__
+    lost = lambda kind, hidden, weight, bias, *rest, **how: init(kind, hidden, weight, None, *rest, **how)  # noqa: E731
+    monkeypatch.setattr(loss_in_parts.Logits, "__new__", lost)
 
     record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=16,by=parts", precision=precision)
 
@@ -192,10 +190,27 @@ def test_rounding_in_half_precision_is_judged_by_the_norm_of_all_gradients(monke
 
     assert (record.outcome, record.detail) == ("ok", None)
     assert "GCP072" in {note.code for note in record.notes}
-    part = chunked_loss._part
-    dropping = lambda logits, how, hidden, target: part(logits, how, hidden, target) * (hidden.shape[0] == 48)  # noqa: E731
-    monkeypatch.setattr(chunked_loss, "_part", dropping)
+    part = loss_in_parts._part
+    dropping = lambda logits, hidden, target, how: part(logits, hidden, target, how) * (hidden.shape[0] == 48)  # noqa: E731
+    monkeypatch.setattr(loss_in_parts, "_part", dropping)
     assert _measured(STEPS["own head with a bias"], label, precision=precision).outcome == "invalid"
+
+
+@pytest.mark.parametrize(
+    "answers", [partial(torch.full, (40,), -100), lambda: torch.zeros(40, dtype=torch.long)], ids=["none", "sure"]
+)
+def test_a_loss_in_parts_has_gradients_of_zero_where_the_whole_one_has(answers):
+    """Where no target counts, and where there is one class alone."""
+    is_sure = bool((answers() == 0).all())
+    module, batch = torch.nn.Linear(8, 1 if is_sure else 20), (torch.randn(40, 8), answers())
+    loss = lambda module, batch: torch.nn.functional.cross_entropy(module(batch[0]), batch[1])  # noqa: E731
+    build = lambda: Workload(module=copy.deepcopy(module), batch=batch, loss=loss)  # noqa: E731
+
+    gradients = _gradients(_built(build, "chunk-loss:rows=16"))
+
+    assert not any(gradient.any() for gradient in gradients.values())
+    assert gradients.keys() == _gradients(_built(build, "none")).keys()
+    assert _measured(build, "chunk-loss:rows=16").outcome == "ok"
 
 
 def test_a_loss_in_parts_computes_no_product_twice():

@@ -34,6 +34,9 @@ def fit(
     device: Device = "h100",
     steps: Steps = None,
     batches: Batches = None,
+    emit: Annotated[
+        str | None, typer.Option(help="Print code to paste: python, or settings: hf, accelerate, torchtitan.")
+    ] = None,
     output: Output = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -43,21 +46,30 @@ def fit(
 
     It combines checkpoints, the loss in chunks, the optimizer's kernels, inputs in host memory, steps in the backward.
 
+    --emit python prints code that does the same without gcprof, to call once the model and optimizer are made.
+
     Example: gcprof fit --memory 11GiB --device t4 -- python train.py --batch-size 64
     """
+    from profiler.planning.lever_code import KINDS
     from profiler.workflows import fit_command
 
+    if emit is not None:
+        one_of(emit, KINDS, flag="--emit")
+        refuse_idle({"--json": json}, "with --emit", hint=CODE_ALONE)
     limit = parse_memory(memory, flag="--memory")
     asked = _asked(device, context, steps, batches, output, force=force)
     fitted = fit_command.fit(asked, limit, (lambda text: None) if quiet else aside)
+    is_changed = fitted.chosen is not None and fitted.chosen is not fitted.ways[0]
     if json:
         _say_document(fitted)
+    elif fitted.chosen and is_changed and emit is not None:
+        say_bytes(fit_command.code(fitted.chosen, emit).encode())
     else:
         _print(fitted, source="assumed" if context is None else "as asked")
     if output is not None and fitted.chosen and fitted.chosen.plan:
         write_plan(fitted.chosen.plan, output, force=force)
     again = _words({"--device": device, "--context": context, "--steps": steps, "--batches": batches})
-    if fitted.chosen and fitted.chosen is not fitted.ways[0]:
+    if fitted.chosen and is_changed:
         script = ("--", *SCRIPT.get())
         if fitted.chosen.plan and output is None:
             next_command("gcprof", "fit", "--memory", memory, *again, "-o", "plan.json", *script)

@@ -133,16 +133,6 @@ def _around(model, name):
 
 ''')
 
-HOST_MEMORY = """
-from collections.abc import Callable
-from typing import Any
-import torch
-from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import _pytree as pytree
-
-"""
-
 HUGGING_FACE = Template('''\
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -185,7 +175,6 @@ def _wrapped(module, **options):
 
 REPAIRING = "    _repair_batchnorm(model)\n"
 REPAIR = '''
-import torch
 
 def _repair_batchnorm(model):
     """Hold the running statistics and counts of BatchNorm wherever the backward computes it again."""
@@ -193,222 +182,14 @@ def _repair_batchnorm(model):
         if getattr(layer, "track_running_stats", False):
             layer.register_forward_pre_hook(_hold)
             layer.register_forward_hook(_release, always_call=True)
-
-
-def _hold(layer, _):
-    in_backward = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-    if in_backward and layer.training:
-        layer.__dict__["_held"] = layer.momentum, layer.num_batches_tracked
-        layer.momentum, layer.num_batches_tracked = 0.0, None
-
-
-def _release(layer, *_):
-    if "_held" in layer.__dict__:
-        layer.momentum, layer.num_batches_tracked = layer.__dict__.pop("_held")
 '''
-
 CHUNK_LOSS = Template('''
 from functools import partial
-import torch
-from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map_only
-
-
-HEADS = $heads  # whose logits are computed $rows rows at a time
-POINTWISE = (  # what may be done with logits before cross entropy
-    "float", "to", "type", "bfloat16", "half", "double", "div", "mul", "__truediv__", "__mul__", "__rmul__",
-    "tanh", "add", "__add__",
-)
 
 def chunk_loss(model):
-    """Put the heads off: cross entropy computes their logits and gradients part by part."""
-    for name in HEADS:
-        head = model.get_submodule(name)
-        head.forward = partial(_Logits, head)
-
-
-class _Logits(torch.Tensor):
-    """Logits that cross entropy computes in parts; whatever else reads them computes them whole."""
-
-    @staticmethod
-    def __new__(cls, head, hidden, dtype=None, then=(), classes_first=False):
-        kind, shape = hidden.device.type, (*hidden.shape[:-1], head.out_features)
-        dtype = dtype or (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype)
-        shape = (shape[0], shape[2], shape[1]) if classes_first else shape
-        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=hidden.device)
-        self.head, self.hidden, self.then, self.classes_first = head, hidden, then, classes_first
-        return self
-
-    @property
-    def how(self):
-        return self.head.weight, self.head.bias, self.then
-
-    def whole(self):
-        logits = _computed(self.hidden, *self.how)
-        return logits.transpose(1, 2) if self.classes_first else logits
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        name, kwargs = func.__name__, kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
-            if name in ("__get__", "size", "dim", "numel", "is_floating_point", "__len__", "is_contiguous"):
-                is_asked = getattr(getattr(func, "__self__", None), "__name__", "") == "requires_grad"
-                return torch.is_grad_enabled() if is_asked else func(*args, **kwargs)
-            made = _put_off(func, name, *args, **kwargs) if isinstance(args[0], cls) else None
-        if made is None:
-            args, kwargs = tree_map_only(cls, cls.whole, (args, kwargs))
-            made = func(*args, **kwargs)
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        args, kwargs = tree_map_only(cls, cls.whole, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-
-def _computed(hidden, weight, bias, then):
-    logits = F.linear(hidden, weight, bias)
-    for func, args, kwargs in then:
-        logits = func(logits, *args, **kwargs)
-    return logits
-
-
-def _put_off(func, name, own, *args, **kwargs):
-    """What a function makes of logits without reading them; None if it must."""
-    classes = own.head.out_features
-    if name == "cross_entropy":
-        return _in_parts(own, *args, **kwargs)
-    if name in POINTWISE:
-        per_row = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.ndim]
-        if any(one.numel() != classes or one.shape[-1] != classes or own.classes_first for one in per_row):
-            return None
-        meta = tree_map_only(torch.Tensor, partial(torch.empty_like, device="meta"), (args, kwargs))
-        dtype = func(torch.empty(1, dtype=own.dtype, device="meta"), *meta[0], **meta[1]).dtype
-        return _Logits(own.head, own.hidden, dtype, (*own.then, (func, args, kwargs)), own.classes_first)
-    hidden, classes_first = own.hidden, own.classes_first
-    if name == "transpose" and own.ndim == 3 and {place % 3 for place in args} == {1, 2}:
-        classes_first = not classes_first
-    elif name in ("view", "reshape", "flatten", "__getitem__") and not classes_first:
-        shape = func(torch.empty(own.shape, device="meta"), *args, **kwargs).shape
-        if shape[-1:] != (classes,):
-            return None
-        hidden = hidden[args[0]] if name == "__getitem__" else hidden.reshape(*shape[:-1], hidden.shape[-1])
-    elif name != "contiguous":
-        return None
-    return _Logits(own.head, hidden, own.dtype, own.then, classes_first)
-
-
-def _in_parts(logits, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
-              label_smoothing=0.0):
-    is_flat = logits.classes_first or logits.ndim == 2
-    if weight is not None or reduction == "none" or target.is_floating_point() or not is_flat:
-        return None
-    hidden, target = logits.hidden.flatten(0, -2), target.flatten()
-$by$part''')
-PART = """
-
-def _summed(how, hidden, target, rows, **options):
-    def part_of(how, values, labels):
-        return F.cross_entropy(_computed(values, *how), labels, reduction="sum", **options)
-
-    parts = zip(hidden.split(rows), target.split(rows))
-    if not torch.is_grad_enabled():
-        return torch.stack([part_of(how, *part) for part in parts]).sum()
-    leaves = {
-        one: one.detach().requires_grad_()  # whose hooks are for whole gradients
-        for one in tree_leaves(how)
-        if isinstance(one, torch.Tensor) and one.requires_grad
-    }
-    how = tree_map_only(torch.Tensor, lambda one: leaves.get(one, one), how)
-    inputs = [hidden] if hidden.requires_grad else []
-    of_hidden, summed, totals, start = [torch.empty_like(one) for one in inputs], [], [], 0
-    for values, labels in parts:
-        part = values.detach().requires_grad_(hidden.requires_grad)
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-            total = part_of(how, part, labels)
-        one_thread = torch.autograd.set_multithreading_enabled(False)  # another would free the last ones later
-        with torch.autocast(hidden.device.type, enabled=False), one_thread:
-            gradients = torch.autograd.grad(total, [*([part] if inputs else []), *leaves.values()])
-        for gradient in of_hidden:
-            gradient[start : start + len(labels)] = gradients[0]
-        own = gradients[len(inputs) :]
-        summed = [one.add_(more) for one, more in zip(summed, own)] if summed else list(own)
-        totals.append(total.detach())
-        start += len(labels)
-        del part, total, gradients, own  # before the next part's are made
-    return _Known.apply(torch.stack(totals).sum(), [*of_hidden, *summed], *inputs, *leaves)
-
-
-class _Known(torch.autograd.Function):
-    # a sum whose gradients are known; the backward scales them, and can run once
-    @staticmethod
-    def forward(ctx, total, gradients, *leaves):
-        ctx.gradients = gradients
-        return total.clone()
-
-    @staticmethod
-    def backward(ctx, factor):
-        gradients, ctx.gradients = ctx.gradients, None
-        return None, None, *(gradient.mul_(factor) for gradient in gradients)
-"""
-BY_PARTS = Template("""\
-    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    total = _summed(logits.how, hidden, target, $rows, **options)
-    return total / (target != ignore_index).sum() if reduction == "mean" else total
-""")
-BY_TORCH = Template("""\
-    how = {"ignore_index": ignore_index, "reduction": reduction, "linear_bias": logits.head.bias}
-    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=$rows)
-    return F.linear_cross_entropy(hidden, logits.head.weight, target, options=options, **how)
-""")
-
-ONE_BY_ONE = '''
-from functools import partial
-import torch
-
-class OneByOne(torch.optim.Optimizer):
-    """An optimizer of the same kind for each parameter; their groups are its own, as schedulers of the rate need."""
-
-    def __init__(self, optimizer):
-        groups = [(group, weight) for group in optimizer.param_groups for weight in group["params"]]
-        self.parts = {
-            weight: type(optimizer)([{**group, "params": [weight]}]) for group, weight in groups if weight.requires_grad
-        }
-        super().__init__(list(self.parts), {})
-        self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
-
-    def step(self, closure=None):
-        for weight, part in self.parts.items():
-            if weight.grad is not None:
-                part.step()
-'''
-BF16_STATE = '''
-
-def _with_bf16_state(optimizer):
-    """Between steps the state is bfloat16; each step computes in the type of its parameter."""
-    for weight, part in optimizer.parts.items():
-        part.register_step_pre_hook(partial(_cast, weight.dtype))
-        part.register_step_post_hook(partial(_cast, torch.bfloat16))
-
-
-def _cast(dtype, optimizer, args, kwargs):
-    for weight, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.shape == weight.shape and value.is_floating_point():
-                state[name] = value.to(dtype)
-'''
-IN_BACKWARD = '''
-
-def _step_in_backward(optimizer):
-    """Each parameter steps as soon as its gradient is there: no accumulation, no clipping, no gradient scaler."""
-    for weight in optimizer.parts:
-        weight.register_post_accumulate_grad_hook(partial(_arrived, optimizer.parts[weight]))
-
-
-def _arrived(optimizer, weight):
-    optimizer.step()
-    weight.grad = None
-'''
+    """Put the head off: cross entropy computes its logits and gradients $rows rows at a time."""
+$calls
+''')
 
 MICRO_BATCHES = Template('''
 import torch

@@ -27,10 +27,10 @@ OF_OPTIMIZER = {  # by lever, in the order in which they are applied: the code t
     "fused": "optimizer = _like(optimizer, fused=True, foreach=None)",
     "no-foreach": "optimizer = _like(optimizer, foreach=False)",
     "8bit": "optimizer = _in_8_bits(optimizer)",
-    "bf16-state": "_with_bf16_state(optimizer)",
-    "in-backward": "_step_in_backward(optimizer)",
+    "bf16-state": "with_bf16_state(optimizer)",
+    "in-backward": "step_in_backward(optimizer)",
 }
-ONE_BY_ONE = {"bf16-state": templates.BF16_STATE, "in-backward": templates.IN_BACKWARD}  # an optimizer a parameter
+ONE_BY_ONE = {"bf16-state": "with_bf16_state", "in-backward": "step_in_backward"}  # an optimizer a parameter
 LIBRARIES = {"torchao": "torchao.optim", "bitsandbytes": "bitsandbytes.optim"}  # whichever is installed
 
 
@@ -62,7 +62,8 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     label: str  # as users write it
     levers: tuple[Choice, ...] = ()
     plan: PlanFile | None = None
-    heads: dict[str, str] = {}  # Linears whose loss is computed in parts, by name: "parts" or "torch", which does it
+    heads: dict[str, str] = {}  # weights of heads whose loss is computed in parts: the module that they are of, or ""
+    has_loss: bool = False  # whether the model's own forward computes the loss, if it does, as that of a script
     optimizer: str | None = None  # its class; None: the model brings its own
     batch_size: int | None = None
 
@@ -117,7 +118,7 @@ def _functions(way: Way) -> str:
         parts.append(EIGHT_BIT.substitute(library=LIBRARIES[installed]))
     if alone := [name for name in chosen if name in ONE_BY_ONE]:
         calls.insert(chosen.index(alone[0]), "optimizer = OneByOne(optimizer)")
-        parts += [templates.ONE_BY_ONE, *(ONE_BY_ONE[name] for name in alone)]
+        parts.append(plan_code.measured("levers/step.py", "OneByOne", *(ONE_BY_ONE[name] for name in alone)))
     plan = ""
     if "chunk-loss" in way.names:
         parts.append(_chunk_loss(way))
@@ -131,14 +132,20 @@ def _functions(way: Way) -> str:
 
 
 def _chunk_loss(way: Way) -> str:
-    """Return the code of the loss in parts. Raises UserError where the head is no module."""
-    if not way.heads:
-        hint = "call the head as an nn.Linear, self.head(hidden); its weight may be tied"
-        raise UserError("--emit: the head is an F.linear of the model's own code, which cannot be put off", hint=hint)
-    by_torch, rows = "torch" in way.heads.values(), way.options("chunk-loss").get("rows", str(CHUNK_ROWS))
-    by = (templates.BY_TORCH if by_torch else templates.BY_PARTS).substitute(rows=rows)
-    heads = json.dumps(list(way.heads), ensure_ascii=False)
-    return templates.CHUNK_LOSS.substitute(heads=heads, rows=rows, by=by, part="" if by_torch else templates.PART)
+    """Return the code of the loss in parts."""
+    options = way.options("chunk-loss")
+    by, rows = "by_torch" if options.get("by") == "torch" else "by_parts", options.get("rows", str(CHUNK_ROWS))
+    more = ", has_loss=True" if way.has_loss else ""
+    weights: dict[str, list[str]] = {}
+    for name, module in way.heads.items():
+        weights.setdefault(module, []).append(name.removeprefix(f"{module}."))
+    calls = [
+        f"    put_off({f'model.get_submodule({json.dumps(module)})' if module else 'model'}, {json.dumps(names)}, "
+        f"Heads(partial({by}, rows={rows})){more})"
+        for module, names in weights.items()
+    ]
+    code = templates.CHUNK_LOSS.substitute(rows=rows, calls="\n".join(calls))
+    return code + plan_code.measured("levers/loss_in_parts.py", "put_off", by)
 
 
 def _hugging_face(way: Way) -> tuple[list[str], str]:

@@ -18,8 +18,8 @@ from profiler.planning import code_templates as templates
 WIDTH = 100
 IMPORT = re.compile(r"(?:from (\S+) )?import ([\w., ]+)")
 STANDARD = ("from collections", "from functools", "from typing")  # how imports of the standard library begin here
-HOST_MEMORY = "training/levers/memory.py"  # what of it is plain PyTorch:
-OF_HOST_MEMORY = ("HostMemory", "Sent", "OffloadedInput", "_wait", "_place")
+TRAINING = Path(__file__).parents[1] / "training"
+TOOLS = re.compile(r"  # (?:type: ignore|noqa|fmt: skip).*")  # comments for type checkers and linters
 DRAWING = {"native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "normal", "uniform", "multinomial",
            "rrelu_with_noise", "poisson", "exponential", "rand", "randn", "randint", "randperm"}  # fmt: skip
 
@@ -50,7 +50,9 @@ def body(file: PlanFile, kind: str, *, repair_batchnorm: bool = False, least: in
         draws = any("attention" in name or name.strip("_") in DRAWING for save in saves for name in operators(save))
         keeping = "_keeping, KEPT[save]" if draws else "create_selective_checkpoint_contexts, _overloads(KEPT[save])"
         code += "\n" + templates.SAVES.substitute(keeping=keeping) + (templates.DRAWS if draws else "")
-    return imported(code + (templates.REPAIR if repair_batchnorm else ""))
+    if repair_batchnorm:
+        code += templates.REPAIR + measured("checkpointing/block_segments.py", "_hold", "_release")
+    return imported(code)
 
 
 def imported(code: str) -> str:
@@ -72,6 +74,35 @@ def imported(code: str) -> str:
     return re.sub(r"\n{4,}", "\n\n\n", f"{top}\n\n\n" + "\n".join(rest).strip("\n") + "\n").lstrip("\n")
 
 
+def measured(file: str, *names: str) -> str:
+    """Return these definitions of a file of training/, and those of it that they use, with their imports.
+
+    They are plain PyTorch: what is emitted is what was measured.
+    """
+    text = (TRAINING / file).read_text("utf-8")
+    imports: dict[str, str] = {}
+    defined: dict[str, ast.stmt] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            of = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+            imports |= {one.asname or one.name: f"{of}import {ast.unparse(one)}" for one in node.names}
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            defined[node.name] = node
+        elif isinstance(node, ast.Assign):
+            defined |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+    used, due = set[str](), list(names)
+    while due:
+        if (name := due.pop()) not in used:
+            used.add(name)
+            inner = ast.walk(defined[name]) if name in defined else ()
+            due += [node.id for node in inner if isinstance(node, ast.Name)]
+    taken = [TOOLS.sub("", ast.get_source_segment(text, node) or "") for name, node in defined.items() if name in used]
+    constants = [code + "\n" for code in taken if not code.startswith(("class ", "def "))]
+    lines = [f"{line}\n" for name, line in imports.items() if name in used]
+    parts = [code + "\n" for code in taken if code.startswith(("class ", "def "))]
+    return "\n" + "".join(lines) + "\n" + "".join(constants) + "\n\n" + "\n\n".join(parts)
+
+
 def _python(file: PlanFile, first: str, *, least: int = 0) -> str:
     fetched = {names(one)[0]: one.fetched_at for one in file.segments if one.fetched_at}
     kept = _kept(file)
@@ -89,15 +120,8 @@ def _python(file: PlanFile, first: str, *, least: int = 0) -> str:
         plan = note + kept + _filled("PLAN = [", [_run(segment) for segment in file.segments], "]")
         around = "_around(model, _names(run)[0]), " if fetched else ""
         code = templates.RUNS.substitute(plan=plan, first=first, around=around, options=options)
-    return code + _host_memory() + templates.AROUND.substitute(least=least) if fetched else code
-
-
-def _host_memory() -> str:
-    """Return gcprof's own code of inputs that wait in host memory, which is plain PyTorch."""
-    text = (Path(__file__).parents[1] / HOST_MEMORY).read_text("utf-8")
-    nodes = {node.name: node for node in ast.parse(text).body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-    first, *others = [ast.get_source_segment(text, nodes[name]) or "" for name in OF_HOST_MEMORY]
-    return templates.HOST_MEMORY + "\n\n\n".join([first, *others]) + "\n"
+    waiting = measured("levers/memory.py", "OffloadedInput") + templates.AROUND.substitute(least=least)
+    return code + waiting if fetched else code
 
 
 def _hugging_face(file: PlanFile, first: str) -> str:

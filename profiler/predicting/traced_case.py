@@ -18,7 +18,6 @@ from profiler.core.case import SETTINGS, Calibration, Case
 from profiler.core.devices import CUDA, parse
 from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import Rates
-from profiler.core.plan_file import PlanFile
 from profiler.core.trace_data import Trace
 from profiler.core.user_code import innermost_line
 from profiler.measuring.meters.operators import call_signature, operator_name
@@ -27,9 +26,8 @@ from profiler.predicting.cuda_rules import cuda_like, foreach
 from profiler.predicting.fake_step import Hidden, follow, user_hooks
 from profiler.predicting.fake_tensors import FakeTensors, fake_tensors, unseen
 from profiler.training.assemble import Assembled, Build, assemble
-from profiler.training.checkpointing.block_segments import checkpointed
 from profiler.training.checkpointing.observed_forward import Observation, observe
-from profiler.training.strategies.plan import fingerprint
+from profiler.training.strategies.plan import written
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 RANKS_ARE_REHEARSED = "ranks are rehearsed, not estimated: --device h100, on Linux on x86-64 with a CUDA build of torch"
@@ -117,23 +115,17 @@ def code_way(case: Case) -> Way:
     Raises Unsupported for a strategy that checkpoints no blocks itself, and as `predict` does.
     """
 
-    def written(routing: str | None) -> Way:
+    def way(routing: str | None) -> Way:
         with _fakes(case, routing):
             built = assemble(case)
             workload, applied = built.workload, built.applied
-            segments = tuple(dict.fromkeys(checkpointed(workload).values()))
-            if not segments and case.strategy.name not in ("none", "own"):
+            plan = written(workload, applied, str(case.strategy))
+            if not plan.segments and case.strategy.name not in ("none", "own"):
                 raise Unsupported(f"there is no code for {case.strategy}: it checkpoints no block by itself")
-            save = "+".join(applied.kept) or None
-            plan = PlanFile(
-                plan=str(case.strategy),
-                segments=tuple(segment.planned(save) for segment in segments),
-                fingerprint=fingerprint(workload.module, workload.blocks, workload.calls),
-            )
             optimizer = None if workload.optimizer else type(built.trainer()[0]).__name__
             return Way(label=str(case.label), plan=plan, heads=applied.heads, optimizer=optimizer)
 
-    return _as_data_allow(case, written)
+    return _as_data_allow(case, way)
 
 
 @contextmanager

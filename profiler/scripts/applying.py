@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -27,6 +28,7 @@ from profiler.training.checkpointing.block_segments import apply_strategy
 from profiler.training.checkpointing.own_checkpoints import compiled_modules, is_left_alone
 from profiler.training.checkpointing.routed_block import unroute
 from profiler.training.levers.memory import IS_LOOK
+from profiler.training.strategies.plan import written
 from profiler.training.workload import Workload
 
 NOTHING = "GCP001"  # the note of a strategy that checkpoints nothing
@@ -43,7 +45,7 @@ def apply(
     is_compiled: bool = False,
     optimizers: tuple[torch.optim.Optimizer, ...] = (),
 ) -> dict[str, Any]:
-    """Change the module in place; return what was done: num_blocks and split, or `why` it was not.
+    """Change the module in place; return what was done: num_blocks, split, what code needs, or `why` it was not.
 
     Levers of the label have begun, and `optimizers` have parameters of the module. Where a strategy or lever looks at a
     forward, that one runs on fake tensors: it takes no memory of any device and draws no random numbers, and
@@ -67,7 +69,13 @@ def apply(
     weakref.finalize(module, _unroute, routed).atexit = False  # each route refers to all blocks
     nothing = [note.text for note in made.notes if note.code == NOTHING and not made.recomputes]
     text = "; ".join(filter(None, (made.split, *split))) or None
-    return {"num_blocks": len(made.recomputes), "split": text, "why": nothing[0] if nothing else None}
+    own = choice.name not in ("plan", *WHOLE)  # a plan's segments are in its file
+    code = {
+        "heads": levers.heads_of(module),
+        "optimizer": type(optimizers[0]).__name__ if optimizers else None,
+        "plan": msgspec.to_builtins(written(workload, made, str(choice))) if own and made.recomputes else None,
+    }
+    return {"num_blocks": len(made.recomputes), "split": text, "why": nothing[0] if nothing else None, "code": code}
 
 
 def met(workload: Workload, batch: Any, **given: Any) -> levers.Met:

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import torch
 from torch.optim import optimizer as optimizers
-from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from profiler.core import catalogue
@@ -26,7 +25,8 @@ from profiler.core.user_code import users_line
 from profiler.training import levers
 from profiler.training.checkpointing.block_segments import checkpointed
 from profiler.training.checkpointing.own_checkpoints import compiled_modules
-from profiler.training.levers.chunked_loss import Heads, Logits, whole
+from profiler.training.levers.chunked_loss import FoundHeads
+from profiler.training.levers.loss_in_parts import put_off
 from profiler.training.levers.memory import set_growing
 from profiler.training.workload import Workload
 
@@ -186,6 +186,7 @@ class _ChunkedLoss:
     def __init__(self, rows: int = 1024, by: str = "auto") -> None:
         self._rows, self._by = rows, by
         self._done: Any = WeakIdKeyDictionary()  # by module: what was done
+        self.found: Any = WeakIdKeyDictionary()  # by module: the weights of its heads
 
     def apply(self, met: Met) -> str:
         if met.workload.module not in self._done:
@@ -193,7 +194,7 @@ class _ChunkedLoss:
         return str(self._done[met.workload.module])
 
     def _applied(self, met: Met) -> str:
-        module, heads = met.workload.module, Heads(self._rows, self._by)
+        module, heads = met.workload.module, FoundHeads(self._rows, self._by)
         if met.is_compiled or compiled_modules(module):
             raise Unsupported("it is compiled: the head is found in the calls of plain PyTorch")
         if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
@@ -205,21 +206,9 @@ class _ChunkedLoss:
                     module(*arguments, **keywords)
 
             found = heads.found(module, forward)
-        heads.put_off(module, found)
-        module.register_forward_pre_hook(partial(_begin, heads))
-        module.register_forward_hook(partial(_end, heads), always_call=True)
+        put_off(module, found, heads, has_loss=True)
+        self.found[module] = found
         return f"the loss of {', '.join(name.removesuffix('.weight') for name in found)} in parts"
-
-
-def _begin(heads: Heads, module: Any, arguments: Any) -> None:
-    heads.begin()
-
-
-def _end(heads: Heads, module: Any, arguments: Any, output: Any) -> Any:
-    """Return the output with its logits computed where no loss was: then they are what the caller wants."""
-    heads.end()
-    is_read = not heads.chunked and any(isinstance(leaf, Logits) for leaf in pytree.tree_leaves(output))
-    return whole(output, "the caller of the model") if is_read else None
 
 
 class _Growing:
@@ -270,6 +259,12 @@ def apply_in_evaluation(met: Met) -> bool:
         return "chunk-loss" in _levers and bool(_levers["chunk-loss"].apply(met))
     except Unsupported:
         return False  # it may be called otherwise in training
+
+
+def heads_of(module: torch.nn.Module) -> list[str]:
+    """Return the weights of the heads of a module whose loss is computed in parts."""
+    lever = _levers.get("chunk-loss")
+    return lever.found.get(module, []) if lever else []
 
 
 def apply(met: Met) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,7 @@ from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.script import Phase
 from profiler.core.units import bytes_text, parse_budget
-from profiler.planning import candidates
+from profiler.planning import candidates, lever_code
 from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Point
@@ -45,6 +46,12 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     variant: Variant
     needed_bytes: int | None  # of what has to fit; None where it ran out of memory
     plan: PlanFile | None = None
+    changed: tuple[dict[str, Any], ...] = ()  # of each model that was changed, what code for that needs
+
+    @classmethod
+    def of(cls, label: str, variant: Variant, end: Ended, needed_bytes: int | None = None, **more: Any) -> Way:
+        changed = tuple(row["code"] for row in end.rows if row["kind"] == "applied" and row.get("code"))
+        return cls(label=label, variant=variant, needed_bytes=needed_bytes, changed=changed, **more)
 
     @property
     def step_seconds(self) -> float:
@@ -112,6 +119,22 @@ def allocated_bytes(variant: Variant) -> int:
     return max(process.peak_bytes or 0 for process in variant.processes)
 
 
+def code(way: Way, kind: str) -> str:
+    """Return code to paste into the script, of one of the kinds of lever_code. Raises UserError."""
+    changed = [one for place, one in enumerate(way.changed) if one not in way.changed[:place]]  # once for all ranks
+    if sum(bool(one["heads"] or one["plan"] or way.plan) for one in changed) > 1:
+        message = "--emit: several models of the command were changed, and code is for one"
+        raise UserError(message, hint="gcprof rehearse --module NAME --strategies LABEL -- COMMAND changes one")
+    made = changed[0]
+    plan = way.plan or (made["plan"] and msgspec.convert(made["plan"], PlanFile))
+    heads, optimizer = dict.fromkeys(made["heads"], ""), made["optimizer"]
+    levers = Choice(way.label).parts[1:]
+    step = lever_code.Way(
+        label=way.label, levers=levers, plan=plan, heads=heads, has_loss=True, optimizer=optimizer
+    )  # fmt: skip
+    return lever_code.emit(step, kind)
+
+
 class _Unmet(Exception):
     """The command trains no model that can be changed."""
 
@@ -136,7 +159,9 @@ class _Search:
         self._ends: dict[str, Ended] = {NONE: end}
         self._tried: dict[tuple[Levers, Point], TriedPlan] = {}
         self._module = ""
-        self.ways: dict[str, Way] = {NONE: self._way(NONE, variant)}  # by label; of plans what fits, or needs least
+        self.ways: dict[str, Way] = {
+            NONE: self._way(NONE, variant, end)
+        }  # by label; of plans what fits, or needs least
         self.left_out: dict[str, str] = {}
         self.floors: dict[Levers, int] = {}  # by levers with which no plan fits: what none gets below
 
@@ -221,7 +246,7 @@ class _Search:
         if label not in self._ends:
             self._ends[label], variant = _rehearsed(self._asked, label)
             if variant.outcome in RAN:
-                self.ways[label] = self._way(label, variant)
+                self.ways[label] = self._way(label, variant, self._ends[label])
                 self._say(f"{label}: {self.ways[label].need}")
             else:
                 self._leave_out(label, chosen, variant)
@@ -300,7 +325,7 @@ class _Search:
         if variant.outcome not in RAN:
             raise _failure(end, variant)
         label = label_of(PLAN, chosen)
-        way, before = self._way(label, variant, plan), self.ways.get(label)
+        way, before = self._way(label, variant, end, plan), self.ways.get(label)
         if before is None or way.fits(self._limit) or (way.needed_bytes or ANY) < (before.needed_bytes or ANY):
             self.ways[label] = way
         self._say(f"{label}: {way.need}")
@@ -308,10 +333,10 @@ class _Search:
         self._tried[chosen, point] = tried
         return tried
 
-    def _way(self, label: str, variant: Variant, plan: PlanFile | None = None) -> Way:
+    def _way(self, label: str, variant: Variant, end: Ended, plan: PlanFile | None = None) -> Way:
         reserved = (variant.largest.reserved_bytes or 0) + self._context if variant.processes else None
         needed = reserved if self._has_levers else allocated_bytes(variant)
-        return Way(label=label, variant=variant, needed_bytes=needed if variant.outcome == "ok" else None, plan=plan)
+        return Way.of(label, variant, end, needed_bytes=needed if variant.outcome == "ok" else None, plan=plan)
 
 
 def _plans(chosen: Levers) -> str:

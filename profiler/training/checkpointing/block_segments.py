@@ -360,7 +360,7 @@ def _norms(workload: Workload) -> list[tuple[int, _NormBase]]:
     return [(index, one) for index, one in modules if isinstance(one, _NormBase) and one.track_running_stats]
 
 
-def _hold(layer: _NormBase, _: Any) -> None:
+def _hold(layer: Any, _: Any) -> None:
     """Freeze the statistics (momentum 0) and the batch count if this runs in a backward, which makes it a recompute.
 
     The kernel still gets the statistics, since a checkpoint needs as many saved tensors as the forward had.
@@ -371,6 +371,6 @@ def _hold(layer: _NormBase, _: Any) -> None:
         layer.momentum, layer.num_batches_tracked = 0.0, None
 
 
-def _release(layer: _NormBase, *_: Any) -> None:
+def _release(layer: Any, *_: Any) -> None:
     if "_held" in layer.__dict__:
         layer.momentum, layer.num_batches_tracked = layer.__dict__.pop("_held")

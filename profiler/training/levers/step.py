@@ -71,11 +71,9 @@ def bf16_state(workload: Workload, case: Case) -> tuple[Workload, Applied]:
     """The optimizer's state in bfloat16; it steps parameter by parameter, in their own type. Its updates differ."""
 
     def change(optimizer: Optimizer) -> Optimizer:
-        parts = _apart(optimizer)
-        for parameter, part in parts.items():
-            part.register_step_pre_hook(lambda one, *_, to=parameter.dtype: _cast(one, to))
-            part.register_step_post_hook(lambda one, *_: _cast(one, torch.bfloat16))
-        return OneByOne(parts)
+        made = _one_by_one(optimizer)
+        with_bf16_state(made)
+        return made
 
     return _changed(workload, change, text="the optimizer's state is bfloat16: its updates differ from those of `none`")
 
@@ -94,36 +92,70 @@ def in_backward(workload: Workload, case: Case) -> tuple[Workload, Applied]:
     }
     if named := [name for name, is_given in given.items() if is_given]:
         raise Unsupported(f"in-backward steps before gradients are complete: leave {named[0]} out")
-    return _changed(workload, lambda optimizer: OneByOne(_apart(optimizer)).step_in_backward())
+
+    def change(optimizer: Optimizer) -> Optimizer:
+        made, stepped = _one_by_one(optimizer), set[nn.Parameter]()
+
+        def once(weight: Any) -> None:
+            if weight in stepped:
+                raise Unsupported(TWICE)
+            stepped.add(weight)
+
+        for weight in made.parts:
+            weight.register_post_accumulate_grad_hook(once)
+        step_in_backward(made)
+        made.register_step_post_hook(lambda *_: stepped.clear())
+        return made
+
+    return _changed(workload, change)
+
+
+# Until `_changed` all is plain PyTorch, since code that is emitted contains it: planning/plan_code.py
 
 
 class OneByOne(Optimizer):
-    """Optimizers of one parameter each, that step one after the other, or each in the backward."""
+    """An optimizer of the same kind for each parameter; their groups are its own, as schedulers of the rate need."""
 
-    def __init__(self, parts: dict[nn.Parameter, Optimizer]) -> None:
-        super().__init__(list(parts), {})
-        self.parts = parts
-        self._stepped: set[nn.Parameter] = set()
+    def __init__(self, optimizer: Any) -> None:
+        pairs = [(group, weight) for group in optimizer.param_groups for weight in group["params"]]
+        kind: Any = type(optimizer)
+        make = partial(kind, lr=optimizer.defaults["lr"])
+        self.parts: dict[Any, Any] = {
+            weight: make([{**group, "params": [weight]}]) for group, weight in pairs if weight.requires_grad
+        }
+        super().__init__(list(self.parts), {})
+        self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
 
-    def step_in_backward(self) -> OneByOne:
-        """Step with each parameter as soon as its gradient is there, from now on."""
-        for parameter in self.parts:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
-        return self
-
-    def _arrived(self, parameter: Any) -> None:
-        if parameter in self._stepped:
-            raise Unsupported(TWICE)
-        self._stepped.add(parameter)
-        self.parts[parameter].step()
-        parameter.grad = None
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Step with the parameters that have a gradient: those that have not stepped in the backward."""
-        self._stepped.clear()
-        for parameter, part in self.parts.items():
-            if parameter.grad is not None:
+        for weight, part in self.parts.items():
+            if weight.grad is not None:
                 part.step()
+
+
+def step_in_backward(optimizer: OneByOne) -> None:
+    """Step with each parameter as soon as its gradient is there: no accumulation, no clipping, no gradient scaler."""
+    for weight in optimizer.parts:
+        weight.register_post_accumulate_grad_hook(partial(_arrived, optimizer.parts[weight]))
+
+
+def _arrived(optimizer: Optimizer, weight: Any) -> None:
+    optimizer.step()
+    weight.grad = None
+
+
+def with_bf16_state(optimizer: OneByOne) -> None:
+    """Between steps the state is bfloat16; each step computes in the type of its parameter."""
+    for weight, part in optimizer.parts.items():
+        part.register_step_pre_hook(partial(_cast, weight.dtype))
+        part.register_step_post_hook(partial(_cast, torch.bfloat16))
+
+
+def _cast(dtype: torch.dtype, optimizer: Optimizer, *_: Any) -> None:
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == weight.shape and value.is_floating_point():
+                state[name] = value.to(dtype)
 
 
 def _changed(
@@ -134,21 +166,17 @@ def _changed(
     return msgspec.structs.replace(workload, optimizer_changes=changes), Applied(notes=notes, rounds=True)
 
 
-def _apart(optimizer: Optimizer) -> dict[nn.Parameter, Optimizer]:
+def _one_by_one(optimizer: Optimizer) -> OneByOne:
     """Return an optimizer of the same kind for each parameter that trains. Raises Unsupported if it needs all."""
     if isinstance(optimizer, OneByOne):
-        return optimizer.parts
+        return optimizer
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported("LBFGS steps with all parameters at once")
-    pairs = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    return {
-        parameter: _like(optimizer, groups=[{**group, "params": [parameter]}])
-        for group, parameter in pairs
-        if parameter.requires_grad
-    }
+    _like(optimizer)  # raises
+    return OneByOne(optimizer)
 
 
-def _like(optimizer: Optimizer, *, groups: Any = None, **options: bool | None) -> Optimizer:
+def _like(optimizer: Optimizer, **options: bool | None) -> Optimizer:
     """Return a fresh optimizer of the same kind and options, but for those given. Raises Unsupported."""
     kind = type(optimizer)
     library = kind.__module__.partition(".")[0]
@@ -157,18 +185,11 @@ def _like(optimizer: Optimizer, *, groups: Any = None, **options: bool | None) -
         raise Unsupported(f"its optimizer, {kind.__name__}, has {wanted}")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         raise Unsupported(HOOKED)
-    changed = [{**group, **options} for group in groups or optimizer.param_groups]
+    changed = [{**group, **options} for group in optimizer.param_groups]
     try:
         return kind(changed, **{"lr": optimizer.defaults["lr"], **options})
     except RuntimeError as error:  # "`fused=True` requires all the params to be floating point Tensors ..."
         raise Unsupported(str(error).splitlines()[0]) from error
-
-
-def _cast(optimizer: Optimizer, dtype: torch.dtype) -> None:
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point():
-                state[name] = value.to(dtype)
 
 
 def apply(workload: Workload, case: Case, *, n: Count) -> tuple[Workload, Applied]:

@@ -15,6 +15,7 @@ from profiler.core.record import Applied
 from profiler.training.checkpointing.block_segments import (
     BlockSegment,
     OwnCheckpoint,
+    checkpointed,
     recompute,
 )
 from profiler.training.levers.memory import offload_inputs
@@ -58,6 +59,16 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
     if waiting:
         applied = msgspec.structs.replace(applied, remark=offload_inputs(planned, waiting))
     return applied
+
+
+def written(workload: Workload, applied: Applied, strategy: str) -> PlanFile:
+    """Return the segments that a strategy has checkpointed as a plan file has them."""
+    save = "+".join(applied.kept) or None
+    return PlanFile(
+        plan=strategy,
+        segments=tuple(segment.planned(save) for segment in dict.fromkeys(checkpointed(workload).values())),
+        fingerprint=fingerprint(workload.module, workload.blocks, workload.calls),
+    )
 
 
 def fingerprint(

@@ -1,0 +1,253 @@
+"""The loss in parts, in plain PyTorch: the lever `chunk-loss` runs it, and emitted code contains it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+POINTWISE = (  # what a part may do with its own logits: casts, the scale and tanh of a softcap, and a bias
+    "float", "to", "type", "bfloat16", "half", "double", "div", "mul", "__truediv__", "__mul__", "__rmul__", "tanh",
+    "add", "__add__",
+)  # fmt: skip
+ASKED = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "get_device", "__len__", "is_contiguous")
+TAKEN = ("weight", "bias", "heads", "weight_name", "pointwise", "classes_first")  # attributes of logits
+
+
+class Logits(torch.Tensor):
+    """The product of hidden states and a head's weight that is not computed yet.
+
+    Views and slices of leading dimensions and pointwise operators are written down; cross entropy computes it in parts;
+    whatever else is asked of it computes it whole, as if nothing had been put off.
+    """
+
+    @staticmethod
+    def __new__(
+        cls, hidden: Any, weight: Any, bias: Any, heads: Any, weight_name: Any, *, dtype: Any = None,
+        pointwise: Any = (), classes_first: bool = False,
+    ) -> Any:  # fmt: skip
+        kind = hidden.device.type
+        dtype = dtype or (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype)
+        shape = (*hidden.shape[:-1], weight.shape[0])
+        shape = (shape[0], shape[2], shape[1]) if classes_first else shape
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=hidden.device)
+        made.hidden, made.weight, made.bias, made.heads, made.weight_name = hidden, weight, bias, heads, weight_name
+        made.pointwise, made.classes_first, made.computed = pointwise, classes_first, None
+        return made
+
+    def like(self: Any, hidden: Any = None, **changed: Any) -> Any:
+        """Return other logits of the same head."""
+        own = {name: getattr(self, name) for name in TAKEN}
+        return type(self)(self.hidden if hidden is None else hidden, **{**own, "dtype": self.dtype, **changed})
+
+    def of(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the computed logits of these hidden states."""
+        values = F.linear(hidden, self.weight, self.bias)
+        for func, args, kwargs in self.pointwise:
+            values = func(values, *args, **kwargs)
+        return values
+
+    def whole(self: Any) -> torch.Tensor:
+        """Return the computed logits."""
+        if self.computed is None:
+            with torch._C.DisableTorchFunction():
+                logits = self.of(self.hidden)
+                self.computed = logits.transpose(1, 2) if self.classes_first else logits
+        return self.computed  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
+        if name in ASKED:
+            with torch._C.DisableTorchFunctionSubclass():
+                if getattr(getattr(func, "__self__", None), "__name__", "") == "requires_grad":
+                    return torch.is_grad_enabled()
+                return func(*args, **kwargs)
+        own: Any = args[0] if args and isinstance(args[0], Logits) else None
+        if name == "untyped_storage" and own is not None and own.computed is None:
+            return own.hidden.untyped_storage()  # for those who follow a step: what the logits hold
+        made = None if own is None else _put_off(own, func, name, args[1:], kwargs)
+        return func(*whole(args), **whole(kwargs)) if made is None else made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return func(*whole(args), **whole(kwargs or {}))
+
+
+class Heads(TorchFunctionMode):
+    """Puts off every F.linear with one of its weights; `loss` computes their cross entropy."""
+
+    def __init__(self, loss: Any, kind: type[Logits] = Logits) -> None:
+        super().__init__()
+        self.loss, self.kind = loss, kind
+        self.weights: dict[int, str] = {}  # names by id
+        self.chunked: set[str] = set()  # weights whose logits met cross entropy
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "linear" and len(args) > 1 and id(args[1]) in self.weights:
+            hidden, weight, *rest = args
+            bias = rest[0] if rest else kwargs.get("bias")
+            return self.kind(whole(hidden), weight, bias, self, self.weights[id(weight)])
+        return func(*args, **kwargs)
+
+
+def put_off(module: nn.Module, names: list[str], heads: Heads, *, has_loss: bool = False) -> None:
+    """Within calls of the module, put its products with these weights off until cross entropy computes them in parts.
+
+    A call that `has_loss` returns whole logits where it has met none, as in an evaluation.
+    """
+
+    def begin(module: nn.Module, given: Any) -> None:
+        heads.weights = {id(module.get_parameter(name)): name for name in names}
+        heads.chunked.clear()
+        heads.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(module: nn.Module, given: Any, output: Any) -> Any:
+        heads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        is_read = has_loss and not heads.chunked
+        has_some = is_read and any(isinstance(leaf, Logits) for leaf in pytree.tree_leaves(output))
+        return whole(output) if has_some else None
+
+    module.register_forward_pre_hook(begin)
+    module.register_forward_hook(end, always_call=True)
+
+
+def whole(tree: Any) -> Any:
+    """Return any nesting of values with logits that were put off computed."""
+    return pytree.tree_map_only(Logits, lambda logits: logits.whole(), tree)
+
+
+def _put_off(own: Any, func: Any, name: str, rest: Any, kwargs: Any) -> Any:
+    """Return what a function makes of logits that stay put off, or their cross entropy; None if it reads them."""
+    if name == "cross_entropy":  # the function itself may be replaced, where steps are traced
+        return _cross_entropy(own, *rest, **kwargs)
+    if name in POINTWISE and all(_is_for_each_row(own, one) for one in (*rest, *kwargs.values())):
+        alike = pytree.tree_map_only(torch.Tensor, partial(torch.empty_like, device="meta"), (rest, kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = func(torch.empty(1, dtype=own.dtype, device="meta"), *alike[0], **alike[1]).dtype
+        return own.like(pointwise=(*own.pointwise, (func, rest, kwargs)), dtype=dtype)
+    is_transpose = name == "transpose" and own.ndim == 3 and not kwargs
+    if is_transpose and {place % 3 for place in rest} == {1, 2}:
+        return own.like(classes_first=not own.classes_first)
+    hidden = None if own.classes_first else _of_leading(own, func, name, rest, kwargs)
+    return None if hidden is None else own.like(hidden)
+
+
+def _is_for_each_row(own: Any, value: Any) -> bool:
+    """Whether a value is the same for each row: no tensor, a scalar, or one for each class, as a bias is."""
+    if not isinstance(value, torch.Tensor) or not value.ndim:
+        return True
+    return value.numel() == value.shape[-1] == own.shape[-1] and not own.classes_first
+
+
+def _of_leading(own: Any, func: Any, name: str, rest: Any, kwargs: Any) -> Any:
+    """Return the hidden states after a view or slice that leaves the last dimension alone; None if it does not."""
+    if name == "contiguous":
+        return own.hidden
+    if name == "__getitem__":
+        index = rest[0] if isinstance(rest[0], tuple) else (rest[0],)
+        is_sliced = all(one is Ellipsis or isinstance(one, slice) for one in index)
+        is_whole = is_sliced and (index[-1] == slice(None) or (Ellipsis not in index and len(index) < own.ndim))
+        return own.hidden[index] if is_whole else None
+    if name not in ("view", "reshape", "flatten"):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        seen = func(torch.empty(own.shape, dtype=own.dtype, device="meta"), *rest, **kwargs)
+    is_whole = seen.shape[-1:] == own.shape[-1:] and seen.dtype == own.dtype
+    return own.hidden.reshape(*seen.shape[:-1], own.hidden.shape[-1]) if is_whole else None
+
+
+def _cross_entropy(  # noqa: PLR0917  as in torch
+    own: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
+    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """Return the cross entropy, computed in parts; None for kinds of it that need the whole logits."""
+    is_plain = weight is None and size_average is None and reduce is None and not target.is_floating_point()
+    if not is_plain or reduction == "none" or own.ndim != target.ndim + 1 or (own.ndim > 2 and not own.classes_first):
+        return None
+    own.heads.chunked.add(own.weight_name)
+    how = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    with torch._C.DisableTorchFunction():
+        return own.heads.loss(own, own.hidden.flatten(0, -2), target.flatten(), **how)
+
+
+def by_parts(
+    logits: Any, hidden: torch.Tensor, target: torch.Tensor, *, rows: int, reduction: str, **how: Any
+) -> torch.Tensor:
+    """Return the cross entropy by parts of so many rows.
+
+    Each part's gradients are computed at once, while its logits are there, and kept for the backward: in this thread,
+    since another would free the last ones some time later.
+    """
+    logits = logits.like(hidden, classes_first=False)
+    pairs = zip(hidden.split(rows), target.split(rows), strict=True)
+    if torch.is_grad_enabled():
+        total = _with_gradients(logits, hidden, pairs, how)
+    else:
+        total = torch.stack([_part(logits, values, labels, how) for values, labels in pairs]).sum()
+    if reduction == "sum":
+        return total
+    count = (target != how["ignore_index"]).sum()
+    if_none = total.detach() / count  # nan, with gradients of 0, as of a whole loss
+    return torch.where(count > 0, total / count.clamp(min=1), if_none)
+
+
+def _with_gradients(logits: Any, hidden: torch.Tensor, pairs: Any, how: Any) -> torch.Tensor:
+    """Return the sum over the parts, whose gradients are known."""
+    head = logits.weight, logits.bias, logits.pointwise
+    trained = [one for one in pytree.tree_leaves(head) if isinstance(one, torch.Tensor) and one.requires_grad]
+    leaves = {one: one.detach().requires_grad_() for one in trained}  # whose hooks are for whole gradients
+    weight, bias, pointwise = pytree.tree_map_only(torch.Tensor, lambda one: leaves.get(one, one), head)
+    logits = logits.like(weight=weight, bias=bias, pointwise=pointwise)
+    inputs = [hidden] if hidden.requires_grad else []
+    of_hidden, summed, totals, start = [torch.empty_like(one) for one in inputs], list[torch.Tensor](), [], 0
+    for values, labels in pairs:
+        part = values.detach().requires_grad_(hidden.requires_grad)
+        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # those of others are for the step's
+            total = _part(logits, part, labels, how)
+        one_thread = torch.autograd.set_multithreading_enabled(False)
+        with torch.autocast(hidden.device.type, enabled=False), one_thread:
+            gradients = torch.autograd.grad(total, [*([part] if inputs else []), *leaves.values()])
+        for gradient in of_hidden:
+            gradient[start : start + len(labels)] = gradients[0]
+        own = gradients[len(inputs) :]
+        summed = [one.add_(more) for one, more in zip(summed, own, strict=True)] if summed else list(own)
+        totals.append(total.detach())
+        start += len(labels)
+        del part, total, gradients, own  # before the next part's are made
+    return _Known.apply(torch.stack(totals).sum(), [*of_hidden, *summed], *inputs, *leaves)  # type: ignore[no-any-return]
+
+
+def _part(logits: Any, hidden: torch.Tensor, target: torch.Tensor, how: Any) -> torch.Tensor:
+    return F.cross_entropy(logits.of(hidden), target, reduction="sum", **how)
+
+
+class _Known(torch.autograd.Function):
+    """A sum whose gradients are known; the backward scales them, and can run once."""
+
+    @staticmethod
+    def forward(ctx: Any, total: torch.Tensor, gradients: list[torch.Tensor], *leaves: torch.Tensor) -> torch.Tensor:
+        ctx.gradients = gradients
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        return None, None, *(gradient.mul_(factor) for gradient in gradients)
+
+
+def by_torch(logits: Any, hidden: torch.Tensor, target: torch.Tensor, *, rows: int, **how: Any) -> torch.Tensor:
+    """Return the cross entropy by torch's own operator, which does not follow autocast."""
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else logits.weight.dtype
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
+    weight, bias = logits.weight.to(dtype), None if logits.bias is None else logits.bias.to(dtype)
+    loss = F.linear_cross_entropy(hidden.to(dtype), weight, target, linear_bias=bias, options=options, **how)
+    return loss.to(logits.dtype)
