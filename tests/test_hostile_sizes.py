@@ -87,7 +87,7 @@ def test_of_many_no_more_functions_are_called_for_each(calls):
 
 
 def laid_out(columns: list[Column], width: int) -> list[int] | None:
-    return table_grid._widths([table_grid._sizes(column) for column in columns], width)
+    return table_grid._widths([table_grid._sizes(column, width) for column in columns], width)
 
 
 def one_by_one(natural: list[int], least: list[int], width: int) -> list[int] | None:
