@@ -15,7 +15,8 @@ from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.engines.local import MOST_TIMED, grouped
 from profiler.measuring.meters import time as timing
-from profiler.measuring.trial import measure, measure_together
+from profiler.measuring.passes import measure_together
+from profiler.measuring.trial import measure
 from profiler.training.assemble import assemble_beside
 from tests import make
 from tests.plans import written

@@ -9,9 +9,9 @@ from torch.utils.checkpoint import checkpoint_sequential
 
 from profiler.core import catalogue
 from profiler.core.case import Choice
+from profiler.measuring import trial
 from profiler.measuring.devices import Span
 from profiler.measuring.devices.cpu import sum_events
-from profiler.measuring.meters import memory
 from profiler.training import OPTIMIZERS
 from tests.conftest import measured
 from tests.unpatched import plain
@@ -152,7 +152,7 @@ def test_a_device_that_tells_no_events_is_drawn_by_its_spans():
     spans = [(("forward", 0), Span(start_bytes=1, peak_bytes=9, end_bytes=5))]
     spans += [(("backward", at), Span(start_bytes=5 - at, peak_bytes=7, end_bytes=4 - at)) for at in range(2)]
 
-    found = memory._timeline(spans)
+    found = trial._timeline(spans)
 
     assert found.nbytes == {"live": (1, 9, 5, 5, 7, 4, 4, 7, 3)}
     assert found.phases == (("forward", 0), ("backward", 3))

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from profiler.core.record import Conditions
+from profiler.core.record import Conditions, timeline
+from profiler.measuring import trial
 from profiler.measuring.devices import Span
-from profiler.measuring.meters import memory, operators, time
-from profiler.measuring.meters.memory import Leftovers
+from profiler.measuring.meters import operators, time
+from profiler.measuring.meters.memory_growth import Leftovers
 from profiler.measuring.ranks import Group
 from profiler.predicting.traced_case import trace_case
 from profiler.training.workload import Workload, train_step
@@ -175,7 +176,7 @@ def test_the_readings_of_memory_are_those_of_the_spans():
     training = workload()
     optimizer = torch.optim.SGD(training.module.parameters(), momentum=0.9)
 
-    read, left_bytes = memory.read(training, optimizer, device, phases_alone)
+    read, left_bytes = trial.read_memory(training, optimizer, device, phases_alone)
 
     assert device.resting_bytes == LAYER + BATCH
     assert device.marks == 6  # the phases, and when the step has returned
@@ -201,7 +202,7 @@ def test_of_micro_batches_the_one_that_saves_most_counts_and_the_first_is_the_st
             mark(phase)
 
     training = workload()
-    read, _ = memory.read(training, torch.optim.SGD(training.module.parameters()), device, step)
+    read, _ = trial.read_memory(training, torch.optim.SGD(training.module.parameters()), device, step)
 
     assert (read["start_bytes"], read["saved_bytes"]) == (10, 25)
     assert (read["peak_bytes"], read["peak_phase"]) == (45, "forward")
@@ -225,7 +226,7 @@ def test_a_gradient_that_arrives_ends_a_span_and_is_in_the_next_one():
     spans = [span(0, 1, 0), span(0, 2, 0), span(0, 3, 0), span(0, 9, 0), span(0, 4, 0), span(0, 1, 0)]
     device = Watched([*spans, span(0, 0, 3)])
 
-    read, left_bytes = memory.read(training, torch.optim.SGD(module.parameters()), device, train)
+    read, left_bytes = trial.read_memory(training, torch.optim.SGD(module.parameters()), device, train)
 
     assert device.marks == 8  # the phases, two gradients, and when the step has returned
     assert left_bytes == 3  # the gradients are those of the step before, as many
@@ -243,7 +244,7 @@ def test_every_storage_between_steps_is_counted_once_and_under_its_first_categor
     training.loss(module, training.batch).backward()
     optimizer.step()
 
-    found = memory.static_bytes(training, optimizer)
+    found = trial.static_bytes(training, optimizer)
 
     counts = 2 * 4  # Adam's steps, of each parameter
     assert found == {
@@ -258,7 +259,7 @@ def test_every_storage_between_steps_is_counted_once_and_under_its_first_categor
 def test_a_timeline_keeps_each_stretchs_highest_point_and_the_place_where_phases_begin():
     live = [*range(960), *range(960, 0, -1)]
 
-    found = memory.timeline({"live": live, "nothing": [0] * 1920}, [("forward", 0), ("none", 960), ("backward", 960)])
+    found = timeline({"live": live, "nothing": [0] * 1920}, [("forward", 0), ("none", 960), ("backward", 960)])
 
     assert found.nbytes.keys() == {"live"}
     assert len(found.nbytes["live"]) == 96

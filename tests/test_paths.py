@@ -34,7 +34,7 @@ PATHS = {
         "views/tables/columns.py:_memory",
     ),
 }
-MOST = {"segments": 14, "max_memory_allocated": 10}
+MOST = {"segments": 14, "max_memory_allocated": 9}
 
 
 @pytest.fixture(scope="module")

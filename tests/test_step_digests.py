@@ -10,8 +10,8 @@ from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
 from profiler.measuring import trial as trials
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import memory, step_results
-from profiler.measuring.trial import measure
+from profiler.measuring.meters import step_results
+from profiler.measuring.trial import measure, read_memory
 from profiler.training.workload import trained
 from tests import make
 
@@ -105,7 +105,7 @@ def test_weights_are_as_before_once_the_steps_have_run():
     before = {name: parameter.detach().clone() for name, parameter in trained(built.workload).items()}
 
     with trials._watched(bench, built, step) as watched:
-        memory.read(built.workload, optimizer, bench.device, watched)
+        read_memory(built.workload, optimizer, bench.device, watched)
         assert not all(torch.equal(value, before[name]) for name, value in trained(built.workload).items())
 
     assert all(torch.equal(value, before[name]) for name, value in trained(built.workload).items())

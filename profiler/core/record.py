@@ -9,9 +9,9 @@ halves the time of reading 10,000. A record itself, which may keep its line, can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,6 +20,7 @@ from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Real, Whole, encode
 from profiler.core.errors import UserError
 from profiler.core.script import Phase, ProcessFacts, VariantFacts
+from profiler.core.stats import highest
 from profiler.core.units import few
 
 SCHEMA = 1
@@ -37,6 +38,7 @@ REPRODUCIBLE = {"fp32": 1e-3}  # relative: if two runs of the same step differ b
 HALF_REPRODUCIBLE = 5e-2  # the same in half precision, whose last bit is 2**13 (fp16) or 2**16 (bf16) times larger
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 MOST_NAMED = 3  # of parameters, attributes and buffers
+NUM_POINTS = 96  # of a timeline: a page draws several side by side, and a record is one line
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -365,4 +367,20 @@ def not_reproducible(equality: Equality, precision: str) -> str | None:
         f"two runs without checkpointing differ by {equality.noise_floor:.1e}{where}: nothing can be verified. The "
         "step draws numbers that gcprof cannot seed (os.urandom, the time), keeps state from call to call, or has "
         "kernels that are not deterministic"
+    )
+
+
+def timeline(nbytes: Mapping[str, Sequence[int]], phases: Iterable[tuple[str, int]], **at_peak: Any) -> Timeline:
+    """Downsample series of bytes, one for each category: keep the point of each stretch where their sum is largest.
+
+    All series have the same length. `phases` are in order, each with the index of its first value. `at_peak` are other
+    fields of the Timeline, stored as they are.
+    """
+    places = highest([sum(values) for values in zip(*nbytes.values(), strict=True)], NUM_POINTS)
+    firsts = [(phase, sum(place < first for place in places)) for phase, first in phases]
+    ends = [*(first for _, first in firsts[1:]), len(places)]
+    return Timeline(
+        phases=tuple(start for start, end in zip(firsts, ends, strict=True) if start[1] < end),  # some have no points
+        nbytes={name: tuple(values[place] for place in places) for name, values in nbytes.items() if any(values)},
+        **at_peak,
     )

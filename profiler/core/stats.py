@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate, takewhile
 from math import ceil, comb, copysign, exp, floor, log, sqrt
@@ -324,3 +324,8 @@ def highest(values: Sequence[int], num_points: int) -> list[int]:
     num_points = min(num_points, len(values))
     edges = [len(values) * at // num_points for at in range(num_points + 1)]
     return [max(range(edges[at], edges[at + 1]), key=values.__getitem__) for at in range(num_points)]
+
+
+def largest_known(values: Iterable[int | None]) -> int | None:
+    """Return the largest value that was measured; None if none was."""
+    return max((value for value in values if value is not None), default=None)

@@ -11,8 +11,9 @@ import msgspec
 from profiler.core.case import Trial, decode, encode
 from profiler.core.record import Record
 from profiler.engines.worker import answer, asked, error_record, send, tell, without_readings
+from profiler.measuring.passes import measure_together
 from profiler.measuring.ranks import Lost, Ranks, launch
-from profiler.measuring.trial import measure, measure_together
+from profiler.measuring.trial import measure
 from profiler.predicting.staging.stages import stages
 
 LONGEST_DETAIL = 1000  # characters of a rank's last message

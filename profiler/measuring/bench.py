@@ -20,7 +20,7 @@ from profiler.core.secret_filter import hide
 from profiler.core.units import bytes_text
 from profiler.core.user_code import innermost_line
 from profiler.measuring.devices import of_rank, open_device
-from profiler.measuring.meters.memory import Leftovers
+from profiler.measuring.meters.memory_growth import Leftovers
 from profiler.measuring.meters.step_results import StepDigests
 from profiler.measuring.ranks import ALONE, Group, Ranks
 from profiler.training.assemble import Assembled, Build, assemble

@@ -1,8 +1,11 @@
-"""The passes that read FLOPs, operators and time, each on a fresh model. That of memory is in `trial`."""
+"""The passes that read FLOPs, operators and time, each on a fresh model, and strategies timed in turn on one.
+
+That of memory is in `trial`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -10,10 +13,14 @@ from typing import Any
 import torch
 
 from profiler.core import gpu_specs
+from profiler.core.case import Trial
 from profiler.core.devices import parse
+from profiler.core.record import Readings, Record
 from profiler.core.roofline import roofline_seconds, stated_error
 from profiler.core.units import bytes_text, count_text, few
-from profiler.measuring.bench import Bench
+from profiler.measuring.bench import Bench, switches
+from profiler.measuring.devices import environment
+from profiler.measuring.failure_causes import explained
 from profiler.measuring.meters import operators
 from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.saved_graph import (
@@ -24,7 +31,7 @@ from profiler.measuring.meters.saved_graph import (
     needless_bytes,
     recompute_remark,
 )
-from profiler.training.assemble import Assembled
+from profiler.training.assemble import Assembled, assemble_beside
 from profiler.training.checkpointing.own_checkpoints import compiled_modules
 from profiler.training.rehearsed_build import NOT_REAL, WHOLE, ZEROS, ValueReads, unknown_masks
 from profiler.training.workload import Workload, train_step
@@ -205,6 +212,71 @@ def time_steps(bench: Bench) -> dict[str, Any]:
         bench.note("GCP060", NO_ROOM)
     bench.tell_untold()
     return readings
+
+
+def measure_together(
+    trials: Sequence[Trial],
+    *,
+    on_pass: Callable[[str], None] = lambda name: None,
+) -> list[Record]:
+    """Time the strategies of one baseline and round in turn on one model; return a record of each trial.
+
+    All are compared with the same steps without a strategy. Raises Unsupported if a strategy needs a model of its own,
+    and whatever the model raises: the caller then measures each trial by itself.
+    """
+    benches = [Bench(trial, on_pass) for trial in trials]
+    with explained(benches[0]):
+        return _timed(benches)
+
+
+def _timed(benches: list[Bench]) -> list[Record]:
+    first, before = benches[0], switches()
+    first.begin("build")
+    model = first.build(first.trial.case.baseline)
+    strategies = [assemble_beside(model, bench.trial.case) for bench in benches]
+    first.begin("time")
+    _, step = strategies[0].trainer()
+    at_work = first  # a step counts for the strategy that is on, or for the first if none is
+
+    def switch(number: int, on: bool) -> None:
+        nonlocal at_work
+        at_work = benches[number] if on else first
+        turn = strategies[number].switch
+        assert turn is not None, "strategies beside each other have one"
+        turn(on)
+
+    case = first.trial.case
+    readings = timing.read_together(
+        first.device,
+        lambda mark: at_work.counted(step, mark),
+        [partial(switch, number) for number in range(len(benches))],
+        round_number=first.trial.round,
+        warmup=case.warmup,
+        samples=case.samples,
+        sampling=case.sampling,
+        least_pairs=first.trial.least_pairs,
+        until=first.limit(),
+    )
+    own_share = {name: seconds / len(benches) for name, seconds in first.end().items()}
+    for bench, strategy in zip(benches, strategies, strict=True):
+        bench.listen(strategy)
+        bench.tell_checkpoints()
+        bench.tell_changes(before)
+        bench.tell_untold()
+    return [
+        Record(
+            case=bench.trial.case,
+            round=bench.trial.round,
+            outcome="ok",
+            built=strategy.describe(),
+            readings=Readings(**own_readings),
+            environment=environment(first.device),
+            notes=(*strategy.applied.notes, *bench.all_notes()),
+            stage_seconds=own_share,
+            num_steps=bench.num_steps,
+        )
+        for bench, strategy, own_readings in zip(benches, strategies, readings, strict=True)
+    ]
 
 
 def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:

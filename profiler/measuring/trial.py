@@ -1,9 +1,9 @@
-"""Measures a trial in this process, pass by pass; or times several strategies in turn on one model."""
+"""Measures a trial in this process, pass by pass, and reads the bytes of one step, by phase and by category."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -14,14 +14,15 @@ import torch
 from profiler.core.case import OPERATORS, Trial
 from profiler.core.devices import parse
 from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
-from profiler.core.record import RankBytes, Readings, Record
+from profiler.core.record import PHASES, PhaseBytes, RankBytes, Readings, Record, Timeline, timeline
+from profiler.core.stats import largest_known
 from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench, switches
-from profiler.measuring.devices import environment
+from profiler.measuring.devices import Device, Span, environment
 from profiler.measuring.equality_pass import compare
 from profiler.measuring.failure_causes import explained
-from profiler.measuring.meters import memory, memory_growth, operators
-from profiler.measuring.meters import time as timing
+from profiler.measuring.meters import memory_growth, operators
+from profiler.measuring.meters.memory_growth import lasting_bytes, with_state
 from profiler.measuring.meters.step_results import StepDigests, weights_kept
 from profiler.measuring.passes import (
     COUNTED,
@@ -34,9 +35,10 @@ from profiler.measuring.passes import (
     time_steps,
 )
 from profiler.measuring.ranks import ALONE, Group, Ranks
-from profiler.training.assemble import Assembled, Build, assemble_beside, is_prepared
+from profiler.training.assemble import Assembled, Build, is_prepared
 from profiler.training.checkpointing.own_checkpoints import compiled_modules
-from profiler.training.workload import Mark, Step
+from profiler.training.optimizers import own_tensors, states
+from profiler.training.workload import Mark, Step, Workload, bytes_by_storage, tensors
 
 
 def measure(
@@ -153,7 +155,7 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
         return loss
 
     with _watched(bench, built, seeded) as watched:
-        own, left_bytes = memory.read(built.workload, optimizer, bench.device, watched)
+        own, left_bytes = read_memory(built.workload, optimizer, bench.device, watched)
     gathered = built.workload.gathered() if built.workload.gathered else None
     if counts_after_memory(bench):
         unknown = f"{COUNTED}, and how long a step takes"
@@ -227,69 +229,138 @@ def _tell_growth(
         bench.note("GCP048", str(grown))
 
 
-def measure_together(
-    trials: Sequence[Trial],
-    *,
-    on_pass: Callable[[str], None] = lambda name: None,
-) -> list[Record]:
-    """Time the strategies of one baseline and round in turn on one model; return a record of each trial.
+def read_memory(
+    workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step
+) -> tuple[dict[str, Any], int]:
+    """Return the memory fields of Readings, and the bytes that the step leaves behind.
 
-    All are compared with the same steps without a strategy. Raises Unsupported if a strategy needs a model of its own,
-    and whatever the model raises: the caller then measures each trial by itself.
+    The step is measured once gradients and optimizer state exist. `step` runs one and calls the function that it is
+    given at the start of each phase. All numbers are exact: peaks are read from the device (`device.watch`), static
+    bytes are those of the storages, as the allocator rounds them up. Bytes left behind exclude gradients and the
+    optimizer state that a parameter gets for the first time.
     """
-    benches = [Bench(trial, on_pass) for trial in trials]
-    with explained(benches[0]):
-        return _timed(benches)
-
-
-def _timed(benches: list[Bench]) -> list[Record]:
-    first, before = benches[0], switches()
-    first.begin("build")
-    model = first.build(first.trial.case.baseline)
-    strategies = [assemble_beside(model, bench.trial.case) for bench in benches]
-    first.begin("time")
-    _, step = strategies[0].trainer()
-    at_work = first  # a step counts for the strategy that is on, or for the first if none is
-
-    def switch(number: int, on: bool) -> None:
-        nonlocal at_work
-        at_work = benches[number] if on else first
-        turn = strategies[number].switch
-        assert turn is not None, "strategies beside each other have one"
-        turn(on)
-
-    case = first.trial.case
-    readings = timing.read_together(
-        first.device,
-        lambda mark: at_work.counted(step, mark),
-        [partial(switch, number) for number in range(len(benches))],
-        round_number=first.trial.round,
-        warmup=case.warmup,
-        samples=case.samples,
-        sampling=case.sampling,
-        least_pairs=first.trial.least_pairs,
-        until=first.limit(),
-    )
-    own_share = {name: seconds / len(benches) for name, seconds in first.end().items()}
-    for bench, strategy in zip(benches, strategies, strict=True):
-        bench.listen(strategy)
-        bench.tell_checkpoints()
-        bench.tell_changes(before)
-        bench.tell_untold()
-    return [
-        Record(
-            case=bench.trial.case,
-            round=bench.trial.round,
-            outcome="ok",
-            built=strategy.describe(),
-            readings=Readings(**own_readings),
-            environment=environment(first.device),
-            notes=(*strategy.applied.notes, *bench.all_notes()),
-            stage_seconds=own_share,
-            num_steps=bench.num_steps,
+    marks = _Marks(workload)
+    with device.watch(sum(static_bytes(workload, optimizer).values())) as watch:
+        marks.follow(_unmarked)
+        for _ in range(workload.settling):
+            step(lambda phase: None)
+        resting, known = static_bytes(workload, optimizer), with_state(optimizer)
+        lasting = lasting_bytes(workload, optimizer, known)
+        marks.follow(watch.mark)
+        step(marks.phase)
+        watch.mark()  # the step's own tensors are gone, its loss too
+        lasting -= lasting_bytes(workload, optimizer, known)
+        marks.remove()
+    *within, end = watch.spans()  # the last begins at the step's mark "end"
+    spans = list(zip(marks.labels, within, strict=False))
+    left_bytes = end.end_bytes - within[0].start_bytes + lasting
+    phases: dict[str, PhaseBytes] = {}
+    for phase in PHASES:
+        own = [span for (name, _), span in spans if name == phase]
+        phases[phase] = PhaseBytes(
+            allocated=max(span.peak_bytes for span in own),
+            reserved=largest_known(span.reserved_bytes for span in own),
+            device=largest_known(span.device_bytes for span in own),
         )
-        for bench, strategy, own_readings in zip(benches, strategies, readings, strict=True)
-    ]
+    (_, gradient_bytes), _ = top = max(spans, key=lambda pair: pair[1].peak_bytes)
+    forwards = [span for (phase, _), span in spans if phase == "forward"]
+    readings = {
+        "static_bytes": resting,
+        "start_bytes": forwards[0].start_bytes,
+        "saved_bytes": max(span.end_bytes - span.start_bytes + span.freed_bytes for span in forwards),
+        "phases": phases,
+        "peak_bytes": top[1].peak_bytes,
+        "peak_phase": top[0][0],
+        "peak_gradient_bytes": gradient_bytes,
+        "timeline": _timeline(spans),
+        "reserved_bytes": largest_known(phase.reserved for phase in phases.values()),
+        "device_bytes": largest_known(phase.device for phase in phases.values()),
+    }
+    return readings, left_bytes
+
+
+def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Return the bytes that are live between two steps, by category; every storage counted once."""
+    parameters = list(workload.module.parameters())
+    by_category = {
+        "parameters": [parameter.detach() for parameter in parameters],
+        "buffers": list(workload.module.buffers()),
+        "inputs": tensors(workload.batch),  # before the gradients: sparse gradients share its indices
+        "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+        "optimizer": tensors([dict(state) for _, state in states(optimizer)]) + own_tensors(optimizer),
+    }
+    devices = {parameter.device.type for parameter in parameters}  # Adam counts its steps on the host
+    seen: dict[int, int] = {}
+    counted: dict[str, int] = {}
+    for category, held in by_category.items():
+        own = bytes_by_storage([tensor for tensor in held if tensor.device.type in devices])
+        counted[category] = sum(nbytes for storage, nbytes in own.items() if storage not in seen)
+        seen |= own
+    return counted | workload.held()
+
+
+def _unmarked(*, follow: bool = False) -> None:
+    """Marks nothing."""
+
+
+class _Marks:
+    """Labels each span of a watch with its phase and the bytes of this step's gradients that exist when it begins.
+
+    A span also ends when a gradient arrives, so that the gradients at the peak are known on every device. But a forward
+    whose own code runs a backward is one span, to its end: which gradients its peak has is not known.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self.labels: list[tuple[str, int | None]] = []
+        self._mark: Callable[..., None] = _unmarked
+        self._gradients: dict[int, dict[int, int]] = {}  # by parameter: bytes by storage, which parameters may share
+        self._held: dict[int, int] = {}  # of all of them
+        self._held_bytes = 0
+        self._persistent: set[int] = set()
+        self._parameters = [parameter for parameter in workload.module.parameters() if parameter.requires_grad]
+        self._handles = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._parameters]
+
+    def follow(self, mark: Callable[..., None]) -> None:
+        self._mark = mark
+
+    def phase(self, name: str) -> None:
+        if name == "forward" and not self.labels[1:]:
+            self._persistent = {id(parameter) for parameter in self._parameters if parameter.grad is not None}
+        self._label(name)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _arrived(self, parameter: torch.Tensor) -> None:
+        if not self.labels or parameter.grad is None or id(parameter) in self._persistent:
+            return
+        own = bytes_by_storage([parameter.grad])
+        if self._gradients.setdefault(id(parameter), own) is not own:  # it arrives again, perhaps elsewhere
+            self._gradients[id(parameter)] = own
+            self._held = {storage: nbytes for held in self._gradients.values() for storage, nbytes in held.items()}
+            self._held_bytes = sum(self._held.values())
+        self._held_bytes += sum(nbytes for storage, nbytes in own.items() if storage not in self._held)
+        self._held |= own
+        if self.labels[-1][0] == "forward":
+            self.labels[-1] = "forward", None
+        else:
+            self._label("backward")
+
+    def _label(self, phase: str) -> None:
+        self.labels.append((phase, self._held_bytes))
+        self._mark(follow=phase == "forward")
+
+
+def _timeline(spans: list[tuple[tuple[str, int | None], Span]]) -> Timeline:
+    """Return a timeline of every event if the device reports each, else of each span's start, peak and end."""
+    held: list[int] = []
+    phases: list[tuple[str, int]] = []
+    for (phase, _), span in spans:
+        if not phases or phases[-1][0] != phase:
+            phases.append((phase, len(held)))
+        held += span.live_bytes or (span.start_bytes, span.peak_bytes, span.end_bytes)
+    return timeline({"live": held}, phases)
 
 
 TABLE: dict[str, Callable[[Bench], dict[str, Any]]] = {

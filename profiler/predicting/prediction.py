@@ -15,12 +15,11 @@ from profiler.analysis import live_bytes
 from profiler.analysis.live_bytes import OUTSIDE, nbytes, stage_of
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
-from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
+from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline, timeline
 from profiler.core.roofline import roofline_seconds, scaled, stated_error
 from profiler.core.trace_data import STATIC, Allocation, BlockChoices, Followed, Trace, by_category, live, resting
 from profiler.measuring.devices import versions
 from profiler.measuring.meters import saved_graph
-from profiler.measuring.meters.memory import timeline
 from profiler.predicting.staging.chains import block_choices, followed_of, with_choices_if_known
 from profiler.predicting.traced_case import Assumed, kind_of, known_rates, trace_case
 from profiler.training.assemble import Assembled, Build

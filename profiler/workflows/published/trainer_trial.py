@@ -13,9 +13,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Built, Note, Readings, Record
+from profiler.core.stats import largest_known
 from profiler.engines.worker import run_each
 from profiler.measuring.devices import environment, open_device
-from profiler.measuring.meters.memory import largest_known
 from profiler.scripts.report import IN_STEPS
 from profiler.training.blocks import find_blocks
 from profiler.training.workload import num_parameters
