@@ -49,6 +49,7 @@ def cropped(figure: Figure) -> list[str]:
         for label in (tick.label1, tick.label2)
     }
     box = figure.bbox
+    figure.draw_without_rendering()  # an annotation has its place when it is drawn
     return [
         text.get_text()
         for text in shown(figure)
