@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import platform
 import re
-import socket
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -338,6 +338,6 @@ def linked(text: str) -> str:
 
 @cache
 def _addresses() -> dict[str, str]:
-    page = NOTES.as_uri().replace("//", f"//{socket.gethostname()}", 1)  # with the host, for a terminal far away
+    page = NOTES.as_uri().replace("//", f"//{platform.node()}", 1)  # with the host, for a terminal far away
     lines = enumerate(NOTES.read_text(encoding="utf-8").splitlines(), start=1)
     return {line[3:9]: f"{page}#{number}" for number, line in lines if line.startswith("## GCP")}
