@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from profiler.runs import run_folder
 from profiler.training import strategies
 from tests import gallery, pages
 from tests.conftest import measured
+from tests.program import gcprof
 
 ROOT = Path(__file__).parent.parent
 PARTS = re.split(r"^## (GCP\d{3}): .*\n", (ROOT / "docs" / "notes.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -73,6 +75,33 @@ def test_the_example_of_a_strategy_is_short_and_works_from_one_file_and_one_line
     assert record.built.split == "6 of 12"
     assert record.readings.plain_step_seconds  # it was switched off in between
     assert record.readings.saved_bytes < measured("transformer", "none").readings.saved_bytes
+
+
+def change(root: Path, diff: str) -> None:
+    """Changes the files below the root as a diff says, whose context stands in each of them once."""
+    _, *files = re.split(r"^\+\+\+ (.*)\n", diff, flags=re.MULTILINE)
+    for name, lines in zip(files[::2], files[1::2], strict=True):
+        text = (root / name).read_text(encoding="utf-8")
+        pairs = [(line[:1], line[1:]) for line in lines.rstrip("\n").splitlines()]
+        before = "\n".join(line for sign, line in pairs if sign != "+")
+        assert text.count(before) == 1, f"{name} no longer has\n{before}"
+        (root / name).write_text(text.replace(before, "\n".join(line for _, line in pairs)), encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "option", "shown"),
+    [("reading", [], "static  added  peak"), ("option", ["--clip-gradients"], "gradients clipped")],
+)
+def test_the_example_of_a_diff_is_all_that_the_table_takes(name, option, shown, tmp_path):
+    shutil.copytree(ROOT / "profiler", tmp_path / "profiler", ignore=shutil.ignore_patterns("__pycache__"))
+    change(tmp_path, example(name))
+    words = ["mlp", "--strategies", "none", "--rounds", "1", "--samples", "1", "--device", "cpu", *option]
+
+    done = gcprof("run", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path), COLUMNS="120")
+
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
 
 
 def test_the_documentation_is_read_in_an_hour_and_a_half():

@@ -1,6 +1,7 @@
 """The results of a trial, as plain data; whether its gradients count as the baseline's, measured or read.
 
-Schema history (a change is a new number, a line here, and an old file kept in tests/records/):
+Schema history (a change is a new number, a line here, and an old file kept in tests/records/; a field with a default
+may be added without one):
 1  first release
 
 None of these structs can be part of a reference cycle, so the garbage collector need not track them (`gc=False`): this
