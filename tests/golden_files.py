@@ -11,6 +11,4 @@ def compare(name: str, text: str) -> None:
     if os.environ.get("GCPROF_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), (
-        f"{name} looks different: GCPROF_GOLDEN=1 pytest, then read git diff"
-    )
+    assert text == path.read_text(encoding="utf-8"), f"{name} looks different: `just golden`, then read git diff"
