@@ -20,7 +20,7 @@ PATHS = {
         "engines/local.py:_in_one_child",  # its trial becomes a line, for a child
         "training/checkpointing/block_segments.py:checkpoint_segments",
         "engines/worker.py:send",  # the record, which names the strategy, becomes a line
-        "engines/local.py:_record",
+        "engines/local.py:_record_of_end",
         "runs/store.py:append",
         "analysis/rows.py:_built",
         "views/tables/columns.py:group_table",
@@ -28,7 +28,7 @@ PATHS = {
     "max_memory_allocated": (
         "measuring/devices/cuda.py:spans",  # the allocator's numbers
         "engines/worker.py:send",
-        "engines/local.py:_record",
+        "engines/local.py:_record_of_end",
         "runs/store.py:append",
         "analysis/rows.py:_built",
         "views/tables/columns.py:_memory",

@@ -256,7 +256,7 @@ class Local:
                 words = f"{trial.case.model} {strategy_label(trial.case.label)} round {trial.round}"
                 child.on_stage = lambda stage, words=words: self.at_work(f"{words}: {stage}")  # type: ignore[misc]
                 ended = child.wait(self.stage_seconds, until_result=trial is not trials[-1])
-                record = _record(child, trial, ended)
+                record = _record_of_end(child, trial, ended)
                 self._drop_dead_server(ended, rehearses=rehearses)
                 holds_memory = ended.status != 0 and not (rehearses or trial.case.is_predicted)
                 self._ended_on = trial.case.torch_device if holds_memory else None
@@ -303,7 +303,7 @@ class Local:
             self._servers[rehearses].close()  # its process may end later, but gets no more trials
 
 
-def _record(child: Child, trial: Trial, ended: Ended) -> Record:
+def _record_of_end(child: Child, trial: Trial, ended: Ended) -> Record:
     """Return the record that a child sent, if that can be one of this trial; else one of how it ended."""
     outcome: Outcome = "failed"
     why = f"ended in {ended.stage} without a result (exit code {ended.status})"
