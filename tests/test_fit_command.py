@@ -202,6 +202,41 @@ def alone(folder):
     return int(re.search(r"max memory allocated (\d+)", done.stdout)[1])
 
 
+NORMS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)) for _ in range(4)))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    model(torch.randn(4, 3, 16, 16)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+for buffer in model.buffers():
+    print(f"loss {buffer.double().norm():.9f}")
+"""
+
+
+@pytest.mark.slow
+def test_the_code_of_a_script_leaves_the_statistics_of_batchnorm_as_without_checkpoints(here):
+    (here / "norms.py").write_text(NORMS)
+    on_gpu = NORMS.replace("import torch\n", "import torch\ntorch.set_default_device('cuda')\n", 1)
+    (here / "on_gpu.py").write_text(on_gpu)
+    asked = Asked(words=(sys.executable, "on_gpu.py"), gpus=parse("rehearse:t4"), strategy="all")
+    end = launch.run(asked, stdout=2)
+    (split,) = (row["split"] for row in end.rows if row["kind"] == "applied")
+
+    code = fit_command.code(fit_command.Way.of("all", Variant.of(end, asked, {}), end), "python")
+    before, after = NORMS.split("for step")
+    (here / "pasted.py").write_text(f"{before}{code}\noptimizer = apply_levers(model, optimizer)\nfor step{after}")
+    plain, own = (losses((sys.executable, name), None, here)[0] for name in ("norms.py", "pasted.py"))
+
+    assert "BatchNorm updates its statistics again" in split
+    assert len(plain) == 12
+    assert own == plain
+
+
 TRAINS = """
 import torch
 from torch import nn

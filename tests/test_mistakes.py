@@ -201,3 +201,11 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(typed, no_server
     assert said.out == ""
     assert REFUSED[typed] in said.err
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("dashes", [["--", "python"], ["python"], []])
+@pytest.mark.parametrize("kind", ["python", "accelerate"])
+def test_the_kind_of_code_is_not_taken_for_the_command(kind, dashes):
+    own = ["fit", "--memory", "8GiB", "--emit", kind]
+
+    assert split_script([*own, *dashes, "train.py"]) == (own, ["python", "train.py"])

@@ -46,16 +46,16 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             if not script:
                 raise UserError("there is no command behind --", hint=f"gcprof {words[0]} -- python train.py")
             return [*words[:place]], [*(["python"] if script[0].endswith(".py") else []), *script]
-        if not place or word.startswith("-"):
-            continue
         before, following = words[place - 1], [*words[place + 1 : place + 2]]
-        is_python = re.fullmatch(r"python[\d.]*", word) is not None and before != "--emit"
+        if not place or word.startswith("-") or before == "--emit":
+            continue
+        is_python = re.fullmatch(r"python[\d.]*", word) is not None
         if word in LAUNCHERS or word.endswith(".sh") or (is_python and following and not following[0].endswith(".py")):
             shell = ["sh"] if word.endswith(".sh") else []
             right = shlex.join([*words[:place], "--", *shell, *words[place:]])
             raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
         if word.endswith(".py") and (words[0] not in ("run", "plan") or _does_something(word)):
-            if before.startswith("python"):  # the -- was left out
+            if before.startswith("python") and words[place - 2] != "--emit":  # the -- was left out
                 return [*words[: place - 1]], [*words[place - 1 :]]
             return [*words[:place]], ["python", *words[place:]]
     return [*words], []

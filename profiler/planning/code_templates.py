@@ -175,13 +175,21 @@ def _wrapped(module, **options):
 
 REPAIRING = "    _repair_batchnorm(model)\n"
 REPAIR = '''
+from functools import partial
 
 def _repair_batchnorm(model):
     """Hold the running statistics and counts of BatchNorm wherever the backward computes it again."""
     for layer in model.modules():
         if getattr(layer, "track_running_stats", False):
-            layer.register_forward_pre_hook(_hold)
-            layer.register_forward_hook(_release, always_call=True)
+            layer.forward = partial(_held, layer, layer.forward)  # a block that is a layer runs again without its hooks
+
+
+def _held(layer, forward, value):
+    _hold(layer, value)
+    try:
+        return forward(value)
+    finally:
+        _release(layer)
 '''
 CHUNK_LOSS = Template('''
 from functools import partial

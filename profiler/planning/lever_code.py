@@ -65,6 +65,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     heads: dict[str, str] = {}  # weights of heads whose loss is computed in parts: the module that they are of, or ""
     has_loss: bool = False  # whether the model's own forward computes the loss, if it does, as that of a script
     optimizer: str | None = None  # its class; None: the model brings its own
+    has_batchnorm: bool = False  # whether a block has one, whose statistics a recompute must leave alone
     batch_size: int | None = None
 
     @property
@@ -125,7 +126,7 @@ def _functions(way: Way) -> str:
         calls.insert(0, "chunk_loss(model)")
     if way.plan and way.plan.segments:
         least = int(way.options("offload-inputs").get("least", OFFLOADED_LEAST)) if "offload-inputs" in way.names else 0
-        plan = plan_code.body(way.plan, PYTHON, least=least)
+        plan = plan_code.body(way.plan, PYTHON, repair_batchnorm=way.has_batchnorm, least=least)
         calls.insert(0, "apply_plan(model)")
     lines = "".join(f"    {call}\n" for call in (*calls, "return optimizer"))
     return f"{plan}{APPLY}{lines}{''.join(parts)}"
@@ -161,7 +162,7 @@ def _hugging_face(way: Way) -> tuple[list[str], str]:
             word = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
             arguments += [f"{word}=True", f'{word}_kwargs={{"use_reentrant": False}}']
         else:
-            before = "\n\n" + plan_code.body(way.plan, "hf")
+            before = "\n\n" + plan_code.body(way.plan, "hf", repair_batchnorm=way.has_batchnorm)
             calls.append("apply_plan(model)")
     code = ""
     if "chunk-loss" in way.names:

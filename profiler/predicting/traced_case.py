@@ -26,6 +26,7 @@ from profiler.predicting.cuda_rules import cuda_like, foreach
 from profiler.predicting.fake_step import Hidden, follow, user_hooks
 from profiler.predicting.fake_tensors import FakeTensors, fake_tensors, unseen
 from profiler.training.assemble import Assembled, Build, assemble
+from profiler.training.checkpointing.block_segments import norms
 from profiler.training.checkpointing.observed_forward import Observation, observe
 from profiler.training.strategies.plan import written
 
@@ -123,7 +124,10 @@ def code_way(case: Case) -> Way:
             if not plan.segments and case.strategy.name not in ("none", "own"):
                 raise Unsupported(f"there is no code for {case.strategy}: it checkpoints no block by itself")
             optimizer = None if workload.optimizer else type(built.trainer()[0]).__name__
-            return Way(label=str(case.label), plan=plan, heads=applied.heads, optimizer=optimizer)
+            return Way(
+                label=str(case.label), plan=plan, heads=applied.heads, optimizer=optimizer,
+                has_batchnorm=bool(norms(workload)),
+            )  # fmt: skip
 
     return _as_data_allow(case, way)
 

@@ -24,7 +24,7 @@ from profiler.scripts import levers
 from profiler.training import blocks as finding
 from profiler.training import strategies
 from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.block_segments import apply_strategy
+from profiler.training.checkpointing.block_segments import apply_strategy, norms, with_note
 from profiler.training.checkpointing.own_checkpoints import compiled_modules, is_left_alone
 from profiler.training.checkpointing.routed_block import unroute
 from profiler.training.levers.memory import IS_LOOK
@@ -33,6 +33,7 @@ from profiler.training.workload import Workload
 
 NOTHING = "GCP001"  # the note of a strategy that checkpoints nothing
 WHOLE = ("offload", "hf")  # strategies that need no blocks
+MENDING = "code of `gcprof fit --emit`"  # what holds the statistics of BatchNorm
 OBSERVING = (*called_blocks.COUNTING, "_planted")  # strategies that may look at a forward
 
 
@@ -68,11 +69,13 @@ def apply(
     routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
     weakref.finalize(module, _unroute, routed).atexit = False  # each route refers to all blocks
     nothing = [note.text for note in made.notes if note.code == NOTHING and not made.recomputes]
-    text = "; ".join(filter(None, (made.split, *split))) or None
+    again = [note.text for note in with_note(workload, Applied(recomputes=made.recomputes), mended_by=MENDING).notes]
+    text = "; ".join(filter(None, (made.split, *split, *again))) or None
     own = choice.name not in ("plan", *WHOLE)  # a plan's segments are in its file
     code = {
         "heads": levers.heads_of(module),
         "optimizer": type(optimizers[0]).__name__ if optimizers else None,
+        "has_batchnorm": bool(norms(workload)),
         "plan": msgspec.to_builtins(written(workload, made, str(choice))) if own and made.recomputes else None,
     }
     return {"num_blocks": len(made.recomputes), "split": text, "why": nothing[0] if nothing else None, "code": code}

@@ -130,7 +130,8 @@ def code(way: Way, kind: str) -> str:
     heads, optimizer = dict.fromkeys(made["heads"], ""), made["optimizer"]
     levers = Choice(way.label).parts[1:]
     step = lever_code.Way(
-        label=way.label, levers=levers, plan=plan, heads=heads, has_loss=True, optimizer=optimizer
+        label=way.label, levers=levers, plan=plan, heads=heads, has_loss=True, optimizer=optimizer,
+        has_batchnorm=made["has_batchnorm"],
     )  # fmt: skip
     return lever_code.emit(step, kind)
 

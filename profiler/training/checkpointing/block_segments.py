@@ -333,7 +333,7 @@ def repaired(workload: Workload, applied: Applied) -> Applied:
     for layer in layers:
         layer.register_forward_pre_hook(_hold)
         layer.register_forward_hook(_release, always_call=True)  # a recompute stops at the last tensor that it needs
-    if applied.recomputes and not _norms(workload):
+    if applied.recomputes and not norms(workload):
         raise Unsupported("--repair-batchnorm: no BatchNorm with running statistics is in a block")
     why = "no BatchNorm is in a checkpointed block" if applied.recomputes else "no block is known to run again"
     held = f"the running statistics of {len(layers)} BatchNorm layers are held while these are recomputed"
@@ -351,10 +351,10 @@ def with_note(workload: Workload, applied: Applied, *, mended_by: str) -> Applie
 
 def updated_again(workload: Workload, applied: Applied) -> list[_NormBase]:
     """Return the BatchNorm layers with running statistics that a step would update again, each once."""
-    return list(dict.fromkeys(layer for index, layer in _norms(workload) if applied.recomputes.get(index)))
+    return list(dict.fromkeys(layer for index, layer in norms(workload) if applied.recomputes.get(index)))
 
 
-def _norms(workload: Workload) -> list[tuple[int, _NormBase]]:
+def norms(workload: Workload) -> list[tuple[int, _NormBase]]:
     """Return the layers of each block that keep running statistics, with the block's index."""
     modules = [(index, layer) for index, name in enumerate(workload.blocks) for layer in workload.block(name).modules()]
     return [(index, one) for index, one in modules if isinstance(one, _NormBase) and one.track_running_stats]
