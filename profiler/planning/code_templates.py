@@ -218,10 +218,12 @@ def backward(model, batch, loss, count=None):
     counts = [float(count(part)) for part in parts] if count else sizes
     total = None
     for part, number in zip(parts, counts):
+        if not number:  # a mean over nothing is nan
+            continue
         value, share = loss(model, part), number / sum(counts)
         weighted = value * share
         weighted.backward()
         own = value.detach() * share
         total = own if total is None else total + own
-    return total
+    return loss(model, batch).detach() if total is None else total
 ''')

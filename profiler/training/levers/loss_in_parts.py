@@ -17,7 +17,7 @@ POINTWISE = (  # what a part may do with its own logits: casts, the scale and ta
     "add", "__add__",
 )  # fmt: skip
 ASKED = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "get_device", "__len__", "is_contiguous")
-TAKEN = ("weight", "bias", "heads", "weight_name", "pointwise", "classes_first")  # attributes of logits
+TAKEN = ("weight", "bias", "heads", "weight_name", "pointwise", "classes_first", "cast")  # attributes of logits
 
 
 class Logits(torch.Tensor):
@@ -30,15 +30,17 @@ class Logits(torch.Tensor):
     @staticmethod
     def __new__(
         cls, hidden: Any, weight: Any, bias: Any, heads: Any, weight_name: Any, *, dtype: Any = None,
-        pointwise: Any = (), classes_first: bool = False,
+        pointwise: Any = (), classes_first: bool = False, cast: Any = None,
     ) -> Any:  # fmt: skip
         kind = hidden.device.type
-        dtype = dtype or (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype)
+        if dtype is None and torch.is_autocast_enabled(kind):  # also where the loss is outside of it
+            cast = torch.get_autocast_dtype(kind)
+        dtype = dtype or cast or hidden.dtype
         shape = (*hidden.shape[:-1], weight.shape[0])
         shape = (shape[0], shape[2], shape[1]) if classes_first else shape
         made: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=hidden.device)
         made.hidden, made.weight, made.bias, made.heads, made.weight_name = hidden, weight, bias, heads, weight_name
-        made.pointwise, made.classes_first, made.computed = pointwise, classes_first, None
+        made.pointwise, made.classes_first, made.cast, made.computed = pointwise, classes_first, cast, None
         return made
 
     def like(self: Any, hidden: Any = None, **changed: Any) -> Any:
@@ -48,7 +50,8 @@ class Logits(torch.Tensor):
 
     def of(self: Any, hidden: torch.Tensor) -> torch.Tensor:
         """Return the computed logits of these hidden states."""
-        values = F.linear(hidden, self.weight, self.bias)
+        with torch.autocast(hidden.device.type, self.cast, enabled=self.cast is not None):
+            values = F.linear(hidden, self.weight, self.bias)
         for func, args, kwargs in self.pointwise:
             values = func(values, *args, **kwargs)
         return values
@@ -61,6 +64,10 @@ class Logits(torch.Tensor):
                 self.computed = logits.transpose(1, 2) if self.classes_first else logits
         return self.computed  # type: ignore[no-any-return]
 
+    def is_written(self: Any) -> bool:
+        """Whether the computed logits were changed in place, as by a mask: then they are no product any more."""
+        return self.computed is not None and (self.computed.is_inference() or self.computed._version > 0)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
@@ -72,7 +79,7 @@ class Logits(torch.Tensor):
         own: Any = args[0] if args and isinstance(args[0], Logits) else None
         if name == "untyped_storage" and own is not None and own.computed is None:
             return own.hidden.untyped_storage()  # for those who follow a step: what the logits hold
-        made = None if own is None else _put_off(own, func, name, args[1:], kwargs)
+        made = None if own is None or own.is_written() else _put_off(own, func, name, args[1:], kwargs)
         return func(*whole(args), **whole(kwargs)) if made is None else made
 
     @classmethod
@@ -170,7 +177,8 @@ def _cross_entropy(  # noqa: PLR0917  as in torch
 ) -> Any:  # fmt: skip
     """Return the cross entropy, computed in parts; None for kinds of it that need the whole logits."""
     is_plain = weight is None and size_average is None and reduce is None and not target.is_floating_point()
-    if not is_plain or reduction == "none" or own.ndim != target.ndim + 1 or (own.ndim > 2 and not own.classes_first):
+    is_plain = is_plain and own.ndim == target.ndim + 1 == (3 if own.classes_first else 2)
+    if not is_plain or reduction == "none":
         return None
     own.heads.chunked.add(own.weight_name)
     how = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
@@ -188,7 +196,8 @@ def by_parts(
     """
     logits = logits.like(hidden, classes_first=False)
     pairs = zip(hidden.split(rows), target.split(rows), strict=True)
-    if torch.is_grad_enabled():
+    leaves = pytree.tree_leaves((hidden, logits.weight, logits.bias, logits.pointwise))
+    if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves):
         total = _with_gradients(logits, hidden, pairs, how)
     else:
         total = torch.stack([_part(logits, values, labels, how) for values, labels in pairs]).sum()
@@ -239,6 +248,8 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: a second derivative would lack that of the loss
+            raise RuntimeError("a loss in parts has no second derivative: leave chunk-loss out")
         gradients, ctx.gradients = ctx.gradients, None
         return None, None, *(gradient.mul_(factor) for gradient in gradients)
 

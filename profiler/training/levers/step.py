@@ -126,11 +126,28 @@ class OneByOne(Optimizer):
         super().__init__(list(self.parts), {})
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all."""
+        for part in self.parts.values():
+            self.state.update(part.state)
+        made = super().state_dict()
+        self.state.clear()
+        return made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of a state dict that is loaded
+        super().__setstate__(state)
+        for group, (weight, part) in zip(self.param_groups, self.parts.items(), strict=True):
+            part.state.update({weight: self.state.pop(weight)} if weight in self.state else {})
+            part.__setstate__({"state": part.state, "param_groups": [group]})
+
+    def step(self, closure: Any = None) -> Any:
         """Step with the parameters that have a gradient: those that have not stepped in the backward."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
         for weight, part in self.parts.items():
             if weight.grad is not None:
                 part.step()
+        return loss
 
 
 def step_in_backward(optimizer: OneByOne) -> None:
@@ -154,7 +171,8 @@ def with_bf16_state(optimizer: OneByOne) -> None:
 def _cast(dtype: torch.dtype, optimizer: Optimizer, *_: Any) -> None:
     for weight, state in optimizer.state.items():
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.shape == weight.shape and value.is_floating_point():
+            is_like = isinstance(value, torch.Tensor) and value.shape == weight.shape and value.is_floating_point()
+            if is_like and name != "step":  # which has the shape of a weight that is a scalar
                 state[name] = value.to(dtype)
 
 
@@ -220,7 +238,7 @@ def apply(workload: Workload, case: Case, *, n: Count) -> tuple[Workload, Applie
     else:
         known = [float(count) for count in counts if isinstance(count, int)]
         weights = _shares(known if len(known) == n else rows)
-    parts = tuple(zip(batches, weights, strict=True))
+    parts = tuple(pair for pair in zip(batches, weights, strict=True) if pair[1])  # a mean over no targets is nan
     return msgspec.structs.replace(workload, parts=parts), Applied(
         split=f"{n} micro-batches", rounds=True, draws_apart=True
     )
