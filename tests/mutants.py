@@ -50,6 +50,7 @@ ROOMS = {
             "profiler/measuring/meters/saved_graph.py",
             "profiler/measuring/meters/wrong_gradients.py",
             "profiler/measuring/meters/time.py",
+            "profiler/measuring/trial.py",
         ),
         (
             "tests/test_meters.py",
@@ -75,6 +76,8 @@ ROOMS = {
             "profiler/measuring/trial.py",
         ),
         (
+            "tests/test_meters.py",
+            "tests/test_memory.py",
             "tests/test_equality_pass.py",
             "tests/test_equality.py",
             "tests/test_step_digests.py",

@@ -155,7 +155,7 @@ class FakeTensors(FakeTensorMode):
         try:
             out = self._outcome(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            out = placed(computed(func, args, kwargs or {}, self._draws), self._of_values)
+            out = placed(computed(func, args, kwargs or {}, self._draws), self._made_of)
             if out is None:
                 raise
         follow(func, args, kwargs or {}, out, self._draws)
@@ -176,8 +176,10 @@ class FakeTensors(FakeTensorMode):
         if func._overloadpacket in QUANTIZERS:
             raise Unsupported("a quantized tensor cannot be traced: without data its type and its size are not known")
         if func in (aten.equal.default, aten.allclose.default):
-            self._guess(func)
-            return _passed(args[0]) if _is_test(args[0]) else args[0].shape == args[1].shape
+            self.num_guesses += 1
+            # ATen functions test a condition by comparing it with `true`
+            is_test = args[0].dtype == torch.bool and args[0].ndim == 0
+            return _passed(args[0]) if is_test else args[0].shape == args[1].shape
         if func in FACTORIES:
             return self._made(func, args, kwargs or {})
         if (_only_writes(func) and not _is_known(args[0])) or is_in_place(func, args):
@@ -193,7 +195,11 @@ class FakeTensors(FakeTensorMode):
         if not chooses(func, args):
             return out
         self._has_chosen = True
-        return with_choices(out, func, args, kwargs or {}, self._routing, self._known) if self._routing else out
+        return (
+            with_choices(out, func, args, kwargs or {}, self._routing, partial(self._made_of, make_constant=True))
+            if self._routing
+            else out
+        )
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a new tensor, with its values if it is small."""
@@ -202,13 +208,10 @@ class FakeTensors(FakeTensorMode):
             return out
         with no_dispatch():
             real = func(*args, **kwargs)
-        return self._known(real)
+        return self._made_of(real, make_constant=True)
 
-    def _known(self, real: torch.Tensor) -> torch.Tensor:
-        return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=True)
-
-    def _of_values(self, real: torch.Tensor) -> torch.Tensor:
-        return self.fake_tensor_converter.from_real_tensor(self, real)
+    def _made_of(self, real: torch.Tensor, **how: bool) -> torch.Tensor:
+        return self.fake_tensor_converter.from_real_tensor(self, real, **how)
 
     def _scalar(self, func: Any, tensor: Any) -> bool | int | float:
         constant = getattr(tensor, "constant", None)
@@ -219,11 +222,8 @@ class FakeTensors(FakeTensorMode):
             raise DataDependentOutputException(func)
         if self._has_chosen and tensor.dtype == torch.bool and not self._routing:
             raise DataDependentOutputException(func)  # it may ask whether an expert has tokens
-        self._guess(func)
-        return _passed(tensor) if tensor.dtype == torch.bool else 0.0
-
-    def _guess(self, func: Any) -> None:
         self.num_guesses += 1
+        return _passed(tensor) if tensor.dtype == torch.bool else 0.0
 
 
 class _Converter(FakeTensorConverter):
@@ -231,11 +231,6 @@ class _Converter(FakeTensorConverter):
 
     def from_real_tensor(self, *arguments: Any, **keywords: Any) -> Any:
         return super().from_real_tensor(*arguments, **{**keywords, "trace": False})
-
-
-def _is_test(tensor: torch.Tensor) -> bool:
-    """Whether it is one boolean, as in ATen functions that test a condition by comparing it with `true`."""
-    return tensor.dtype == torch.bool and tensor.ndim == 0
 
 
 def _passed(test: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 REAL, ASSUMED = 1, 2  # made of what came from the host alone; made also of what was assumed
 LIMIT = 1 << 20  # elements of an integer or boolean tensor whose values are kept
@@ -191,7 +192,7 @@ class Computing:
         real = iter([torch.full(one.shape, bool(mark and mark.state == REAL), device="cpu") for one, mark in pairs])
         put(made, self._computed(plan, args, kwargs), ASSUMED)
         if (mark := mark_of(made)) and made.is_contiguous():
-            mark.real = plan.func(*_mapped(args, lambda tensor: next(real)), **kwargs).reshape(-1)
+            mark.real = plan.func(*tree_map_only(torch.Tensor, lambda tensor: next(real), args), **kwargs).reshape(-1)
 
     def _state(self, inputs: list[Any]) -> int:
         """Return REAL or ASSUMED where all inputs are known, and 0 where one is not."""
@@ -240,7 +241,8 @@ class Computing:
             first = [torch.empty((), dtype=args[0].dtype, device="cpu")] if plan.has_tensors else []
             sizes: list[Any] = [[]] if plan.name.startswith("new_") or not first else []
             return plan.func(*first, *sizes, *args[len(first) + len(sizes) :], **_on_host(kwargs)).item()
-        return plan.func(*_mapped(args, one), **_on_host(_mapped(kwargs, one))).item()
+        args, kwargs = tree_map_only(torch.Tensor, one, (args, kwargs))
+        return plan.func(*args, **_on_host(kwargs)).item()
 
     def _assumed(self, plan: Any, args: Any, tensor: Any, value: Any) -> Any:
         """Return a result's values as they are to be assumed: of a comparison of numbers as was asked for."""
@@ -341,7 +343,8 @@ class Computing:
                 return written[id(tensor)]
             return value_of(tensor, mark_of(tensor)) if tensor.is_cuda else tensor.detach()
 
-        args, kwargs = _mapped(args, value), _on_host(_mapped(kwargs, value))
+        args, kwargs = tree_map_only(torch.Tensor, value, (args, kwargs))
+        kwargs = _on_host(kwargs)
         if plan.is_random and kwargs.get("generator") is None and plan.takes_generator:
             kwargs["generator"] = _drawing()
         return plan.func(*args, **kwargs)
@@ -359,16 +362,6 @@ def _drawing() -> torch.Generator:
     generator = torch.Generator(device="cpu")
     generator.manual_seed((device.initial_seed() + 1_000_003 * device.get_offset()) % (1 << 62))
     return generator
-
-
-def _mapped(value: Any, function: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {name: _mapped(part, function) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(part, function) for part in value)
-    return value
 
 
 def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
