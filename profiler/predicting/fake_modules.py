@@ -11,15 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from profiler.core.own_thread import replaced
-from profiler.training import known_values
 
 LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)
 NEW_PARAMETER = nn.Parameter.__new__
-FAKE_LIST = FakeTensor.tolist
 DEEPCOPY: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
 
 
@@ -32,7 +29,6 @@ def as_fake() -> Iterator[None]:
             stack.enter_context(replaced(nn.init, **{name: _as_it_is}))
         stack.enter_context(replaced(nn.Module, _apply=_converted))
         stack.enter_context(replaced(torch.Tensor, __deepcopy__=_copied))
-        stack.enter_context(replaced(FakeTensor, tolist=_listed))
         stack.enter_context(replaced(torch, from_numpy=_real(torch.from_numpy), load=_loading(torch.load)))
         stack.enter_context(replaced(nn.Parameter, __new__=_fake_parameter))
         for kind in LAZY:
@@ -70,15 +66,6 @@ def _materialized(lazy: Any, shape: Any, device: Any = None, dtype: Any = None) 
     made = torch.empty(shape, dtype=dtype, device="cpu")
     is_parameter = isinstance(lazy, nn.Parameter)
     torch.utils.swap_tensors(lazy, nn.Parameter(made, lazy.requires_grad) if is_parameter else made)
-
-
-def _listed(tensor: FakeTensor) -> Any:
-    """Stand-in for FakeTensor.tolist, which reads each element by itself."""
-    value = known_values.read(tensor)
-    if value is None:
-        return FAKE_LIST(tensor)
-    with no_dispatch():
-        return value.tolist()
 
 
 def _real(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -210,8 +210,8 @@ class FakeTensors(FakeTensorMode):
             real = func(*args, **kwargs)
         return self._made_of(real, make_constant=True)
 
-    def _made_of(self, real: torch.Tensor, **how: bool) -> torch.Tensor:
-        return self.fake_tensor_converter.from_real_tensor(self, real, **how)
+    def _made_of(self, real: torch.Tensor, *, make_constant: bool = False) -> torch.Tensor:
+        return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=make_constant)
 
     def _scalar(self, func: Any, tensor: Any) -> bool | int | float:
         constant = getattr(tensor, "constant", None)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
@@ -58,9 +59,9 @@ def in_factory(device: str) -> Iterator[None]:
     """Make tensors on the device by default; keep the values of all that is computed within, outside of modules.
 
     It need not know of the device: DataLoaders load in this process, since others have neither fake tensors nor CUDA,
-    and shuffle on the CPU; NumPy gets its arrays from there.
+    and shuffle on the CPU; NumPy and lists get their numbers from there.
     """
-    load, numpy = DataLoader.__iter__, torch.Tensor.numpy
+    load = DataLoader.__iter__
 
     def loaded(loader: Any) -> Any:
         loader = copy.copy(loader)  # the user's stays as it is
@@ -68,17 +69,24 @@ def in_factory(device: str) -> Iterator[None]:
         with HOST:
             return load(loader)
 
-    def as_array(tensor: torch.Tensor, **options: Any) -> Any:
-        value = value_of(tensor)
-        if value is None:
-            return numpy(tensor.cpu(), **options)
-        with no_dispatch():
-            return numpy(value, **options)
+    def reading(read: Callable[..., Any], read_unknown: Callable[..., Any]) -> Callable[..., Any]:
+        def read_known(tensor: torch.Tensor, **options: Any) -> Any:
+            value = value_of(tensor)
+            if value is None:
+                return read_unknown(tensor.cpu(), **options)
+            with no_dispatch():
+                return read(value, **options)
 
-    patches = (replaced(DataLoader, __iter__=loaded), replaced(torch.Tensor, numpy=as_array))
+        return read_known
+
+    arrays = reading(torch.Tensor.numpy, torch.Tensor.numpy)
+    lists = reading(torch.Tensor.tolist, FakeTensor.tolist)  # which reads each element by itself
+    patches = (
+        replaced(DataLoader, __iter__=loaded), replaced(torch.Tensor, numpy=arrays), replaced(FakeTensor, tolist=lists)
+    )  # fmt: skip
     token = _IN_FACTORY.set(True)
     try:
-        with torch.device(device), Generators(), patches[0], patches[1]:
+        with torch.device(device), Generators(), patches[0], patches[1], patches[2]:
             yield
     finally:
         _IN_FACTORY.reset(token)
@@ -201,11 +209,6 @@ def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def is_real(tensor: torch.Tensor) -> bool:
     """Whether it is a plain tensor on the CPU, as NumPy's data become."""
     return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type == "cpu"
-
-
-def read(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the values of a tensor if a factory may read them all; else None."""
-    return value_of(tensor) if _IN_FACTORY.get() else None
 
 
 def is_hosts(func: Any, args: Any, kwargs: Any) -> bool:
