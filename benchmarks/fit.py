@@ -354,7 +354,7 @@ def _page(steps: list[Fits]) -> str:
 
 def _summary(steps: list[Fits]) -> str:
     """Return how many steps each way fits, and our extra time beside that of the fastest other way that fits."""
-    ways = list(dict.fromkeys(result.way for one in steps for result in one.results[1:]))
+    ways = list(dict.fromkeys(result.way for one in steps if one.name != SCRIPT.stem for result in one.results[1:]))
     fitting = {way: sum(result.way == way and result.fits for one in steps for result in one.results) for way in ways}
     text = f"Of {len(steps)} steps " + ", ".join(f"{way} fits {number}" for way, number in fitting.items()) + ".\n\n"
     shares = []
