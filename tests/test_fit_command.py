@@ -267,7 +267,7 @@ USUAL = {"kind": "SGD", "scales": False, "backwards": 1, "clips": False, "factor
         ("none+in-backward", {"scales": True}, "scales gradients"),
         ("none+in-backward", {"factor": 0.5}, "changes the optimizer's options"),
         ("none+fused", {"kind": "RMSprop"}, "RMSprop has no option fused"),
-        ("none+chunk-loss", {}, "no head was found"),
+        ("none+chunk-loss", {}, "only meets cross entropy within the model's own forward"),
     ],
 )
 def test_a_lever_that_a_script_does_not_allow_says_why(label, changes, reason, here):

@@ -205,7 +205,7 @@ class _ChunkedLoss:
                 with heads:
                     module(*arguments, **keywords)
 
-            found = heads.found(module, forward)
+            found = heads.found(module, forward, within=" within the model's own forward")
         put_off(module, found, heads, has_loss=True)
         self.found[module] = found
         return f"the loss of {', '.join(name.removesuffix('.weight') for name in found)} in parts"

@@ -79,8 +79,11 @@ class FoundHeads(Heads):
         """Put off, from now on, every F.linear with a weight of one of these names."""
         self.weights = {id(weight): name for name, weight in module.named_parameters() if name in names}
 
-    def found(self, module: nn.Module, forward: Callable[[], Any]) -> list[str]:
-        """Run one forward with every F.linear put off; return the weights whose output meets cross entropy alone."""
+    def found(self, module: nn.Module, forward: Callable[[], Any], *, within: str = "") -> list[str]:
+        """Run one forward with every F.linear put off; return the weights whose output meets cross entropy alone.
+
+        Raises Unsupported if none does `within` what was called.
+        """
         self.choose(module, {name for name, weight in module.named_parameters() if weight.ndim == 2})
         linears = [part for part in module.modules() if isinstance(part, nn.Linear)]
         handles = [linear.register_forward_pre_hook(lambda linear, _: self.called.add(linear)) for linear in linears]
@@ -96,7 +99,7 @@ class FoundHeads(Heads):
             told = (f"the logits of {name} are also read: {why}" for name, why in also_read.items())
             raise Unsupported("; ".join(told))
         if not self.chunked:
-            raise Unsupported("no head was found: no Linear whose output only meets cross entropy")
+            raise Unsupported(f"no head was found: no Linear whose output only meets cross entropy{within}")
         return sorted(self.chunked - also_read.keys())
 
     def places(self, module: nn.Module) -> dict[str, str]:
