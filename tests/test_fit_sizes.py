@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from profiler.analysis.advice import Place
+from profiler.analysis.advice import Place, Rung
 from profiler.cli import answer
 from profiler.cli import fit as cli_fit
 from profiler.core import catalogue, gpu_specs, plan_file
@@ -166,6 +166,19 @@ def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, b
     none, *_ = fit_sizes.of_batches(step, place).rungs(place, ())
 
     assert none.reach == batch_size
+
+
+def test_a_way_that_reaches_further_by_a_lever_that_it_then_does_not_need_is_one_row(monkeypatch):
+    place = Place(case=make.case(batch_size=1), limit=100, context_bytes=0)
+    ladder = fit_sizes.of_batches(Step(case=place.case, engine=Sized(measured=10, foreseen=10)), place)
+
+    def of_levers(levers: tuple[Choice, ...], before: list[Rung]) -> list[Rung]:
+        return [Rung(label=Choice("all"), reach=8 if levers else 5, place=place, beyond=place)]
+
+    monkeypatch.setattr(ladder, "_of_levers", of_levers)
+    monkeypatch.setattr(ladder, "_applicable", lambda at, *levers: levers)
+
+    assert [(rung.label, rung.reach) for rung in ladder.rungs(place, ())] == [("all", 8)]
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ class _Ladder:
             rungs += self._of_levers(levers, rungs) if levers else ()
         if not any(rung.reach for rung in rungs):
             rungs += self._of_levers((*loss, *self._applicable(at, IN_BACKWARD)), rungs)
-        return rungs
+        return list({rung.label: rung for rung in rungs}.values())  # without its levers a rung may be one of before
 
     def _of_levers(self, levers: Levers, before: Sequence[Rung]) -> Iterator[Rung]:
         """Yield the strategies with these levers, as far as they reach further than without, and than no strategy."""
