@@ -28,6 +28,16 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": python_path(), **more}
 
 
+WITHOUT_GCPROF = """
+import sys
+
+class Absent:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "profiler":
+            raise ImportError("there is no gcprof here")
+
+sys.meta_path.insert(0, Absent)
+"""  # the first lines of a process that must not have it
 SIGN_OF_LIFE = re.compile(r"^.*: \d+ s so far\n", re.MULTILINE)  # how many there are is the machine's to say
 
 

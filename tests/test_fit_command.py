@@ -17,6 +17,7 @@ from profiler.rehearsal.smoke import proven_libraries
 from profiler.scripts import launch
 from profiler.scripts.report import Asked, Variant
 from profiler.workflows import fit_command
+from tests.program import WITHOUT_GCPROF
 from tests.scripts.runs import ROOT, TABLE, control, environment, gcprof, rehearsed
 
 TWO = "nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 256), nn.GELU()"  # layers
@@ -140,15 +141,9 @@ WEIGHTS = """
 for weight in raw_model.parameters():
     print(f"loss {weight.double().norm():.9f}")
 """
-BARE = """
-import ctypes, json, runpy, sys
+BARE = f"""{WITHOUT_GCPROF}
+import ctypes, json, runpy
 
-class Absent:
-    def find_spec(name, path=None, target=None):
-        if name.partition(".")[0] == "profiler":
-            raise ImportError("there is no gcprof here")
-
-sys.meta_path.insert(0, Absent)
 for path in json.loads(sys.argv.pop()):
     ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 runpy.run_path("pasted.py", run_name="__main__")

@@ -28,7 +28,7 @@ from profiler.rehearsal.smoke import proven_libraries
 from profiler.training import levers
 from profiler.training.levers import chunked_loss
 from tests import make
-from tests.program import PATIENCE_SECONDS, gcprof
+from tests.program import PATIENCE_SECONDS, WITHOUT_GCPROF, gcprof
 from tests.small_heads import STEPS
 from tests.user_models import small_llm
 
@@ -52,15 +52,11 @@ LABELS = [
     "all+chunk-loss:rows=64,by=parts+in-backward",
 ]
 PLAN = "plan with offload"  # the inputs of two checkpoints wait in host memory, one of which keeps results
-PLAIN = '''
-import ctypes, importlib.util, json, os, sys
+PLAIN = (
+    WITHOUT_GCPROF
+    + '''
+import ctypes, importlib.util, json, os
 
-class Absent:
-    def find_spec(name, path=None, target=None):
-        if name.partition(".")[0] == "profiler":
-            raise ImportError("there is no gcprof here")
-
-sys.meta_path.insert(0, Absent)
 asked = json.loads(sys.stdin.read())
 for path in asked["libraries"]:
     ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
@@ -143,6 +139,7 @@ for label, text in asked["codes"].items():
     os.wait()
 os._exit(0)
 '''
+)
 
 
 def plain(codes: dict[str, str], *, where: str = "cpu", libraries: Sequence[str] = (), **more: str) -> dict[str, Any]:

@@ -195,18 +195,12 @@ def time_steps(bench: Bench) -> dict[str, Any]:
     """Return the time readings of the step; note why conditions of the device are missing, if they are."""
     built = bench.build()
     _, step = built.trainer()
-    case = bench.trial.case
     readings = timing.read(
         bench.device,
         lambda mark: bench.counted(step, mark),
         switch=_switch(bench, built),
-        round_number=bench.trial.round,
-        warmup=case.warmup,
-        samples=case.samples,
-        sampling=case.sampling,
-        least_pairs=bench.trial.least_pairs,
-        until=bench.limit(),
         group=bench.group,
+        **_sampling(bench),
     )
     if readings["plain_warmup_seconds"] == ():
         bench.note("GCP060", NO_ROOM)
@@ -245,17 +239,11 @@ def _timed(benches: list[Bench]) -> list[Record]:
         assert turn is not None, "strategies beside each other have one"
         turn(on)
 
-    case = first.trial.case
     readings = timing.read_together(
         first.device,
         lambda mark: at_work.counted(step, mark),
         [partial(switch, number) for number in range(len(benches))],
-        round_number=first.trial.round,
-        warmup=case.warmup,
-        samples=case.samples,
-        sampling=case.sampling,
-        least_pairs=first.trial.least_pairs,
-        until=first.limit(),
+        **_sampling(first),
     )
     own_share = {name: seconds / len(benches) for name, seconds in first.end().items()}
     for bench, strategy in zip(benches, strategies, strict=True):
@@ -277,6 +265,15 @@ def _timed(benches: list[Bench]) -> list[Record]:
         )
         for bench, strategy, own_readings in zip(benches, strategies, readings, strict=True)
     ]
+
+
+def _sampling(bench: Bench) -> dict[str, Any]:
+    """Return when a trial's samples begin and end, as the time meter takes it."""
+    trial, case = bench.trial, bench.trial.case
+    return {
+        "round_number": trial.round, "warmup": case.warmup, "samples": case.samples, "sampling": case.sampling,
+        "least_pairs": trial.least_pairs, "until": bench.limit(),
+    }  # fmt: skip
 
 
 def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:

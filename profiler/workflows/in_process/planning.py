@@ -26,6 +26,7 @@ from profiler.planning.plan import plan_file_of
 from profiler.request.spec import Request, optimizer_text
 from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.views.tables.evidence import device_word
+from profiler.views.tables.grid import Table
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows import SILENT
 from profiler.workflows.fit import FitRequest, Room, searched
@@ -170,14 +171,7 @@ def fit(
             (Path(folder) / plan_file.FOLDER).mkdir()
             room = Room(limit, context, "assumed" if context == CONTEXT_BYTES else "as asked")
             found = searched(step, request, room, partial(file_of, Path(folder)), run, SILENT)
-            table = found.table
-        title = table.title.replace(str(case.model), str(named(case, given).model))
-        gone = [folder]  # its files; and it is no news that a live model has its own optimizer
-        if not isinstance(optimizer, str | None):
-            title = title.replace(OWN_OPTIMIZER, type(optimizer).__name__)
-            gone.append("GCP009")
-        below = tuple(line for line in table.below if not any(word in line for word in gone))
-        return Fit(fitted=found, table=msgspec.structs.replace(table, title=title, below=below))
+            return Fit(fitted=found, table=_of_caller(found.table, case, given, folder))
 
     try:
         return rehearsed(ask, given, device=device, precision=precision, blocks=blocks, seed=seed)
@@ -186,3 +180,14 @@ def fit(
         hint = None if why else 'name a GPU that need not be here: device="t4"'
         message = f"fit rehearses every way, which is not possible here{why and f': {why}'}"
         raise UserError(message, hint=hint, exit_code=NO_DEVICE) from error
+
+
+def _of_caller(table: Table, case: Case, given: Given, folder: str) -> Table:
+    """Return the table of a live model: with its name and optimizer, and without what is said of files in a folder."""
+    title = table.title.replace(str(case.model), str(named(case, given).model))
+    gone = [folder]
+    if not isinstance(given.optimizer, str | None):
+        title = title.replace(OWN_OPTIMIZER, type(given.optimizer).__name__)
+        gone.append("GCP009")  # that the model has its own is no news
+    below = tuple(line for line in table.below if not any(word in line for word in gone))
+    return msgspec.structs.replace(table, title=title, below=below)
