@@ -21,7 +21,7 @@ from benchmarks import keep, kept, made, parser, sac, spent, table
 from profiler.analysis.rows import against, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import schedule
-from profiler.core.case import Choice, Trial, encode
+from profiler.core.case import Case, Choice, Trial, encode
 from profiler.core.devices import MOST_BYTES, rehearsed
 from profiler.core.errors import UserError
 from profiler.core.record import Record, bytes_needed
@@ -216,7 +216,7 @@ def twin(name: str, share: float) -> Twin:
         limit = int(share * (rivals.record("none").readings.peak_bytes or 0))
         other = rivals.greedy(limit)
         fitted = fit(FitRequest(words=words, limit=limit))
-        ours = str(fitted.chosen.case.label).split(":")[0] if fitted.chosen else "nothing fits"
+        ours = _label(fitted.chosen.case) if fitted.chosen else "nothing fits"
         made = Twin(name=name, limit=share, ours=ours, other=other.label if other.fits else "nothing fits")
         if not (fitted.chosen and other.fits):
             return made
@@ -237,14 +237,18 @@ def _ours(step: Step, limit: int) -> tuple[Result, int | None]:
         fitted = fit(FitRequest(words=words, limit=limit, context_bytes=0))
     took = time.monotonic() - began
     row = fitted.chosen or min(fitted.rows, key=lambda row: fitted.needed_bytes(row) or 1 << 62)
-    label = str(row.case.label) if row.case.strategy.name != "plan" else "+".join(["plan", *row.case.label.parts[1:]])
     plan = f" {fitted.plan.plan}" if fitted.plan else ""
     result = Result(
-        way="gcprof fit", label=label + plan, reserved_bytes=row.readings.reserved_bytes,
+        way="gcprof fit", label=_label(row.case) + plan, reserved_bytes=row.readings.reserved_bytes,
         peak_bytes=row.readings.peak_bytes, time_ratio=row.time_ratio, fits=fitted.chosen is not None,
         took_seconds=took,
     )  # fmt: skip
     return result, min(fitted.floors.values(), default=None)
+
+
+def _label(case: Case) -> str:
+    """Return the strategy with its levers, without the name of a plan's file."""
+    return "+".join(["plan", *case.label.parts[1:]]) if case.strategy.name == "plan" else str(case.label)
 
 
 class Rivals:
@@ -367,7 +371,7 @@ def _summary(steps: list[Fits]) -> str:
             shares.append((ours.time_ratio - 1) / min(extra))
             text += f"- {one.name}: gcprof {ours.time_ratio - 1:+.1%}, the fastest other that fits {min(extra):+.1%}\n"
     mean = f"On average that is {fmean(shares):.0%} of the other's extra time" if shares else "No other has a time"
-    return f"{text}\n{mean}, as estimated for the GPU; no time is measured here.\n"
+    return f"{text}\n{mean}, as estimated for the GPU: none of these times is measured.\n"
 
 
 def _line(one: Fits) -> str:
