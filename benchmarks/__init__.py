@@ -23,7 +23,7 @@ from profiler.core import catalogue  # noqa: E402
 from profiler.core.case import Case, Choice, Trial, decode, encode  # noqa: E402
 from profiler.core.record import Record  # noqa: E402
 from profiler.engines.local import Local  # noqa: E402
-from profiler.training import OPTIMIZERS, models, strategies  # noqa: E402
+from profiler.training import OPTIMIZERS, STRATEGIES, models  # noqa: E402
 
 GCPROF = (sys.executable, "-m", "profiler")
 
@@ -44,7 +44,7 @@ def step(model: str, device: str, *, strategy: str = "none", optimizer: str = "s
     """Return a training step, of a user's words."""
     return Case(
         model=catalogue.resolve(Choice(model), models.TABLE),
-        strategy=catalogue.resolve(Choice(strategy), strategies.TABLE),
+        strategy=catalogue.resolve(Choice(strategy), STRATEGIES),
         optimizer=catalogue.resolve(Choice(optimizer), OPTIMIZERS),
         device=device,
         verify="off",

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from profiler.api import apply, explain, fit, measure, plan, predict, timeline, watch
-    from profiler.training.checkpointing.called_blocks import block
+    from profiler.training.called_blocks import block
     from profiler.workflows.stored_run import load
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "apply", "block", "explain", "fit", "load", "measure", "plan", "predict", "timeline", "watch"]
 _HOMES = {  # imported on first use: all others are of profiler.api, which imports torch and takes seconds
-    "block": "profiler.training.checkpointing.called_blocks",
+    "block": "profiler.training.called_blocks",
     "load": "profiler.workflows.stored_run",
 }
 

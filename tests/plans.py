@@ -11,7 +11,7 @@ from profiler.core.case import Choice
 from profiler.core.plan_file import PlanFile, Segment
 from profiler.training import models
 from profiler.training.blocks import find_blocks
-from profiler.training.strategies.plan import fingerprint
+from profiler.training.strategies import fingerprint
 
 
 class Saving(NamedTuple):

@@ -16,7 +16,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Followed
 from profiler.predicting.prediction import follow_case, predict
 from profiler.training.blocks import find_blocks, offered_blocks, refuse_none
-from profiler.training.checkpointing.observed_forward import observe
+from profiler.training.observed_forward import observe
 from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured

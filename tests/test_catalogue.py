@@ -8,7 +8,7 @@ import pytest
 from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.errors import UserError, similar
-from profiler.training import models, strategies
+from profiler.training import STRATEGIES, models
 
 
 def test_options_are_read_from_the_source(tmp_path, monkeypatch):
@@ -49,8 +49,8 @@ def test_a_value_of_the_wrong_kind_is_refused(tmp_path, monkeypatch, bad):
 @pytest.mark.parametrize(
     ("text", "table", "hint"),
     [
-        ("segments:4", strategies.TABLE, "segments:k=..., its keys are k, split"),
-        ("all:3", strategies.TABLE, "'all' takes no options"),
+        ("segments:4", STRATEGIES, "segments:k=..., its keys are k, split"),
+        ("all:3", STRATEGIES, "'all' takes no options"),
         ("mlp:width", models.TABLE, "mlp:width=..., its keys are "),  # no module of the user's
         ("mlp:width:depth=3", models.TABLE, "mlp:width=..., its keys are "),
     ],

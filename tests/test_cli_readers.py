@@ -8,7 +8,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core import catalogue
 from profiler.core.case import Trial
-from profiler.training import models, strategies
+from profiler.training import STRATEGIES, models
 from tests import examples, make
 from tests.commands import gcprof
 
@@ -55,7 +55,7 @@ def test_a_damaged_run_does_not_hide_the_others(results, capsys):
     assert "4/9" in out
 
 
-@pytest.mark.parametrize(("command", "table"), [("models", models.TABLE), ("strategies", strategies.TABLE)])
+@pytest.mark.parametrize(("command", "table"), [("models", models.TABLE), ("strategies", STRATEGIES)])
 def test_every_name_is_listed_and_the_hidden_ones_only_where_asked_for(command, table, capsys):
     def names(*words: str) -> set[str]:
         assert answer([command, *words]) == 0

@@ -16,7 +16,7 @@ from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.predicting.staging.stages import stages
 from profiler.training.assemble import assemble
-from profiler.training.checkpointing.own_checkpoints import forget, num_compiled
+from profiler.training.own_checkpoints import forget, num_compiled
 from tests import make
 from tests.conftest import measured
 from tests.user_models import compiled
@@ -95,7 +95,7 @@ def test_each_pass_compiles_anew_and_only_what_was_compiled(monkeypatch):
     bench = Bench(Trial(case=make.case()), lambda name: None)
 
     bench.begin("memory")
-    monkeypatch.setattr("profiler.training.checkpointing.own_checkpoints.COUNTERS", "not imported")
+    monkeypatch.setattr("profiler.training.own_checkpoints.COUNTERS", "not imported")
     bench.begin("time")
 
     assert len(resets) == 1

@@ -12,13 +12,13 @@ from profiler.core.case import Case, Choice
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
 from profiler.request.spec import Request
-from profiler.training import DISTRIBUTED, OPTIMIZERS, models, strategies
+from profiler.training import DISTRIBUTED, OPTIMIZERS, STRATEGIES, models
 from profiler.workflows import consent
 from tests import make
 
 TABLES = {
     "model": models.TABLE,
-    "strategy": strategies.TABLE,
+    "strategy": STRATEGIES,
     "optimizer": OPTIMIZERS,
     "parallel": DISTRIBUTED,
 }

@@ -12,7 +12,7 @@ import typer.main
 
 from profiler.cli import application
 from profiler.runs import run_folder
-from profiler.training import strategies
+from profiler.training import STRATEGIES
 from tests import gallery, pages
 from tests.conftest import measured
 from tests.program import gcprof
@@ -65,7 +65,7 @@ def example(name: str) -> str:
 def test_the_example_of_a_strategy_is_short_and_works_from_one_file_and_one_line(tmp_path, monkeypatch):
     (tmp_path / "second_strategy.py").write_text(example("strategy"), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(strategies.TABLE, "second", "second_strategy:apply")
+    monkeypatch.setitem(STRATEGIES, "second", "second_strategy:apply")
 
     record = measured("transformer", "second", passes=("equality", "memory", "time"))
 

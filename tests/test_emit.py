@@ -14,8 +14,8 @@ from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile, Segment
 from profiler.planning.plan_code import KINDS, emit
 from profiler.predicting.prediction import memory_readings
-from profiler.training.strategies import selective
-from profiler.training.strategies.plan import carry_out
+from profiler.training import strategies
+from profiler.training.strategies import carry_out
 from profiler.training.workload import Workload
 from tests.chain_models import Counted
 from tests.pasted import BUILDS, LLAMA, apply, counting, in_place, named, planned, random_runs, same, stepped
@@ -313,7 +313,7 @@ def gradients(save=None, change=lambda workload: None):
         module=module, blocks=("0", "1", "2"), batch=batch, loss=lambda module, x: module(x).square().mean()
     )
     if save:
-        selective.apply(workload, save=save)
+        strategies.selective(workload, save=save)
     change(workload)
     torch.manual_seed(1)
     for _ in range(2):

@@ -16,8 +16,7 @@ from profiler.analysis.rows import verdict
 from profiler.core import catalogue
 from profiler.core.errors import Unsupported
 from profiler.measuring.meters import equality, step_results, tensor_difference
-from profiler.training import models
-from profiler.training.strategies import TABLE, whole_model
+from profiler.training import STRATEGIES, models, strategies
 from profiler.training.workload import Workload
 from tests import make
 from tests.catalogue_choices import EVERY
@@ -39,7 +38,7 @@ PASSES = ("equality",)
 
 
 def test_every_strategy_of_the_catalogue_is_tried_here():
-    assert EVERY.keys() == TABLE.keys()
+    assert EVERY.keys() == STRATEGIES.keys()
 
 
 def attempted(model, strategy):
@@ -263,7 +262,7 @@ def test_every_budget_is_compiled_anew_in_one_process(partition):
 
     for budget in (0.1, 1.0, 0.0):
         module = nn.Sequential(nn.Linear(3, 3))
-        whole_model.compile_budget(workload(module, ("0",)), budget=budget)
+        strategies.compile_budget(workload(module, ("0",)), budget=budget)
         module(torch.ones(2, 3)).sum().backward()
 
     assert budgets == [0.1, 1.0, 0.0]

@@ -17,7 +17,7 @@ from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import CATEGORIES, Operator, Trace, live
 from profiler.predicting.prediction import follow_case
 from profiler.training import models
-from profiler.training.checkpointing.block_segments import checkpoint_segments
+from profiler.training.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
 from profiler.views.tables.explanation import remedies_text
 from tests import make

@@ -13,7 +13,7 @@ from profiler.engines.worker import attempt, error_detail
 from profiler.measuring import failure_causes
 from profiler.measuring.trial import measure
 from profiler.request.spec import Request
-from profiler.training.checkpointing import called_blocks
+from profiler.training import called_blocks
 from profiler.workflows.planner import PlanRequest, plan
 from tests import make
 from tests.user_models import causes, changing, switched

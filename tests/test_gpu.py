@@ -12,7 +12,7 @@ from profiler.core.case import OPERATORS, Calibration, Choice, Trial
 from profiler.core.devices import FAKE
 from profiler.core.record import NOISE_MARGIN
 from profiler.engines.local import Local
-from profiler.training import models, strategies
+from profiler.training import STRATEGIES, models
 from profiler.training.assemble import assemble
 from tests import make
 from tests.program import PATIENCE_SECONDS
@@ -141,7 +141,7 @@ def test_a_prediction_is_what_the_device_then_takes(engine, strategy):
     """Within 3 %: the goal is 1 % at the median."""
     none = make.case(model=Choice("transformer:layers=4,width=256"), batch_size=64, device="cuda:0", verify="off")
     (baseline,) = engine.run([Trial(case=none, passes=("memory", OPERATORS))])
-    real = msgspec.structs.replace(none, strategy=catalogue.resolve(Choice(strategy), strategies.TABLE))
+    real = msgspec.structs.replace(none, strategy=catalogue.resolve(Choice(strategy), STRATEGIES))
     word = gpu_specs.word_of(torch.cuda.get_device_name()) or "cuda"
     fake = msgspec.structs.replace(real, device=FAKE + word)
 

@@ -38,7 +38,7 @@ MODEL_LIBRARIES = """
 import sys
 import torch
 from profiler.predicting import late_compiler
-from profiler.training.checkpointing.own_checkpoints import num_compiled
+from profiler.training.own_checkpoints import num_compiled
 
 late_compiler.install()
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex

@@ -25,8 +25,7 @@ from profiler.planning.lever_code import Way, emit
 from profiler.predicting.traced_case import code_way
 from profiler.rehearsal import device, loader
 from profiler.rehearsal.smoke import proven_libraries
-from profiler.training import levers
-from profiler.training.levers import chunked_loss
+from profiler.training import chunked_loss, levers
 from tests import make
 from tests.program import PATIENCE_SECONDS, WITHOUT_GCPROF, gcprof
 from tests.small_heads import STEPS

@@ -15,11 +15,10 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.measuring.trial import measure
 from profiler.request import spec
 from profiler.request.spec import Request
-from profiler.training import levers, optimizers
+from profiler.training import chunked_loss, levers, optimizers
 from profiler.training.assemble import assemble
-from profiler.training.levers import chunked_loss, loss_in_parts
-from profiler.training.levers.step import OneByOne
 from profiler.training.models import hugging_face
+from profiler.training.optimizers import OneByOne
 from profiler.training.workload import Workload, compared
 from tests.small_heads import STEPS, reading, step
 
@@ -158,9 +157,9 @@ def test_the_equality_pass_takes_rounding_for_no_fault(label):
 
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "bf16"])
 def test_a_chunk_that_is_dropped_is_found(monkeypatch, precision):
-    part = loss_in_parts._part
+    part = chunked_loss._part
     dropping = lambda logits, hidden, target, how: part(logits, hidden, target, how) * (hidden.shape[0] == 48)  # noqa: E731
-    monkeypatch.setattr(loss_in_parts, "_part", dropping)
+    monkeypatch.setattr(chunked_loss, "_part", dropping)
 
     record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=48,by=parts", precision=precision)
 
@@ -170,9 +169,9 @@ def test_a_chunk_that_is_dropped_is_found(monkeypatch, precision):
 
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
 def test_a_bias_that_is_lost_is_found(monkeypatch, precision):
-    init = loss_in_parts.Logits.__new__
+    init = chunked_loss.Logits.__new__
     lost = lambda kind, hidden, weight, bias, *rest, **how: init(kind, hidden, weight, None, *rest, **how)  # noqa: E731
-    monkeypatch.setattr(loss_in_parts.Logits, "__new__", lost)
+    monkeypatch.setattr(chunked_loss.Logits, "__new__", lost)
 
     record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=16,by=parts", precision=precision)
 
@@ -190,9 +189,9 @@ def test_rounding_in_half_precision_is_judged_by_the_norm_of_all_gradients(monke
 
     assert (record.outcome, record.detail) == ("ok", None)
     assert "GCP072" in {note.code for note in record.notes}
-    part = loss_in_parts._part
+    part = chunked_loss._part
     dropping = lambda logits, hidden, target, how: part(logits, hidden, target, how) * (hidden.shape[0] == 48)  # noqa: E731
-    monkeypatch.setattr(loss_in_parts, "_part", dropping)
+    monkeypatch.setattr(chunked_loss, "_part", dropping)
     assert _measured(STEPS["own head with a bias"], label, precision=precision).outcome == "invalid"
 
 
@@ -355,7 +354,7 @@ def test_micro_batches_are_within_rounding_of_float64(name, label):
 
 
 def test_a_wrong_weight_of_tokens_is_found(monkeypatch):
-    monkeypatch.setattr("profiler.training.levers.step._shares", lambda counts: [1 / len(counts)] * len(counts))
+    monkeypatch.setattr("profiler.training.memory_levers._shares", lambda counts: [1 / len(counts)] * len(counts))
 
     record = _measured(step, "micro-batches:n=2")
 
@@ -371,7 +370,7 @@ def test_micro_batches_of_a_model_with_dropout_are_compared_without_it(monkeypat
 
     assert (record.outcome, record.detail) == ("ok", None)
     assert "GCP073" in {note.code for note in record.notes}
-    monkeypatch.setattr("profiler.training.levers.step._shares", lambda counts: [1.0] * len(counts))
+    monkeypatch.setattr("profiler.training.memory_levers._shares", lambda counts: [1.0] * len(counts))
     assert _measured(build, "micro-batches:n=2").outcome == "invalid"
 
 

@@ -13,10 +13,10 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.core.plan_file import PlanFile, Segment
 from profiler.core.record import Record
 from profiler.planning.plan_code import emit
-from profiler.training.checkpointing.block_segments import checkpoint_segments
-from profiler.training.levers import memory
-from profiler.training.levers.memory import offload_inputs
-from profiler.training.strategies.plan import carry_out, fingerprint
+from profiler.training import memory_levers as memory
+from profiler.training.block_segments import checkpoint_segments
+from profiler.training.memory_levers import offload_inputs
+from profiler.training.strategies import carry_out, fingerprint
 from profiler.training.workload import Workload
 from tests.conftest import measured
 from tests.hollow import LEAVE, OPEN
@@ -178,9 +178,9 @@ STEP = """
 import sys, torch
 from torch import nn
 import torch.utils.checkpoint
-from profiler.training.levers import memory
-from profiler.training.levers.memory import offload_inputs
-from profiler.training.checkpointing.block_segments import checkpoint_segments
+from profiler.training import memory_levers as memory
+from profiler.training.memory_levers import offload_inputs
+from profiler.training.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
 
 class Block(nn.Module):

@@ -18,7 +18,7 @@ PATHS = {
     "segments": (
         "core/choices.py:of",  # the number becomes a strategy
         "engines/local.py:_in_one_child",  # its trial becomes a line, for a child
-        "training/checkpointing/block_segments.py:checkpoint_segments",
+        "training/block_segments.py:checkpoint_segments",
         "engines/worker.py:send",  # the record, which names the strategy, becomes a line
         "engines/local.py:_record_of_end",
         "runs/store.py:append",

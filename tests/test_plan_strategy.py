@@ -14,12 +14,12 @@ from profiler.core import plan_file
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.plan_file import PlanFile, strategy_label
-from profiler.training.checkpointing.block_segments import (
+from profiler.training.block_segments import (
     OwnCheckpoint,
     checkpoint_segments,
     checkpoint_without_reentry,
 )
-from profiler.training.strategies.plan import carry_out
+from profiler.training.strategies import carry_out
 from tests.chain_models import Counted, Looping, workload
 from tests.conftest import measured
 from tests.pasted import BUILDS, random_runs, stepped

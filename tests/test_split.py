@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
-from profiler.training.checkpointing.observed_forward import ChainBytes, observe
-from profiler.training.strategies.chain import peak, split_as_torch, split_balanced, split_text
+from profiler.training.observed_forward import ChainBytes, observe
+from profiler.training.strategies import peak, split_as_torch, split_balanced, split_text
 from tests.unpatched import plain
 
 

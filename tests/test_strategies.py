@@ -15,7 +15,8 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
-from profiler.training.checkpointing.block_segments import checkpoint_segments, repaired
+from profiler.training import strategies
+from profiler.training.block_segments import checkpoint_segments, repaired
 from tests import make
 from tests.chain_models import Branching, Counted, InTuples, workload
 from tests.conftest import measured
@@ -34,11 +35,11 @@ def test_whatever_checkpoints_no_block_of_a_short_chain_says_so(strategy, length
 def calls(strategy: str, length: int = 6) -> list[int]:
     """How often each block of a chain runs in a step."""
     from profiler.core import catalogue
-    from profiler.training.strategies import TABLE
+    from profiler.training import STRATEGIES
 
     module = nn.Sequential(*[Counted() for _ in range(length)])
     work = workload(module, tuple(str(i) for i in range(length)))
-    apply, options = catalogue.load(Choice(strategy), TABLE)
+    apply, options = catalogue.load(Choice(strategy), STRATEGIES)
     applied = apply(work, **options)
     for block in module:
         block.calls = 0
@@ -68,7 +69,7 @@ def test_every_strategy_computes_each_block_as_often_as_it_says(strategy, expect
 
 @pytest.mark.parametrize(("length", "root"), [(1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (100, 10), (301, 17)])
 def test_the_square_root_is_rounded_to_the_nearest(length, root):
-    from profiler.training.strategies.chain import round_root
+    from profiler.training.strategies import round_root
 
     assert round_root(length) == root
 
@@ -206,17 +207,15 @@ def test_selective_checkpointing_that_keeps_nothing_says_so_and_what_the_blocks_
 
 @pytest.mark.parametrize("word", ["matmull", "__name__", "name"])
 def test_selective_refuses_an_operator_that_aten_does_not_have(word):
-    from profiler.training.strategies import selective
 
     with pytest.raises(Unsupported, match=f"no operator '{word}'"):
-        selective.apply(workload(nn.Sequential(Counted()), ("0",)), save=word)
+        strategies.selective(workload(nn.Sequential(Counted()), ("0",)), save=word)
 
 
 def test_a_model_without_the_switch_of_hugging_face_is_skipped_with_the_reason():
-    from profiler.training.strategies import whole_model
 
     with pytest.raises(Unsupported, match=r"as a Hugging Face model has; .* `own` measures them"):
-        whole_model.hugging_face(workload(nn.Sequential(Counted()), ("0",)))
+        strategies.hugging_face(workload(nn.Sequential(Counted()), ("0",)))
 
 
 class Denoiser(nn.Module):
@@ -237,11 +236,10 @@ class Denoiser(nn.Module):
 
 
 def test_the_switch_of_diffusers_is_used():
-    from profiler.training.strategies import whole_model
 
     module = Denoiser()
 
-    applied = whole_model.hugging_face(workload(module, ("inner",)))
+    applied = strategies.hugging_face(workload(module, ("inner",)))
     is_on = module.gradient_checkpointing
     applied.switch(False)
 
@@ -253,7 +251,6 @@ def test_the_switch_of_diffusers_is_used():
 
 @pytest.mark.parametrize("word", ["activation", "gradient"])  # the name since transformers 5.23, and the old one
 def test_the_switch_of_transformers_is_used_by_the_name_that_it_has(word):
-    from profiler.training.strategies import whole_model
 
     class Model(Denoiser):
         def switch(self, on, kwargs=None):
@@ -263,7 +260,7 @@ def test_the_switch_of_transformers_is_used_by_the_name_that_it_has(word):
     setattr(Model, f"{word}_checkpointing_disable", lambda self: self.switch(False))
     module = Model()
 
-    applied = whole_model.hugging_face(workload(module, ("inner",)))
+    applied = strategies.hugging_face(workload(module, ("inner",)))
     is_on, given = module.gradient_checkpointing, module.given
     applied.switch(False)
 

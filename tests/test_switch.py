@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from profiler.core.errors import Unsupported
+from profiler.training import STRATEGIES
 from profiler.training.assemble import Assembled
-from profiler.training.strategies import TABLE
 from tests.catalogue_choices import EVERY
 from tests.plans import written
 from tests.switched_steps import CHOICES, MODELS, assert_same, built, step
@@ -16,7 +16,7 @@ ELSEWHERE = {"hf"}  # on models of Hugging Face, below
 
 def test_every_strategy_of_the_catalogue_has_a_switch_or_is_known_to_have_none():
     assert {name for name, choices in EVERY.items() if not choices} == {*WITHOUT, *ELSEWHERE, "_planted"}
-    assert EVERY.keys() == TABLE.keys()
+    assert EVERY.keys() == STRATEGIES.keys()
 
 
 @pytest.mark.parametrize("model", MODELS)

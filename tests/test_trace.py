@@ -15,7 +15,7 @@ from profiler.measuring.trial import measure
 from profiler.predicting.fake_step import FakeTracer, follow
 from profiler.predicting.fake_tensors import fake_tensors
 from profiler.predicting.prediction import follow_case, predict
-from profiler.training import models, strategies
+from profiler.training import STRATEGIES, models
 from profiler.training.assemble import assemble
 from profiler.training.workload import Workload
 from tests import make
@@ -44,7 +44,7 @@ EVERY = (
 
 
 def case(model: str, strategy: str = "none", **fields):
-    chosen = catalogue.resolve(Choice(strategy), strategies.TABLE)
+    chosen = catalogue.resolve(Choice(strategy), STRATEGIES)
     named = catalogue.resolve(Choice(model), models.TABLE)
     return make.case(chosen, **{"model": named, "batch_size": 4, "verify": "off", **fields})
 

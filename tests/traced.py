@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.trace_data import CATEGORIES, Allocation, Operator, Trace
-from profiler.training import models, strategies
+from profiler.training import STRATEGIES, models
 from profiler.training.workload import Workload
 from tests import make
 
@@ -50,7 +50,7 @@ def _traced(
     case = make.case(
         **{
             "model": catalogue.resolve(Choice(model), models.TABLE),
-            "strategy": catalogue.resolve(Choice(strategy), strategies.TABLE),
+            "strategy": catalogue.resolve(Choice(strategy), STRATEGIES),
             "optimizer": Choice(optimizer),
             "batch_size": 4,
             **dict(fields),

@@ -69,12 +69,11 @@ def strategies(
     """
     from profiler.core import catalogue
     from profiler.core.case import Choice
-    from profiler.training import levers
-    from profiler.training.strategies import TABLE
+    from profiler.training import STRATEGIES, levers
     from profiler.views.tables.listing import details, listing
 
     if name is not None:
-        entry = catalogue.read(name, {**TABLE, **levers.TABLE}, what="strategy")
+        entry = catalogue.read(name, {**STRATEGIES, **levers.TABLE}, what="strategy")
         say(details(entry))
         needed = {
             option.name: option.words[0] if option.words else "4" for option in entry.options if option.default is None
@@ -82,7 +81,7 @@ def strategies(
         next_command("gcprof", "run", "--strategies", Choice.of(name, needed))
         return
     beside = listing(catalogue.entries(levers.TABLE), title="levers, after a strategy: all+fused")
-    say(listing(catalogue.entries(TABLE, hidden=everything)), beside)
+    say(listing(catalogue.entries(STRATEGIES, hidden=everything)), beside)
     next_command("gcprof", "strategies", "segments")
 
 

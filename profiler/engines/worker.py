@@ -34,8 +34,8 @@ from profiler.predicting import prediction
 from profiler.predicting.traced_case import code_way
 from profiler.rehearsal.device import is_open
 from profiler.training.assemble import summary
-from profiler.training.checkpointing.own_checkpoints import HAS_OWN
-from profiler.training.rehearsed_build import ZEROS
+from profiler.training.known_values import ZEROS
+from profiler.training.own_checkpoints import HAS_OWN
 
 HOW = {
     "predicted": "profiler.predicting.prediction:predict",

@@ -24,8 +24,8 @@ from profiler.measuring.meters.memory_growth import Leftovers
 from profiler.measuring.meters.step_results import StepDigests
 from profiler.measuring.ranks import ALONE, Group, Ranks
 from profiler.training.assemble import Assembled, Build, assemble
-from profiler.training.checkpointing.observed_forward import Seen, remembering
-from profiler.training.checkpointing.own_checkpoints import OwnCalls, forget, remark
+from profiler.training.observed_forward import Seen, remembering
+from profiler.training.own_checkpoints import OwnCalls, forget, remark
 from profiler.training.workload import Mark, drop_gradients
 
 NEED_ARITHMETIC = ("equality", "time")  # passes that a device without arithmetic cannot run

@@ -29,9 +29,9 @@ from profiler.measuring.meters.step_results import Gradients, GradientStep, Ran,
 from profiler.measuring.ranks import Group
 from profiler.training import kept_state, optimizers
 from profiler.training.assemble import Assembled
-from profiler.training.checkpointing.block_segments import updated_again
-from profiler.training.checkpointing.own_checkpoints import forget, num_compiled
-from profiler.training.levers.step import without_dropout
+from profiler.training.block_segments import updated_again
+from profiler.training.memory_levers import without_dropout
+from profiler.training.own_checkpoints import forget, num_compiled
 from profiler.training.workload import INPUT, OF_LOSS, batch_statistics, compared, local, tensors
 
 COUNT = "num_batches_tracked"

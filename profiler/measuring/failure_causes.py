@@ -21,9 +21,9 @@ from profiler.core.units import few
 from profiler.core.user_code import frames, is_ours, is_theirs
 from profiler.measuring.bench import Bench
 from profiler.training import kept_state
-from profiler.training.checkpointing.called_blocks import CalledBlock
-from profiler.training.checkpointing.observed_forward import TensorUses
-from profiler.training.checkpointing.routed_block import own_class
+from profiler.training.blocks import own_class
+from profiler.training.called_blocks import CalledBlock
+from profiler.training.observed_forward import TensorUses
 from profiler.training.workload import Workload, loss_of, tensors
 
 CAST = "aten._to_copy.default encountered during backward"  # torch.utils.checkpoint's message, if selective

@@ -32,8 +32,8 @@ from profiler.measuring.meters.saved_graph import (
     recompute_remark,
 )
 from profiler.training.assemble import Assembled, assemble_beside
-from profiler.training.checkpointing.own_checkpoints import compiled_modules
-from profiler.training.rehearsed_build import NOT_REAL, WHOLE, ZEROS, ValueReads, unknown_masks
+from profiler.training.known_values import NOT_REAL, WHOLE, ZEROS, ValueReads, unknown_masks
+from profiler.training.own_checkpoints import compiled_modules
 from profiler.training.workload import Workload, train_step
 
 NO_ROOM = (

@@ -36,8 +36,8 @@ from profiler.measuring.passes import (
 )
 from profiler.measuring.ranks import ALONE, Group, Ranks
 from profiler.training.assemble import Assembled, Build, is_prepared
-from profiler.training.checkpointing.own_checkpoints import compiled_modules
 from profiler.training.optimizers import own_tensors, states
+from profiler.training.own_checkpoints import compiled_modules
 from profiler.training.workload import Mark, Step, Workload, bytes_by_storage, tensors
 
 

@@ -119,7 +119,7 @@ def _functions(way: Way) -> str:
         parts.append(EIGHT_BIT.substitute(library=LIBRARIES[installed]))
     if alone := [name for name in chosen if name in ONE_BY_ONE]:
         calls.insert(chosen.index(alone[0]), "optimizer = OneByOne(optimizer)")
-        parts.append(plan_code.measured("levers/step.py", "OneByOne", *(ONE_BY_ONE[name] for name in alone)))
+        parts.append(plan_code.measured("optimizers.py", "OneByOne", *(ONE_BY_ONE[name] for name in alone)))
     plan = ""
     if "chunk-loss" in way.names:
         parts.append(_chunk_loss(way))
@@ -146,7 +146,7 @@ def _chunk_loss(way: Way) -> str:
         for module, names in weights.items()
     ]
     code = templates.CHUNK_LOSS.substitute(rows=rows, calls="\n".join(calls))
-    return code + plan_code.measured("levers/loss_in_parts.py", "put_off", by)
+    return code + plan_code.measured("chunked_loss.py", "put_off", by)
 
 
 def _hugging_face(way: Way) -> tuple[list[str], str]:

@@ -51,7 +51,7 @@ def body(file: PlanFile, kind: str, *, repair_batchnorm: bool = False, least: in
         keeping = "_keeping, KEPT[save]" if draws else "create_selective_checkpoint_contexts, _overloads(KEPT[save])"
         code += "\n" + templates.SAVES.substitute(keeping=keeping) + (templates.DRAWS if draws else "")
     if repair_batchnorm:
-        code += templates.REPAIR + measured("checkpointing/block_segments.py", "_hold", "_release")
+        code += templates.REPAIR + measured("block_segments.py", "_hold", "_release")
     return imported(code)
 
 
@@ -120,7 +120,7 @@ def _python(file: PlanFile, first: str, *, least: int = 0) -> str:
         plan = note + kept + _filled("PLAN = [", [_run(segment) for segment in file.segments], "]")
         around = "_around(model, _names(run)[0]), " if fetched else ""
         code = templates.RUNS.substitute(plan=plan, first=first, around=around, options=options)
-    waiting = measured("levers/memory.py", "OffloadedInput") + templates.AROUND.substitute(least=least)
+    waiting = measured("memory_levers.py", "OffloadedInput") + templates.AROUND.substitute(least=least)
     return code + waiting if fetched else code
 
 

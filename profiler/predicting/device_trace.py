@@ -20,8 +20,8 @@ from profiler.predicting.device_tracer import DeviceTracer, snapshot
 from profiler.predicting.staging.chains import block_choices, followed_of, with_choices_if_known
 from profiler.predicting.step_tracer import Held
 from profiler.training.assemble import Assembled, Build, assemble
-from profiler.training.checkpointing.observed_forward import Seen, remembering
-from profiler.training.rehearsed_build import NOT_REAL, ZEROS, ValueReads
+from profiler.training.known_values import NOT_REAL, ZEROS, ValueReads
+from profiler.training.observed_forward import Seen, remembering
 from profiler.training.workload import Step, drop_gradients, uncollected
 
 MOST_OFF = 0.02  # of a peak, that free blocks in other places may make: 1 of 100 models is off, by up to 0.5 %

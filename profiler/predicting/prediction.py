@@ -22,9 +22,9 @@ from profiler.measuring.devices import versions
 from profiler.measuring.meters import saved_graph
 from profiler.predicting.staging.chains import block_choices, followed_of, with_choices_if_known
 from profiler.predicting.traced_case import Assumed, kind_of, known_rates, trace_case
+from profiler.training import own_checkpoints
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import offered_blocks
-from profiler.training.checkpointing import own_checkpoints
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
 ESTIMATED = {  # the errors are those of 40 rows of benchmarks/instrument.py, spread over all

@@ -18,7 +18,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Allocation, Call, Operator, Save, Trace, recompute_ends
 from profiler.core.user_code import is_ours
-from profiler.training.checkpointing.called_blocks import CalledBlock, running_name
+from profiler.training.called_blocks import CalledBlock, running_name
 from profiler.training.optimizers import own_tensors, state_by_parameter
 from profiler.training.workload import Workload, loss_of, tensors
 

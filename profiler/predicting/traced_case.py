@@ -26,9 +26,9 @@ from profiler.predicting.cuda_rules import cuda_like, foreach
 from profiler.predicting.fake_step import Hidden, follow, user_hooks
 from profiler.predicting.fake_tensors import FakeTensors, fake_tensors, unseen
 from profiler.training.assemble import Assembled, Build, assemble
-from profiler.training.checkpointing.block_segments import norms
-from profiler.training.checkpointing.observed_forward import Observation, observe
-from profiler.training.strategies.plan import written
+from profiler.training.block_segments import norms
+from profiler.training.observed_forward import Observation, observe
+from profiler.training.strategies import written
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 RANKS_ARE_REHEARSED = "ranks are rehearsed, not estimated: --device h100, on Linux on x86-64 with a CUDA build of torch"

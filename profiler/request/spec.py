@@ -20,13 +20,13 @@ from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
 from profiler.core.units import bytes_text, parse_percent
 from profiler.request import device_choice
-from profiler.training import DISTRIBUTED, OPTIMIZERS, levers, models, refuse_unknown_optimizer, strategies
+from profiler.training import DISTRIBUTED, OPTIMIZERS, STRATEGIES, levers, models, refuse_unknown_optimizer
 from profiler.training.models import meant
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # defaults besides `none`: for chains, and for other models
 TABLES = {  # for the fields of a case that are Choices
     "model": models.TABLE,
-    "strategy": strategies.TABLE,
+    "strategy": STRATEGIES,
     "optimizer": OPTIMIZERS,
     "parallel": DISTRIBUTED,
 }

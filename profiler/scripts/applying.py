@@ -21,14 +21,13 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
 from profiler.predicting.fake_tensors import fake_tensors, unseen
 from profiler.scripts import levers
+from profiler.training import STRATEGIES, called_blocks
 from profiler.training import blocks as finding
-from profiler.training import strategies
-from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.block_segments import apply_strategy, norms, with_note
-from profiler.training.checkpointing.own_checkpoints import compiled_modules, is_left_alone
-from profiler.training.checkpointing.routed_block import unroute
-from profiler.training.levers.memory import IS_LOOK
-from profiler.training.strategies.plan import written
+from profiler.training.block_segments import apply_strategy, norms, with_note
+from profiler.training.blocks import unroute
+from profiler.training.memory_levers import IS_LOOK
+from profiler.training.own_checkpoints import compiled_modules, is_left_alone
+from profiler.training.strategies import written
 from profiler.training.workload import Workload
 
 NOTHING = "GCP001"  # the note of a strategy that checkpoints nothing
@@ -52,8 +51,8 @@ def apply(
     forward, that one runs on fake tensors: it takes no memory of any device and draws no random numbers, and
     parameters, buffers and plain attributes stay as they were.
     """
-    choice = catalogue.resolve(Choice(label).parts[0], strategies.TABLE, what="strategy")
-    function, options = catalogue.load(choice, strategies.TABLE)
+    choice = catalogue.resolve(Choice(label).parts[0], STRATEGIES, what="strategy")
+    function, options = catalogue.load(choice, STRATEGIES)
     batch = arguments, keywords
     workload, made = Workload(module=module, batch=batch, loss=_call), Applied()
     try:

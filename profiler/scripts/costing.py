@@ -23,9 +23,9 @@ from profiler.predicting.staging.chains import chain_of, estimated_seconds, prov
 from profiler.predicting.staging.stage_operators import spans
 from profiler.scripts import applying, levers
 from profiler.training import blocks as finding
-from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.observed_forward import observe
-from profiler.training.strategies.plan import fingerprint
+from profiler.training import called_blocks
+from profiler.training.observed_forward import observe
+from profiler.training.strategies import fingerprint
 
 KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 SHARDED = "it is sharded, so how its blocks connect cannot be looked at"

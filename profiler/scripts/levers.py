@@ -23,11 +23,10 @@ from profiler.core.case import Case, Choice
 from profiler.core.errors import Unsupported
 from profiler.core.user_code import users_line
 from profiler.training import levers
-from profiler.training.checkpointing.block_segments import checkpointed
-from profiler.training.checkpointing.own_checkpoints import compiled_modules
-from profiler.training.levers.chunked_loss import FoundHeads
-from profiler.training.levers.loss_in_parts import put_off
-from profiler.training.levers.memory import set_growing
+from profiler.training.block_segments import checkpointed
+from profiler.training.chunked_loss import FoundHeads, put_off
+from profiler.training.memory_levers import set_growing
+from profiler.training.own_checkpoints import compiled_modules
 from profiler.training.workload import Workload
 
 NONE = Choice("none")

@@ -9,6 +9,25 @@ from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.errors import UserError, nearest_or_all
 
+# The function takes the Workload, changes its module in place, and returns what it did as Applied. It raises
+# Unsupported where it cannot be applied.
+STRATEGIES = {
+    "none": "profiler.training.strategies:none",
+    "segments": "profiler.training.strategies:segments",
+    "sqrt": "profiler.training.strategies:sqrt",
+    "all": "profiler.training.strategies:all_blocks",
+    "every": "profiler.training.strategies:every",
+    "first": "profiler.training.strategies:first",
+    "recursive": "profiler.training.strategies:recursive",
+    "from-start": "profiler.training.strategies:from_start",
+    "selective": "profiler.training.strategies:selective",
+    "offload": "profiler.training.strategies:offload",
+    "own": "profiler.training.strategies:own",
+    "hf": "profiler.training.strategies:hugging_face",
+    "plan": "profiler.training.strategies:plan",
+    "compile-budget": "profiler.training.strategies:compile_budget",
+    "_planted": "profiler.training.strategies:planted",
+}
 OPTIMIZERS = {
     "sgd": "profiler.training.optimizers:sgd",
     "momentum": "profiler.training.optimizers:momentum",

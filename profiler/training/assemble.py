@@ -20,25 +20,31 @@ from profiler.core.record import Applied, BlockSummary, Built, ModelSummary, Not
 from profiler.training import (
     DISTRIBUTED,
     OPTIMIZERS,
+    STRATEGIES,
     blocks,
+    called_blocks,
     kept_state,
     levers,
     models,
-    strategies,
 )
-from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.block_segments import apply_strategy, repaired, with_note
-from profiler.training.checkpointing.observed_forward import observe, observe_for_all
-from profiler.training.checkpointing.own_checkpoints import (
+from profiler.training.block_segments import apply_strategy, repaired, with_note
+from profiler.training.known_values import (
+    in_batch,
+    in_factory,
+    is_real,
+    made_on_device,
+    made_without_storages,
+    pass_tests,
+)
+from profiler.training.memory_levers import grows, let_grow
+from profiler.training.observed_forward import observe, observe_for_all
+from profiler.training.own_checkpoints import (
     OwnCalls,
     WatchedLoss,
     compiled_modules,
     forget,
     uncompiled_note,
 )
-from profiler.training.known_values import in_batch, in_factory, is_real
-from profiler.training.levers.memory import grows, let_grow
-from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import (
     Workload,
     compared,
@@ -224,7 +230,7 @@ def _applied(
     If the case is parallel, which may shard modules, blocks stay modules.
     """
     compiled = compiled_modules(workload.module)
-    apply, options = catalogue.load(case.strategy, strategies.TABLE)
+    apply, options = catalogue.load(case.strategy, STRATEGIES)
     if case.parallel:
         applied = apply(workload, **options)
     else:

@@ -18,8 +18,8 @@ from profiler.core.trace_data import Operator
 from profiler.core.units import bytes_text, few
 from profiler.core.user_code import frames
 from profiler.training.blocks import offered_blocks
-from profiler.training.checkpointing.observed_forward import run_forward
 from profiler.training.kept_state import kept
+from profiler.training.observed_forward import run_forward
 from profiler.training.workload import Workload, bytes_by_storage, tensors, trained
 
 LEAST = 0.01  # of all that is saved: less is not worth a note

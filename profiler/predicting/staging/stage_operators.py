@@ -12,7 +12,7 @@ from profiler.analysis.live_bytes import stage_of
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.trace_data import Call, Trace
 from profiler.predicting.step_tracer import INNER_BACKWARD
-from profiler.training.checkpointing.observed_forward import NOT_ONCE
+from profiler.training.observed_forward import NOT_ONCE
 
 
 class StageSpan(msgspec.Struct, frozen=True, kw_only=True):

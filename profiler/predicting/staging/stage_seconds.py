@@ -30,13 +30,13 @@ from profiler.predicting.staging.pooled_seconds import (
     runs,
 )
 from profiler.training.assemble import assemble
-from profiler.training.checkpointing.block_segments import (
+from profiler.training.block_segments import (
     Checkpoint,
     OwnCheckpoint,
     checkpoint_segments,
     checkpoint_without_reentry,
 )
-from profiler.training.strategies.selective import saving
+from profiler.training.strategies import saving
 from profiler.training.workload import Step
 
 ROUNDS = 4  # timed steps of each way, interleaved

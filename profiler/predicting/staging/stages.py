@@ -30,10 +30,9 @@ from profiler.predicting.staging.stage_operators import StageSpan, refuse_backwa
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case, workspace_bytes
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
-from profiler.training.checkpointing.observed_forward import observe
-from profiler.training.checkpointing.own_checkpoints import compiled_modules, is_left_alone
-from profiler.training.strategies.plan import fingerprint
-from profiler.training.strategies.selective import offered
+from profiler.training.observed_forward import observe
+from profiler.training.own_checkpoints import compiled_modules, is_left_alone
+from profiler.training.strategies import fingerprint, offered
 from profiler.training.workload import Workload
 
 # Parts of PyTorch's errors: a saved result is overwritten before the backward; a recompute runs other operators.

@@ -23,8 +23,8 @@ TABLE = {
     "cifar-resnet": "profiler.training.models.built_in:cifar_resnet",
     "transformer": "profiler.training.models.built_in:transformer",
     "dense-chain": "profiler.training.models.built_in:dense_chain",
-    "torchvision": "profiler.training.models.torchvision:build",
-    "timm": "profiler.training.models.torchvision:timm",
+    "torchvision": "profiler.training.models.built_in:torchvision",
+    "timm": "profiler.training.models.built_in:timm",
     "hf": "profiler.training.models.hugging_face:build",
     "llama": "profiler.training.models.hugging_face:llama",
     "*": "profiler.training.models.user:build",
@@ -43,8 +43,8 @@ def imports(name: str) -> list[str]:
     kind, _, family = name.partition(":")
     module = TABLE.get(kind, "").partition(":")[0]
     folder = family.replace("-", "_")
-    own = {"hf": f"transformers.models.{folder}.modeling_{folder}", "timm": "timm"}.get(kind, "")
-    return [word for word in (module, own) if word]
+    own = {"hf": f"transformers.models.{folder}.modeling_{folder}", "timm": "timm", "torchvision": "torchvision"}
+    return [word for word in (module, own.get(kind, "")) if word]
 
 
 def meant(choice: Choice) -> Choice:

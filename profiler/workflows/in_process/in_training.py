@@ -18,12 +18,11 @@ from profiler.core.errors import Unsupported, UserError, refuse_idle
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Applied
 from profiler.scripts.report import Process, read_process
+from profiler.training import STRATEGIES, called_blocks
 from profiler.training import blocks as finding
-from profiler.training import strategies
-from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.block_segments import apply_strategy, repaired, with_note
+from profiler.training.block_segments import apply_strategy, repaired, with_note
 from profiler.training.models.user import call
-from profiler.training.strategies.plan import carry_out
+from profiler.training.strategies import carry_out
 from profiler.training.workload import Workload
 from profiler.views.tables.grid import Table, text
 from profiler.views.tables.script import watched
@@ -64,8 +63,8 @@ def apply(
         what = f"{module.__name__} itself" if isinstance(module, type) else f"a {type(module).__name__}"
         raise TypeError(f"apply changes an nn.Module, and was given {what}; measure and predict take functions")
     if isinstance(strategy, str):
-        choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
-        function, options = catalogue.load(choice, strategies.TABLE)
+        choice = catalogue.resolve(Choice(strategy), STRATEGIES, what="strategy")
+        function, options = catalogue.load(choice, STRATEGIES)
         name, found = choice.name, finding.find_blocks(module, blocks)
     elif isinstance(strategy, (PlanFile, Path)):
         refuse_idle(

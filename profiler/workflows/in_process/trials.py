@@ -23,7 +23,7 @@ from profiler.measuring.trial import measure as measure_trial
 from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.training import levers
-from profiler.training.levers.memory import grows, set_growing
+from profiler.training.memory_levers import grows, set_growing
 from profiler.training.models.user import as_workload
 from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.workflows.explain import assumed, explanation_of, followed, heading

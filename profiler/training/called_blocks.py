@@ -16,8 +16,8 @@ from torch import nn
 from profiler.core.errors import Unsupported
 from profiler.core.record import Note
 from profiler.core.units import few
-from profiler.training.checkpointing.observed_forward import looked, run_forward
-from profiler.training.checkpointing.routed_block import Route, route, unroute
+from profiler.training.blocks import Route, route, unroute
+from profiler.training.observed_forward import looked, run_forward
 from profiler.training.workload import Workload
 
 SIGN = "#"  # between a block's name and the number of its call

@@ -1,17 +1,23 @@
-"""Levers that change where a step's bytes are: inputs of checkpoints in pinned host memory, segments that grow."""
+"""Levers that change where a step's bytes are, and when: host memory, segments that grow, micro-batches."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
+import msgspec
 import torch
 from torch import nn
 from torch._guards import detect_fake_mode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from profiler.core.case import Case
@@ -19,8 +25,9 @@ from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Note
 from profiler.core.units import bytes_text
-from profiler.training.checkpointing.block_segments import checkpointed
-from profiler.training.workload import Workload
+from profiler.training.block_segments import checkpointed
+from profiler.training.kept_state import kept
+from profiler.training.workload import Workload, tensors
 
 # Until IS_LOOK all is plain PyTorch, since code that is emitted contains it: planning/plan_code.py
 
@@ -227,3 +234,102 @@ def set_growing(on: bool) -> None:
     own: Any = torch._C
     name = "_accelerator_setAllocatorSettings"  # since torch 2.9
     (getattr(own, name, None) or torch.cuda.memory._set_allocator_settings)(f"expandable_segments:{on}")
+
+
+def micro_batches(workload: Workload, case: Case, *, n: Count) -> tuple[Workload, Applied]:
+    """Splits the batch into n parts with a forward and a backward each, whose gradients are summed.
+
+    Where the loss is a mean over targets that are not ignored, each part counts by how many it has. Raises Unsupported
+    where BatchNorm would see other statistics, and where the batch has no n samples.
+    """
+    if case.parallel:
+        raise Unsupported("micro-batches: ranks have --accumulate and a smaller --batch-size")
+    norms = [part for part in workload.module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    if any(norm.training for norm in norms):
+        raise Unsupported("micro-batches: BatchNorm would see the statistics of parts of the batch")
+    leaves, form = pytree.tree_flatten(workload.batch)
+    size = next((leaf.shape[0] for leaf in tensors(workload.batch) if leaf.ndim), 0)
+    if size < n:
+        raise Unsupported(f"the batch has {size} samples, which are not {n} parts")
+    split = [
+        leaf.tensor_split(n) if isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (size,) else [leaf] * n
+        for leaf in leaves
+    ]
+    batches = [pytree.tree_unflatten(list(part), form) for part in zip(*split, strict=True)]
+    rows = [float(len(part)) for part in torch.arange(size, device="cpu").tensor_split(n)]
+    has_values = not (case.is_rehearsed or case.is_predicted)
+    counts = [_count(workload, batch) for batch in batches] if has_values else [None]
+    if all(count == "sum" for count in counts):
+        weights = [1.0] * n
+    else:
+        known = [float(count) for count in counts if isinstance(count, int)]
+        weights = _shares(known if len(known) == n else rows)
+    parts = tuple(pair for pair in zip(batches, weights, strict=True) if pair[1])  # a mean over no targets is nan
+    return msgspec.structs.replace(workload, parts=parts), Applied(
+        split=f"{n} micro-batches", rounds=True, draws_apart=True
+    )
+
+
+def _shares(counts: list[float]) -> list[float]:
+    return [count / (sum(counts) or 1.0) for count in counts]
+
+
+def _count(workload: Workload, batch: Any) -> int | str | None:
+    """Return over how many targets the loss of a batch is a mean; "sum" if it is a sum, None if neither is seen."""
+    with torch.no_grad(), kept(workload.module), _Reductions() as seen:
+        workload.loss(workload.module, batch)
+    return seen.found[0] if len(set(seen.found)) == 1 else None
+
+
+class _Reductions(TorchFunctionMode):
+    """Notes what the losses of torch.nn.functional reduce over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int | str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (
+            getattr(func, "__name__", "") in ("cross_entropy", "nll_loss")
+            and kwargs.get("reduction", "mean") == "mean"
+            and len(args) > 1
+        ):
+            target = args[1]
+            ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 else -100)
+            if not target.is_floating_point():
+                self.found.append(int((target != ignored).sum()))
+        elif kwargs.get("reduction") == "sum":
+            self.found.append("sum")
+        return func(*args, **kwargs)
+
+
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+ATTENTION = "scaled_dot_product_attention"
+PLACE = 4  # of `dropout_p` among its arguments
+
+
+@contextmanager
+def without_dropout(met: set[str]) -> Iterator[None]:
+    """Switch the dropout of torch.nn.functional off, modules' and attention's included; add what was met to `met`."""
+
+    def off(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(own)
+        def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            met.update([name] if p and training else [])
+            return own(input, p, False, inplace)
+
+        @wraps(own)
+        def attention(*arguments: Any, **keywords: Any) -> Any:
+            given = arguments[PLACE] if len(arguments) > PLACE else keywords.get("dropout_p", 0.0)
+            met.update([name] if given else [])
+            if len(arguments) > PLACE:
+                arguments = (*arguments[:PLACE], 0.0, *arguments[PLACE + 1 :])
+            return own(*arguments, **({**keywords, "dropout_p": 0.0} if "dropout_p" in keywords else keywords))
+
+        return attention if name == ATTENTION else dropout
+
+    with ExitStack() as stack:  # in all threads, since a backward on a GPU recomputes in one of its own
+        for name in (*DROPOUTS, ATTENTION):
+            stack.enter_context(patch.object(F, name, off(name, getattr(F, name))))
+        yield

@@ -21,7 +21,7 @@ from torch.utils.weak import TensorWeakRef
 
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.training import kept_state
-from profiler.training.checkpointing.routed_block import Route, own_class, route, unroute
+from profiler.training.blocks import Route, own_class, route, unroute
 from profiler.training.workload import Workload, tensors
 
 NOT_ONCE = (

@@ -20,12 +20,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import Segment, recompute_counts
 from profiler.core.record import Applied, Note
-from profiler.training.blocks import refuse_none
-from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.called_blocks import CalledBlock
-from profiler.training.checkpointing.observed_forward import Observation, refuse_unlinked
-from profiler.training.checkpointing.own_checkpoints import checkpoint
-from profiler.training.checkpointing.routed_block import Route, route, unroute
+from profiler.training import called_blocks
+from profiler.training.blocks import Route, refuse_none, route, unroute
+from profiler.training.called_blocks import CalledBlock
+from profiler.training.observed_forward import Observation, refuse_unlinked
+from profiler.training.own_checkpoints import checkpoint
 from profiler.training.workload import Workload
 
 FEW_BLOCKS = 2  # with so few blocks, sqrt and segments:k=1 checkpoint nothing

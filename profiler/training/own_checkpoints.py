@@ -191,7 +191,7 @@ def _counted() -> AbstractContextManager[Any]:
 
 
 def _redirected(*arguments, **keywords):  # type: ignore[no-untyped-def]  # its code runs with PyTorch's globals
-    from profiler.training.checkpointing.own_checkpoints import redirect  # noqa: PLC0415  its code knows only the names of torch.utils.checkpoint
+    from profiler.training.own_checkpoints import redirect  # noqa: PLC0415  its code knows only the names of torch.utils.checkpoint
 
     return redirect(arguments, keywords)
 

@@ -19,21 +19,21 @@ from profiler.core.case import Case, Choice
 from profiler.core.choices import LEVERS
 from profiler.core.errors import UserError, nearest_or_all
 from profiler.core.record import Applied, Note
-from profiler.training import strategies
+from profiler.training import STRATEGIES
 
 if TYPE_CHECKING:  # has torch
     from profiler.training.workload import Workload
 
 TABLE = {
-    "chunk-loss": "profiler.training.levers.chunked_loss:apply",
-    "micro-batches": "profiler.training.levers.step:apply",
-    "fused": "profiler.training.levers.step:fused",
-    "no-foreach": "profiler.training.levers.step:no_foreach",
-    "8bit": "profiler.training.levers.step:eight_bit",
-    "bf16-state": "profiler.training.levers.step:bf16_state",
-    "in-backward": "profiler.training.levers.step:in_backward",
-    "offload-inputs": "profiler.training.levers.memory:inputs",
-    "expandable-segments": "profiler.training.levers.memory:expandable_segments",
+    "chunk-loss": "profiler.training.chunked_loss:apply",
+    "micro-batches": "profiler.training.memory_levers:micro_batches",
+    "fused": "profiler.training.optimizers:fused",
+    "no-foreach": "profiler.training.optimizers:no_foreach",
+    "8bit": "profiler.training.optimizers:eight_bit",
+    "bf16-state": "profiler.training.optimizers:bf16_state",
+    "in-backward": "profiler.training.optimizers:in_backward",
+    "offload-inputs": "profiler.training.memory_levers:inputs",
+    "expandable-segments": "profiler.training.memory_levers:expandable_segments",
 }
 OF_OPTIMIZER = {  # by lever: the options that it sets
     "fused": ("fused", "foreach"),
@@ -67,7 +67,7 @@ def resolved(label: Choice) -> Choice:
     if len(chosen) < len(levers):
         raise UserError(f"'{label}' names a lever twice", hint="name each once")
     in_order = [chosen[name] for name in LEVERS if name in chosen]
-    return Choice("+".join([catalogue.resolve(strategy, strategies.TABLE, what="strategy"), *in_order]))
+    return Choice("+".join([catalogue.resolve(strategy, STRATEGIES, what="strategy"), *in_order]))
 
 
 def label(strategy: str, chosen: Iterable[Choice]) -> Choice:

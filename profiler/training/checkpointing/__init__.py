@@ -1,1 +1,0 @@
-"""The mechanisms of checkpointing blocks, which strategies are built from."""
