@@ -22,8 +22,8 @@ from profiler.analysis.rows import against, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import schedule
 from profiler.core.case import Case, Choice, Trial, encode
-from profiler.core.devices import MOST_BYTES, rehearsed
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import MOST_BYTES, rehearsed
 from profiler.core.record import Record, bytes_needed
 from profiler.core.units import bytes_text
 from profiler.request.spec import Request

@@ -23,7 +23,7 @@ from benchmarks.instrument import READINGS, case_of
 from benchmarks.instrument_rows import rows
 from profiler.core import gpu_specs
 from profiler.core.case import OPERATORS, Case
-from profiler.core.devices import FAKE, REHEARSE
+from profiler.core.gpu_specs import FAKE, REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
 

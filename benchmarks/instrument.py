@@ -22,7 +22,7 @@ import msgspec
 from benchmarks import made, parser, record, resumed, step, table, write
 from benchmarks.instrument_rows import LEFT_OUT, Row, not_covered, rows
 from profiler.core.case import Case
-from profiler.core.devices import FAKE, REHEARSE
+from profiler.core.gpu_specs import FAKE, REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
 

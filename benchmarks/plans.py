@@ -18,11 +18,11 @@ from benchmarks import made, parser, record, resumed, table, write
 from benchmarks.instrument import MOST_MINUTES, BareLoop, case_of, engine, short
 from benchmarks.instrument_rows import MODELS, Row
 from profiler.core import plan_file
-from profiler.core.devices import to_rehearse
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import to_rehearse
 from profiler.core.units import bytes_text
 from profiler.engines.local import Local
-from profiler.planning.plan import Plan, plan_file_of, render
+from profiler.planning.chain import Plan, plan_file_of, render
 from profiler.planning.simulator import simulate
 from profiler.request.spec import Request
 from profiler.workflows.planner import Planned, PlanRequest, plan

@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from benchmarks import Spent, made, parser, record, spent, step, table, write
 from profiler.core.case import Case, Choice, decode, encode
-from profiler.core.devices import Device
+from profiler.core.gpu_specs import Device
 from profiler.core.record import Record
 from profiler.core.units import GIB, MIB, bytes_text
 from profiler.engines.local import Local

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and ti
 
 from profiler.cli import output
 from profiler.core.case import Case, Choice, Trial
-from profiler.core.devices import to_predict
+from profiler.core.gpu_specs import to_predict
 from profiler.core.record import Record
 from profiler.engines import local
 from profiler.engines.child import Server
@@ -152,7 +152,7 @@ def a_second_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     The stages have their core all the while.
     """
     from profiler.measuring.devices.cpu import CpuStopwatch
-    from profiler.predicting.staging import stage_seconds
+    from profiler.predicting import stage_seconds
 
     monkeypatch.setattr(CpuStopwatch, "mark", lambda self: self._times.append(float(len(self._times))))
     monkeypatch.setattr(stage_seconds, "thread_time", count(step=3600).__next__)

@@ -13,7 +13,7 @@ import typer.main
 
 from profiler.cli import COMMANDS, application, command
 from profiler.cli.help import RUNS, examples
-from profiler.core import case, record, schedule, script, stats
+from profiler.core import case, record, schedule, stats
 from profiler.runs import store
 from tests import rooms
 
@@ -40,13 +40,13 @@ STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
     ("equality", record, "Equality"),
     ("environment", record, "Environment"),
     ("notes", record, "Note"),
-    ("phases", script, "Phase"),
-    ("script", script, "ProcessFacts"),
-    ("phases.holders", script, "Holder"),
-    ("script.applied", script, "Applied"),
-    ("script.growth", script, "Growth"),
-    ("variant", script, "VariantFacts"),
-    ("variant.equality", script, "Gradients"),
+    ("phases", record, "Phase"),
+    ("script", record, "ProcessFacts"),
+    ("phases.holders", record, "Holder"),
+    ("script.applied", record, "AppliedToModel"),
+    ("script.growth", record, "Growth"),
+    ("variant", record, "VariantFacts"),
+    ("variant.equality", record, "Gradients"),
 )
 
 

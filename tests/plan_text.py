@@ -1,8 +1,8 @@
-"""Plans of their text, as `profiler.planning.plan.render` writes it: `[1-3] 4 [5] 6-12`, `7-9:matmul`."""
+"""Plans of their text, as `profiler.planning.chain.render` writes it: `[1-3] 4 [5] 6-12`, `7-9:matmul`."""
 
 import re
 
-from profiler.planning.plan import Item, Plan, fault
+from profiler.planning.chain import Item, Plan, fault
 
 TOKEN = re.compile(r"(?P<bracket>[\[\]])|(?P<first>\d+)(?:-(?P<last>\d+))?(?::(?P<option>[^\s\[\]]+))?|(?P<wrong>\S)")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from profiler.planning.chain import Chain, SaveOption, Stage
-from profiler.planning.plan import Item, Plan
+from profiler.planning.chain import Chain, Item, Plan, SaveOption, Stage
 from profiler.planning.simulator import Cost, simulate
 
 FOLDER = Path(__file__).parent / "planning"

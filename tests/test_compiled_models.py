@@ -14,7 +14,7 @@ from profiler.core.errors import Unsupported
 from profiler.measuring.bench import Bench
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
-from profiler.predicting.staging.stages import stages
+from profiler.predicting.stages import stages
 from profiler.training.assemble import assemble
 from profiler.training.own_checkpoints import forget, num_compiled
 from tests import make

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from profiler.core.case import Choice
-from profiler.planning.lever_code import Way, emit
+from profiler.planning.plan_code import Way, emit_way
 
 CLASSES, ROWS = 11, 14
 BATCH = torch.arange(4.0 * ROWS).reshape(ROWS, 4).sin(), torch.arange(ROWS) % CLASSES
@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 def of(label: str) -> dict:
     code: dict = {}
-    exec(emit(Way(label=label, levers=Choice(label).parts[1:], heads={"head.weight": ""}), "python"), code)
+    exec(emit_way(Way(label=label, levers=Choice(label).parts[1:], heads={"head.weight": ""}), "python"), code)
     return code
 
 

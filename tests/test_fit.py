@@ -7,7 +7,7 @@ import pytest
 
 from profiler.analysis.rows import rows as read_rows
 from profiler.cli import answer
-from profiler.core.devices import MOST_BYTES
+from profiler.core.gpu_specs import MOST_BYTES
 from profiler.runs import store
 from profiler.workflows.fit import Fitted
 from tests.make import MIB, record

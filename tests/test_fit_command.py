@@ -10,7 +10,7 @@ import tempfile
 import pytest
 import torch
 
-from profiler.core.devices import parse
+from profiler.core.gpu_specs import parse
 from profiler.core.units import MIB
 from profiler.rehearsal import device, loader
 from profiler.rehearsal.smoke import proven_libraries

@@ -11,8 +11,7 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
-from profiler.planning.chain import Chain, Stage
-from profiler.planning.plan import Plan
+from profiler.planning.chain import Chain, Plan, Stage
 from profiler.training.levers import label as label_of
 from profiler.views.plots import frontier, plot
 from profiler.workflows import fit_search

@@ -12,8 +12,8 @@ from profiler.cli import answer
 from profiler.cli import fit as cli_fit
 from profiler.core import catalogue, gpu_specs, plan_file
 from profiler.core.case import Choice, Trial
-from profiler.core.devices import parse
 from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
+from profiler.core.gpu_specs import parse
 from profiler.core.record import Readings, Record, bytes_needed
 from profiler.runs import store
 from profiler.training import models

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 
 from profiler.core import catalogue, gpu_specs
 from profiler.core.case import OPERATORS, Calibration, Choice, Trial
-from profiler.core.devices import FAKE
+from profiler.core.gpu_specs import FAKE
 from profiler.core.record import NOISE_MARGIN
 from profiler.engines.local import Local
 from profiler.training import STRATEGIES, models

@@ -5,8 +5,8 @@ import pytest
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import schedule
-from profiler.core.devices import parse, to_predict, to_rehearse
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import parse, to_predict, to_rehearse
 from profiler.core.record import Environment, Record
 from profiler.engines import EngineChoice
 from profiler.request.device_choice import any_device, choose_device

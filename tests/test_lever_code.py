@@ -17,11 +17,11 @@ from msgspec import UNSET
 from profiler.cli import answer
 from profiler.core import plan_file
 from profiler.core.case import Case, Choice, Trial
-from profiler.core.devices import parse
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import parse
 from profiler.core.plan_file import OFFLOADING, PlanFile, Segment
 from profiler.measuring.trial import measure
-from profiler.planning.lever_code import Way, emit
+from profiler.planning.plan_code import Way, emit_way
 from profiler.predicting.traced_case import code_way
 from profiler.rehearsal import device, loader
 from profiler.rehearsal.smoke import proven_libraries
@@ -165,12 +165,12 @@ def written(labels: Sequence[str], device: str, folder: Path) -> dict[str, tuple
     assert bare is not None
     plan = offloading(bare)
     plan_file.write(plan, folder / "plan.json")
-    found = {PLAN: (f"plan:file={folder / 'plan.json'}", emit(Way(label="plan", plan=plan), "python"))}
+    found = {PLAN: (f"plan:file={folder / 'plan.json'}", emit_way(Way(label="plan", plan=plan), "python"))}
     for label in labels:
         asked = case.under(levers.resolved(Choice(label)))
         kept = tuple(lever for lever in asked.levers or () if lever.name == "chunk-loss") or UNSET
         way = code_way(msgspec.structs.replace(asked, levers=kept))
-        found[label] = label, emit(msgspec.structs.replace(way, label=label, levers=asked.levers or ()), "python")
+        found[label] = label, emit_way(msgspec.structs.replace(way, label=label, levers=asked.levers or ()), "python")
     return found
 
 
@@ -281,7 +281,7 @@ def test_gradients_of_the_code_are_those_of_the_lever_to_the_bit(name, by):
     lever = STEPS[name]()
     changed, applied = chunked_loss.apply(lever, case_of("cpu"), rows=16, by=by)
 
-    exec(emit(Way(label=label, levers=Choice(label).parts[1:], heads=applied.heads), "python"), code)
+    exec(emit_way(Way(label=label, levers=Choice(label).parts[1:], heads=applied.heads), "python"), code)
     code["apply_levers"](pasted.module, None)
     whole = code["Logits"].whole
     read: list[Any] = []
@@ -318,7 +318,7 @@ def body(text: str) -> str:
 
 def test_fused_is_nine_lines_of_pytorch():
     assert (
-        body(emit(way("none+fused"), "python")).strip()
+        body(emit_way(way("none+fused"), "python")).strip()
         == '''
 def apply_levers(model, optimizer):
     """Change the model in place; return the optimizer to use instead."""
@@ -335,7 +335,7 @@ def _like(optimizer, **options):
 
 def test_a_trainer_is_told_in_its_installed_words():
     transformers = pytest.importorskip("transformers")
-    code = emit(way("all+micro-batches:n=4+fused", EACH, batch_size=16), "hf")
+    code = emit_way(way("all+micro-batches:n=4+fused", EACH, batch_size=16), "hf")
 
     space: dict[str, Any] = {}
     exec(code, space)
@@ -363,7 +363,7 @@ def of_gpt2(label: str, layers: Sequence[str], kind: str) -> dict[str, Any]:
     plan = PlanFile(plan="by hand", segments=segments, fingerprint=dict.fromkeys(LAYERS, ()))
     made = way(label, batch_size=8, heads={"lm_head.weight": "lm_head"})
     code: dict[str, Any] = {}
-    exec(emit(msgspec.structs.replace(made, plan=plan), kind), code)
+    exec(emit_way(msgspec.structs.replace(made, plan=plan), kind), code)
     return code
 
 
@@ -424,7 +424,7 @@ def test_accelerates_loop_trains_as_a_plain_one():
 
 
 def test_a_file_of_torchtitan_is_toml_with_its_names():
-    text = emit(way("plan+chunk-loss+micro-batches:n=2+fused", SECOND, batch_size=8), "torchtitan")
+    text = emit_way(way("plan+chunk-loss+micro-batches:n=2+fused", SECOND, batch_size=8), "torchtitan")
 
     assert tomllib.loads(text) == {
         "activation_checkpoint": {"mode": "selective", "selective_ac_option": "2"},
@@ -435,7 +435,7 @@ def test_a_file_of_torchtitan_is_toml_with_its_names():
 
 
 def test_accelerate_accumulates_by_itself():
-    code = emit(way("all+micro-batches:n=2+fused", EACH, batch_size=8), "accelerate")
+    code = emit_way(way("all+micro-batches:n=2+fused", EACH, batch_size=8), "accelerate")
 
     assert "accelerator = Accelerator(gradient_accumulation_steps=2)\n" in code
     assert "def backward" not in code
@@ -453,7 +453,7 @@ def test_accelerate_accumulates_by_itself():
 )
 def test_what_has_no_words_is_refused_in_one_line(label, kind, plan, noun):
     with pytest.raises(UserError, match=noun) as refusal:
-        emit(way(label, plan, batch_size=8), kind)
+        emit_way(way(label, plan, batch_size=8), kind)
 
     assert "\n" not in refusal.value.message
     assert refusal.value.hint

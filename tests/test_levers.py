@@ -10,8 +10,8 @@ from msgspec import UNSET
 from torch.utils import _pytree as pytree
 
 from profiler.core.case import Case, Choice, Trial, decode, encode, split_choices
-from profiler.core.choices import LEVERS
 from profiler.core.errors import Unsupported, UserError
+from profiler.core.units import LEVERS
 from profiler.measuring.trial import measure
 from profiler.request import spec
 from profiler.request.spec import Request

@@ -11,7 +11,7 @@ import typer.main
 from profiler.cli import answer, application
 from profiler.cli.mistakes import understood
 from profiler.cli.output import SCRIPT, split_script
-from profiler.core import devices
+from profiler.core import gpu_specs
 from profiler.request import spec
 from tests import examples, make
 
@@ -163,7 +163,7 @@ def test_what_a_hint_leads_to_is_taken(typed, right, folder):
     kept = {name: value for name, value in given.items() if value and name in ("strategies", "optimizer", "precision")}
     assert spec.check(spec.Request(model=model, **kept), lambda word: "cpu").trials
     if "device" in right:
-        assert devices.rehearsed(given["device"])
+        assert gpu_specs.rehearsed(given["device"])
 
 
 @pytest.mark.parametrize("typed", UNDERSTOOD)

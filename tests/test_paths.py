@@ -16,7 +16,7 @@ from tests.rooms import PACKAGE
 BEGIN = ("cli/run.py:run", "engines/worker.py:run_trials")
 PATHS = {
     "segments": (
-        "core/choices.py:of",  # the number becomes a strategy
+        "core/units.py:of",  # the number becomes a strategy
         "engines/local.py:_in_one_child",  # its trial becomes a line, for a child
         "training/block_segments.py:checkpoint_segments",
         "engines/worker.py:send",  # the record, which names the strategy, becomes a line

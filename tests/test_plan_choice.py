@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
 from profiler.planning.candidates import Way, all_stages, first, none, uniform
-from profiler.planning.chain import Chain, SaveOption, Stage
-from profiler.planning.plan import Plan
+from profiler.planning.chain import Chain, Plan, SaveOption, Stage
 from profiler.planning.simulator import simulate, slower_by
 from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows.plan_comparison import choose, doubted, is_slower, sentence

@@ -12,8 +12,7 @@ from profiler.core.record import Readings, Record
 from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.candidates import PLAN, ways
-from profiler.planning.chain import Chain, StageModule
-from profiler.planning.plan import Plan, render
+from profiler.planning.chain import Chain, Plan, StageModule, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point, best, frontier
 from profiler.workflows import plan_comparison, plan_fitting

@@ -7,7 +7,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.predicting.prediction import predict
-from profiler.predicting.staging.stages import stages
+from profiler.predicting.stages import stages
 from tests import make
 from tests.user_models import finer_checkpoints
 

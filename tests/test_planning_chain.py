@@ -9,8 +9,7 @@ import pytest
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
 from profiler.planning.candidates import cost_limit, whole_bytes
-from profiler.planning.chain import Chain, SaveOption, Stage, option_names, read, with_sure_options
-from profiler.planning.plan import Plan, render
+from profiler.planning.chain import Chain, Plan, SaveOption, Stage, option_names, read, render, with_sure_options
 from profiler.planning.simulator import simulate
 from tests.plan_text import parse
 from tests.planning_chains import FOLDER, NAMED, random_chain

@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.planning.candidates import largest_stage
-from profiler.planning.chain import Chain, StageModule
-from profiler.planning.plan import Item, Plan, host_bytes, plan_file_of, render
+from profiler.planning.chain import Chain, Item, Plan, StageModule, host_bytes, plan_file_of, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.workflows import plan_fitting

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile, Segment
 from profiler.core.units import parse_budget, parse_bytes, parse_memory
-from profiler.planning.chain import Chain, Stage, StageModule
-from profiler.planning.plan import Item, Plan, fault, plan_file_of, render
+from profiler.planning.chain import Chain, Item, Plan, Stage, StageModule, fault, plan_file_of, render
 from tests.plan_text import parse, read
 
 

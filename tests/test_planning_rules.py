@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.planning import candidates
-from profiler.planning.chain import Chain, read
-from profiler.planning.plan import render
+from profiler.planning.chain import Chain, read, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from tests.planning_chains import FOLDER, NAMED, equal_stages, random_chain

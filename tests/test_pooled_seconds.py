@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from profiler.planning.chain import Chain, SaveOption, Stage
-from profiler.planning.plan import Plan
+from profiler.planning.chain import Chain, Plan, SaveOption, Stage
 from profiler.planning.simulator import simulate, slower_by
-from profiler.predicting.staging import stage_seconds
-from profiler.predicting.staging.pooled_seconds import (
+from profiler.predicting import stage_seconds
+from profiler.predicting.stage_seconds import (
     EVERY,
+    LEAST_ROUNDS,
     MOST_DOUBT,
     PLAIN,
     TOGETHER,
@@ -22,7 +22,6 @@ from profiler.predicting.staging.pooled_seconds import (
     pooled,
     runs,
 )
-from profiler.predicting.staging.stage_seconds import LEAST_ROUNDS
 
 OUTSIDE = 0.5
 

@@ -12,9 +12,9 @@ from profiler.core.case import OPERATORS, Calibration, Choice, Trial
 from profiler.core.record import Readings
 from profiler.core.trace_data import WORKSPACES
 from profiler.measuring.trial import measure
-from profiler.predicting import fake_step
+from profiler.predicting import traced_case
 from profiler.predicting.prediction import predict
-from profiler.predicting.staging.stages import stages
+from profiler.predicting.stages import stages
 from profiler.request import device_choice
 from profiler.request.spec import Request, check
 from profiler.workflows import absent_gpus
@@ -145,7 +145,7 @@ def test_static_bytes_are_the_same_measured_and_predicted_and_what_the_allocator
     predicted.pop(WORKSPACES, None)  # which torch keeps before 2.15, and no meter can tell apart
     assert measured.static_bytes == predicted
     counted = sum(measured.static_bytes.values()) - measured.static_bytes["gradients"]
-    assert measured.start_bytes - before == counted or fake_step.keeps_workspaces()
+    assert measured.start_bytes - before == counted or traced_case.keeps_workspaces()
 
 
 def foreseen(optimizer: str):

@@ -9,7 +9,7 @@ import torch
 
 from profiler.core import gpu_specs
 from profiler.core.case import Choice, Trial
-from profiler.core.devices import REHEARSE
+from profiler.core.gpu_specs import REHEARSE
 from profiler.core.record import Record
 from profiler.core.trace_data import BUCKETS, WORKSPACES
 from profiler.training.assemble import assemble

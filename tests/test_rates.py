@@ -7,7 +7,7 @@ import pytest
 
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
-from profiler.core.roofline import host_rate
+from profiler.core.trace_data import host_rate
 
 GIB = 2**30
 SOLD = {  # GiB, as the vendor writes it on the box

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler.core import devices
+from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.record import evidence
 from profiler.core.units import MIB, bytes_text
@@ -185,7 +185,7 @@ def test_blocks_that_are_sharded_and_checkpointed_hold_what_they_hold_where_pyto
 )
 def test_what_is_no_such_gpu_is_refused(word, message):
     with pytest.raises(UserError) as refused:
-        devices.absent(word)
+        gpu_specs.absent(word)
 
     assert message in refused.value.message
 

@@ -6,10 +6,10 @@ import pytest
 from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
-from profiler.core.roofline import host_rate
+from profiler.core.trace_data import host_rate
 from profiler.engines.local import Local
 from profiler.planning import candidates
-from profiler.planning.plan import plan_file_of
+from profiler.planning.chain import plan_file_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from profiler.workflows import stages

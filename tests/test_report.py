@@ -15,7 +15,7 @@ from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Note, Record, Timeline
-from profiler.core.secret_filter import HIDDEN
+from profiler.core.safe_files import HIDDEN
 from profiler.core.units import MISSING
 from profiler.runs.store import Run, load
 from profiler.views import report

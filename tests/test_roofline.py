@@ -5,8 +5,7 @@ import pytest
 
 from profiler.core import gpu_specs
 from profiler.core.gpu_specs import Flops, Rates
-from profiler.core.roofline import roofline_seconds, scaled, stated_error
-from profiler.core.trace_data import Operator
+from profiler.core.trace_data import Operator, roofline_seconds, scaled, stated_error
 
 LAUNCH = 3e-6
 ROUND = Rates(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.core.devices import REHEARSE, Device
+from profiler.core.gpu_specs import REHEARSE, Device
 from profiler.scripts import guard, launch, report
 from profiler.scripts.report import Variant
 from tests.scripts.runs import environment

@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler.core import devices, gpu_specs
+from profiler.core import gpu_specs
 from profiler.scripts.launch import run
 from profiler.scripts.report import Asked, estimated_seconds
 
@@ -71,7 +71,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [pytest.param("none", marks=pytest.mark.nightly), "all"])
 def test_flops_of_the_second_step_are_those_that_pytorch_counts(strategy, hollow, folder):
-    gpus = devices.rehearsed("t4", context="600MiB")
+    gpus = gpu_specs.rehearsed("t4", context="600MiB")
 
     ended = run(Asked(words=(sys.executable, "train.py"), gpus=gpus, strategy=strategy), on_line=lambda line: None)
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from profiler.cli import answer, script_folder
-from profiler.core import devices
+from profiler.core import gpu_specs
 from profiler.core.errors import UserError
-from profiler.core.script import Applied, Gradients, Growth, Holder, Phase
+from profiler.core.record import AppliedToModel, Gradients, Growth, Holder, Phase
 from profiler.core.units import GIB, MIB
 from profiler.runs import store
 from profiler.scripts import comparison, records
@@ -42,7 +42,7 @@ def process(*phases, rank=None, number=77, outcome="ok", detail=None, torch="2.9
 
 
 def variant(*processes, outcome="ok", device="t4", exit_code=0, detail=None, **values):
-    gpus = devices.rehearsed(device, context="600MiB")
+    gpus = gpu_specs.rehearsed(device, context="600MiB")
     words = {"device": device, **values}
     return Variant(
         words=words, gpu_bytes=15 * GIB, context_bytes=600 * MIB, outcome=outcome, exit_code=exit_code,
@@ -70,7 +70,7 @@ ENDINGS = {
                 process(msgspec.structs.replace(phase(), holders=HELD)),
                 shortage_holders=HELD,
                 growth=GROWTH,
-                applied=(Applied(strategy="all", module="Net", num_blocks=3),),
+                applied=(AppliedToModel(strategy="all", module="Net", num_blocks=3),),
                 notes=("a note",),
                 died=1.5,
             )
@@ -346,7 +346,7 @@ def test_no_character_of_a_strangers_folder_that_a_terminal_obeys_is_printed_the
     told = msgspec.structs.replace(
         process(held, outcome="failed", detail=OBEYED), module=OBEYED, notes=(OBEYED,), reads=(OBEYED,),
         shortages=(OBEYED,), growth=(Growth(line=OBEYED, num_steps=2, nbytes=MIB),), holders_why=OBEYED,
-        applied=(Applied(strategy=OBEYED, module=OBEYED, split=OBEYED, own=(OBEYED,), why=OBEYED),),
+        applied=(AppliedToModel(strategy=OBEYED, module=OBEYED, split=OBEYED, own=(OBEYED,), why=OBEYED),),
     )  # fmt: skip
     one = msgspec.structs.replace(variant(told, batch=OBEYED, detail=OBEYED), unguarded=OBEYED)
     monkeypatch.chdir(tmp_path)

@@ -8,8 +8,8 @@ import sys
 import msgspec
 import pytest
 
-from profiler.core import devices
-from profiler.core.script import Phase
+from profiler.core import gpu_specs
+from profiler.core.record import Phase
 from profiler.scripts.measured import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Asked, Process, Variant
 from profiler.views.tables.script import Live, ratio_to, step_seconds
@@ -180,7 +180,7 @@ def test_a_rank_that_missed_another_is_not_the_first_that_died():
 @pytest.mark.nightly
 def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
     """By the hollow device, whose values and times mean nothing."""
-    gpu = devices.rehearsed("t4")
+    gpu = gpu_specs.rehearsed("t4")
     request = Request(strategies=("none",), rounds=1, values={}, say=lambda text: None, on_line=lambda line: None)
 
     session = run_here(Asked(words=("python", "vae.py"), gpus=gpu, steps=4), request, folder)

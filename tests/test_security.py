@@ -93,10 +93,10 @@ def test_nothing_of_a_file_is_run():
     found = {name: named(source, *RUNNERS) for name, source in SOURCES.items() if named(source, *RUNNERS)}
 
     assert found == {
-        "core/allocator_history.py": ["pickle"],  # an unpickler of plain data: tests/test_snapshot.py
+        "core/trace_data.py": ["pickle"],  # an unpickler of plain data: tests/test_snapshot.py
         "training/models/user.py": ["pickle"],  # what this process's parent has just written, in a folder of its own
         "workflows/in_process/answering.py": ["pickle"],  # writes it
-        "predicting/fake_modules.py": ["torch.load"],  # replaced, for a user's factory that calls it
+        "predicting/fake_tensors.py": ["torch.load"],  # replaced, for a user's factory that calls it
         "scripts/inject/gcprof_saving.py": ["torch.load"],  # replaced, for a user's script that calls it
         "scripts/inject/gcprof_measure.py": ["torch.load"],  # of what its other process has saved: weights alone
         "scripts/inject/sitecustomize.py": ["__import__"],  # of the user's own file of this name, as Python would

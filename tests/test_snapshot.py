@@ -9,8 +9,8 @@ import pytest
 
 from profiler.analysis.snapshot import THREADS, explain_snapshot
 from profiler.cli import answer
-from profiler.core.allocator_history import load_snapshot
 from profiler.core.errors import UserError
+from profiler.core.trace_data import load_snapshot
 from tests.hollow import Hollow, absent
 
 pytestmark = pytest.mark.slow

@@ -14,18 +14,17 @@ from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import live
 from profiler.planning.candidates import all_stages, largest_stage, none
-from profiler.planning.chain import Chain
-from profiler.planning.plan import Plan, plan_file_of
+from profiler.planning.chain import Chain, Plan, plan_file_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
+from profiler.predicting import stage_seconds
+from profiler.predicting import stages as stages_module
 from profiler.predicting.prediction import predict
-from profiler.predicting.staging import stage_seconds
-from profiler.predicting.staging import stages as stages_module
-from profiler.predicting.staging.pooled_seconds import (
+from profiler.predicting.stage_operators import spans
+from profiler.predicting.stage_seconds import (
     NOTHING,
 )
-from profiler.predicting.staging.stage_operators import spans
-from profiler.predicting.staging.stages import stages
+from profiler.predicting.stages import stages
 from profiler.predicting.traced_case import observe_case, trace_case
 from profiler.training import models
 from profiler.training.workload import Workload

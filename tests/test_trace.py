@@ -12,9 +12,9 @@ from torch import nn
 from profiler.core import catalogue, trace_data
 from profiler.core.case import OPERATORS, Calibration, Choice, Trial
 from profiler.measuring.trial import measure
-from profiler.predicting.fake_step import FakeTracer, follow
 from profiler.predicting.fake_tensors import fake_tensors
 from profiler.predicting.prediction import follow_case, predict
+from profiler.predicting.traced_case import FakeTracer, follow
 from profiler.training import STRATEGIES, models
 from profiler.training.assemble import assemble
 from profiler.training.workload import Workload

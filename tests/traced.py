@@ -43,8 +43,8 @@ def _traced(
     optimizer: str,
     fields: tuple[tuple[str, Any], ...],
 ) -> tuple[Trace, tuple[str, ...]]:
-    from profiler.predicting.fake_step import follow
     from profiler.predicting.fake_tensors import fake_tensors
+    from profiler.predicting.traced_case import follow
     from profiler.training.assemble import assemble
 
     case = make.case(

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from profiler.analysis.pairing import Side, by_group
 from profiler.analysis.rows import SURE, Row, against, is_apart, slowness, time_verdict_of
 from profiler.core.case import Case, Choice
-from profiler.core.devices import parse
-from profiler.core.gpu_specs import CONTEXT_BYTES
+from profiler.core.gpu_specs import CONTEXT_BYTES, parse
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import bytes_needed
 

@@ -20,9 +20,9 @@ from profiler.analysis.live_bytes import (
     recomputes,
     stage_of,
 )
-from profiler.core.allocator_history import GRANULE
 from profiler.core.record import Readings
 from profiler.core.trace_data import (
+    GRANULE,
     STATIC,
     WORKSPACES,
     Allocation,

@@ -14,8 +14,8 @@ from profiler.analysis.rows import Row, against, latest, rows
 from profiler.analysis.time_ratio import TimeVerdict
 from profiler.analysis.timing_doubts import stolen
 from profiler.core.case import SETTINGS, SWITCHES, as_word
-from profiler.core.devices import parse
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import parse
 from profiler.core.record import Record
 
 ALIGN = ("model", "strategy", "batch_size", "precision")

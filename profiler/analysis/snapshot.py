@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from profiler.analysis.live_bytes import Holder, Share, holders
-from profiler.core.allocator_history import ALLOCATED, GIVEN, GRANULE, TAKEN_BACK, line
 from profiler.core.errors import UserError
-from profiler.core.trace_data import summed
+from profiler.core.trace_data import ALLOCATED, GIVEN, GRANULE, TAKEN_BACK, line, summed
 
 BEFORE = "before the recording"
 LEAST_GROWN = 3  # separate times that a line must allocate what stays, to be called growth

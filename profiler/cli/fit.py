@@ -67,7 +67,7 @@ def fit(
 
     Example: gcprof fit hf:gpt2 --memory 8GiB --device h100
     """
-    from profiler.planning.lever_code import KINDS
+    from profiler.planning.plan_code import WAY_KINDS
     from profiler.views.export.files import refuse_output
     from profiler.workflows.absent_gpus import planned
     from profiler.workflows.fit import FitRequest
@@ -76,7 +76,7 @@ def fit(
     draws = output is not None and output.suffix.lower() in PICTURES
     refuse_output(output, force=force, kinds=(".json", *PICTURES), hint="plan.json, or frontier.png, .svg, .pdf")
     if emit is not None:
-        one_of(emit, KINDS, flag="--emit")
+        one_of(emit, WAY_KINDS, flag="--emit")
         refuse_idle({"--json": json}, "with --emit", hint=CODE_ALONE)
     terminal = Terminal(is_quiet=quiet)
     of_batches = words.batch_size == "max"
@@ -169,7 +169,7 @@ def _draw(fitted: Fitted, path: Path, *, force: bool) -> None:
 
 
 def _print_sizes(sizes: Sizes, *, json: bool) -> None:
-    from profiler.core.devices import parse, to_rehearse
+    from profiler.core.gpu_specs import parse, to_rehearse
     from profiler.request.spec import optimizer_text
     from profiler.views.tables import fit as view
     from profiler.views.tables.evidence import device_word

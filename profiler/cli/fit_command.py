@@ -50,11 +50,11 @@ def fit(
 
     Example: gcprof fit --memory 11GiB --device t4 -- python train.py --batch-size 64
     """
-    from profiler.planning.lever_code import KINDS
+    from profiler.planning.plan_code import WAY_KINDS
     from profiler.workflows import fit_command
 
     if emit is not None:
-        one_of(emit, KINDS, flag="--emit")
+        one_of(emit, WAY_KINDS, flag="--emit")
         refuse_idle({"--json": json}, "with --emit", hint=CODE_ALONE)
     limit = parse_memory(memory, flag="--memory")
     asked = _asked(device, context, steps, batches, output, force=force)

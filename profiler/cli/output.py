@@ -334,7 +334,7 @@ def keep_error(error: BaseException) -> str | None:
     import tempfile
     import traceback
 
-    from profiler.core.secret_filter import hide
+    from profiler.core.safe_files import hide
 
     try:
         descriptor, path = tempfile.mkstemp(prefix="gcprof-error-", suffix=".log", dir=FOLDER)

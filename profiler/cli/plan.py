@@ -126,7 +126,7 @@ def _print(planned: Planned, request: PlanRequest) -> int:
 
 def _print_code(planned: Planned, kind: str, *, repairs: bool) -> None:
     """Print the code of the best plan that was measured, else of the solver's."""
-    from profiler.planning.plan import plan_file_of
+    from profiler.planning.chain import plan_file_of
     from profiler.planning.plan_code import emit
 
     for line in _remarks(planned):
@@ -173,7 +173,7 @@ def _print_tables(planned: Planned, asked: PlanRequest) -> None:
 def _write(planned: Planned, points: list[Point], asked: PlanRequest) -> None:
     """Write the requested file, if any: the plan, or the frontier as a table or a picture."""
     from profiler.core.errors import load_module
-    from profiler.planning.plan import plan_file_of
+    from profiler.planning.chain import plan_file_of
     from profiler.views.export.files import write_whole
     from profiler.views.tables import plans
     from profiler.views.tables.evidence import SAID

@@ -36,7 +36,7 @@ def predict(
 
     Example: gcprof predict transformer --strategies all,selective --device h100
     """
-    from profiler.core.devices import to_rehearse
+    from profiler.core.gpu_specs import to_rehearse
     from profiler.workflows.absent_gpus import for_gpus
     from profiler.workflows.run import RunRequest, run
 
@@ -81,7 +81,7 @@ def rehearse(
 
     Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """
-    from profiler.core.devices import to_rehearse
+    from profiler.core.gpu_specs import to_rehearse
     from profiler.workflows.absent_gpus import calibrated
     from profiler.workflows.run import RunRequest, run
 

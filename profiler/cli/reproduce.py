@@ -35,7 +35,7 @@ def reproduce(
 
     Example: gcprof reproduce three-policies
     """
-    from profiler.core.devices import to_predict
+    from profiler.core.gpu_specs import to_predict
     from profiler.workflows import reproduce as workflow
 
     if name is None:

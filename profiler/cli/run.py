@@ -227,7 +227,7 @@ def _after(run: Run) -> list[str]:
     from msgspec import UNSET
 
     from profiler.core.case import Choice
-    from profiler.core.devices import parse
+    from profiler.core.gpu_specs import parse
     from profiler.core.plan_file import strategy_label
     from profiler.core.units import KIB
     from profiler.request.spec import flag

@@ -15,7 +15,7 @@ from profiler.cli.output import SCRIPT, aside, one_of, say
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.core.devices import Device
+    from profiler.core.gpu_specs import Device
     from profiler.scripts.measured import Session
     from profiler.scripts.report import Asked, Ended, Variant
 
@@ -161,7 +161,7 @@ def _hint_of_gpus(end: Ended, asked: Asked) -> None:
 def gpus_of(text: str, *, memory: str | None, context: str | None) -> list[Device]:
     """Return the GPUs that `t4,h100:8` asks for, each once. Raises UserError."""
     from profiler.core.case import Choice, split_choices
-    from profiler.core.devices import rehearsed
+    from profiler.core.gpu_specs import rehearsed
 
     found = []
     for word in split_choices(text):

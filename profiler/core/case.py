@@ -10,12 +10,12 @@ from typing import Annotated, Any, get_args, get_type_hints
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.core import devices
-from profiler.core.choices import LEVERS
-from profiler.core.choices import Choice as Choice
-from profiler.core.choices import as_word as as_word
-from profiler.core.choices import split_choices as split_choices
+from profiler.core import gpu_specs
 from profiler.core.stats import WITHOUT_SWITCH, Sampling
+from profiler.core.units import LEVERS
+from profiler.core.units import Choice as Choice
+from profiler.core.units import as_word as as_word
+from profiler.core.units import split_choices as split_choices
 
 Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # the sum of two fits 64 bits
 Real = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # no measurement is larger; its square is still finite
@@ -114,32 +114,32 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
 
     @property
     def is_predicted(self) -> bool:
-        return devices.parse(self.device).is_predicted
+        return gpu_specs.parse(self.device).is_predicted
 
     @property
     def is_rehearsed(self) -> bool:
         """Whether the step runs PyTorch's own CUDA code on a device that does no arithmetic."""
-        return devices.parse(self.device).is_rehearsed
+        return gpu_specs.parse(self.device).is_rehearsed
 
     @property
     def has_estimated_times(self) -> bool:
         """Whether its step's seconds, if it has any, are those of the roofline model: no device here computes it."""
-        return bool(devices.parse(self.device).prefix)
+        return bool(gpu_specs.parse(self.device).prefix)
 
     @property
     def torch_device(self) -> str:
         """The torch device of the tensors; "cpu" for a prediction, which needs no device."""
-        return devices.parse(self.device).torch_device
+        return gpu_specs.parse(self.device).torch_device
 
     @property
     def foreseen(self) -> Case:
         """The prediction of this case: for the GPU that it rehearses, else for its kind of device."""
-        return msgspec.structs.replace(self, device=str(devices.parse(self.device).foreseen))
+        return msgspec.structs.replace(self, device=str(gpu_specs.parse(self.device).foreseen))
 
     @property
     def twin(self) -> Case:
         """The key that a case and its prediction share: the case on its kind of device, `routing` unset."""
-        return msgspec.structs.replace(self, device=devices.parse(self.device).twin, routing=UNSET)
+        return msgspec.structs.replace(self, device=gpu_specs.parse(self.device).twin, routing=UNSET)
 
 
 def _settings() -> tuple[dict[str, Setting], list[str]]:

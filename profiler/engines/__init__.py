@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
-from profiler.core import catalogue, devices
+from profiler.core import catalogue, gpu_specs
 from profiler.core.case import Choice, Trial, decode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
@@ -61,7 +61,7 @@ def connect(
     """
     make, options = catalogue.load(EngineChoice(catalogue.resolve(EngineChoice(text), TABLE, what="engine")), TABLE)
     name = EngineChoice(text).name
-    if name not in FAR and any(devices.parse(trial.case.device).kind for trial in plan):
+    if name not in FAR and any(gpu_specs.parse(trial.case.device).kind for trial in plan):
         hint = f"--engine {' or '.join(FAR)} sends trials to kinds of GPU; here --device takes cuda:N"
         raise UserError(f"--gpus has no effect with --engine {name}", hint=hint)
     if name == "trainer" and any(trial.case.ranks for trial in plan):

@@ -18,7 +18,7 @@ import msgspec
 
 from profiler.core import server_process
 from profiler.core.errors import UserError
-from profiler.core.secret_filter import hide_bytes
+from profiler.core.safe_files import hide_bytes
 from profiler.rehearsal.device import prepare_if_asked
 from profiler.rehearsal.smoke import proven_libraries
 

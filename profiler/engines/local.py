@@ -25,12 +25,12 @@ from profiler.analysis import progress
 from profiler.analysis.sanity import impossible
 from profiler.core import catalogue, schedule
 from profiler.core.case import Case, Trial, decode, encode
-from profiler.core.devices import MOST_BYTES, absent, parse
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import MOST_BYTES, absent, parse
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import SCHEMA, Environment, Outcome, Record
+from profiler.core.safe_files import hide_bytes
 from profiler.core.schedule import Pairing, pairing
-from profiler.core.secret_filter import hide_bytes
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
 from profiler.core.units import bytes_text
 from profiler.engines import MEASURED, REHEARSED, WORKER

@@ -14,7 +14,7 @@ from profiler.engines.worker import answer, asked, error_record, send, tell, wit
 from profiler.measuring.passes import measure_together
 from profiler.measuring.ranks import Lost, Ranks, launch
 from profiler.measuring.trial import measure
-from profiler.predicting.staging.stages import stages
+from profiler.predicting.stages import stages
 
 LONGEST_DETAIL = 1000  # characters of a rank's last message
 

@@ -27,10 +27,10 @@ import msgspec
 from profiler.core import gpu_specs, safe_files
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.catalogue import Count
-from profiler.core.devices import CUDA, KIND, parse
 from profiler.core.errors import UserError, load_module
+from profiler.core.gpu_specs import CUDA, KIND, parse
 from profiler.core.record import Environment, Record
-from profiler.core.secret_filter import hide, hide_bytes
+from profiler.core.safe_files import hide, hide_bytes
 from profiler.engines import WORKER
 from profiler.engines.local import Local, in_waves, lost
 from profiler.runs import store

@@ -28,8 +28,8 @@ from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.catalogue import Count
 from profiler.core.errors import UserError, load_module
 from profiler.core.record import Environment, Record
+from profiler.core.safe_files import hide
 from profiler.core.schedule import Shard
-from profiler.core.secret_filter import hide
 from profiler.engines.local import Local, informed, lost
 from profiler.runs import runs, store
 from profiler.runs.store import Manifest, Writer

@@ -20,12 +20,21 @@ import torch.utils.checkpoint
 from torch.utils.checkpoint import CheckpointError
 
 from profiler.core.case import Case, Trial, decode, encode
-from profiler.core.devices import parse
-from profiler.core.errors import Exited, Invalid, Unsupported, UserError, load_function
+from profiler.core.errors import (
+    Exited,
+    Invalid,
+    Unsupported,
+    UserError,
+    exited,
+    innermost_line,
+    is_ours,
+    is_theirs,
+    load_function,
+)
+from profiler.core.gpu_specs import parse
 from profiler.core.record import IN_BUILD, Environment, Note, Outcome, Record, Shortage
-from profiler.core.secret_filter import hide
+from profiler.core.safe_files import hide
 from profiler.core.units import GIB, KIB, MIB
-from profiler.core.user_code import exited, innermost_line, is_ours, is_theirs
 from profiler.measuring import devices as measured_devices
 from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from profiler.core.case import Case, Trial
+from profiler.core.errors import innermost_line
 from profiler.core.record import IN_BUILD, Note
-from profiler.core.secret_filter import hide
+from profiler.core.safe_files import hide
 from profiler.core.units import bytes_text
-from profiler.core.user_code import innermost_line
 from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.memory_growth import Leftovers
 from profiler.measuring.meters.step_results import StepDigests

@@ -17,8 +17,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError, CheckpointFunction
 
+from profiler.core.errors import frames, is_ours, is_theirs
 from profiler.core.units import few
-from profiler.core.user_code import frames, is_ours, is_theirs
 from profiler.measuring.bench import Bench
 from profiler.training import kept_state
 from profiler.training.blocks import own_class

@@ -14,9 +14,9 @@ import torch
 
 from profiler.core import gpu_specs
 from profiler.core.case import Trial
-from profiler.core.devices import parse
+from profiler.core.gpu_specs import parse
 from profiler.core.record import Readings, Record
-from profiler.core.roofline import roofline_seconds, stated_error
+from profiler.core.trace_data import roofline_seconds, stated_error
 from profiler.core.units import bytes_text, count_text, few
 from profiler.measuring.bench import Bench, switches
 from profiler.measuring.devices import environment

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from profiler.core.case import OPERATORS, Trial
-from profiler.core.devices import parse
-from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
+from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE, parse
 from profiler.core.record import PHASES, PhaseBytes, RankBytes, Readings, Record, Timeline, timeline
 from profiler.core.stats import largest_known
 from profiler.core.units import bytes_text

@@ -7,8 +7,7 @@ from itertools import takewhile
 
 import msgspec
 
-from profiler.planning.chain import Chain, SaveOption, Stage
-from profiler.planning.plan import Item, Plan, render
+from profiler.planning.chain import Chain, Item, Plan, SaveOption, Stage, render
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import Point
 

@@ -1,4 +1,4 @@
-"""Turns a plan file into Python code that runs without gcprof."""
+"""Turns a plan file, or a strategy with levers, into code or a trainer's settings that run without gcprof."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from string import Template
 from textwrap import wrap
 
+import msgspec
+
 from profiler import __version__
+from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.core.plan_file import PlanFile, Segment, every, names, operators, words
+from profiler.core.plan_file import OFFLOADING, PlanFile, Segment, every, names, operators, words
 from profiler.planning import code_templates as templates
 
 WIDTH = 100
@@ -22,6 +28,41 @@ TRAINING = Path(__file__).parents[1] / "training"
 TOOLS = re.compile(r"  # (?:type: ignore|noqa|fmt: skip).*")  # comments for type checkers and linters
 DRAWING = {"native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "normal", "uniform", "multinomial",
            "rrelu_with_noise", "poisson", "exponential", "rand", "randn", "randint", "randperm"}  # fmt: skip
+
+PYTHON = "python"
+CHUNK_ROWS, OFFLOADED_LEAST = 1024, 1 << 20  # defaults of options of chunk-loss and offload-inputs
+ALLOCATOR = "Start it with PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9, PYTORCH_CUDA_ALLOC_CONF)."
+OF_OPTIMIZER = {  # by lever, in the order in which they are applied: the code that changes the optimizer
+    "fused": "optimizer = _like(optimizer, fused=True, foreach=None)",
+    "no-foreach": "optimizer = _like(optimizer, foreach=False)",
+    "8bit": "optimizer = _in_8_bits(optimizer)",
+    "bf16-state": "with_bf16_state(optimizer)",
+    "in-backward": "step_in_backward(optimizer)",
+}
+ONE_BY_ONE = {"bf16-state": "with_bf16_state", "in-backward": "step_in_backward"}  # an optimizer a parameter
+LIBRARIES = {"torchao": "torchao.optim", "bitsandbytes": "bitsandbytes.optim"}  # whichever is installed
+
+
+APPLY = '''
+
+def apply_levers(model, optimizer):
+    """Change the model in place; return the optimizer to use instead."""
+'''
+LIKE = '''
+
+def _like(optimizer, **options):
+    """A fresh optimizer, as if it had been made with these options too."""
+    return type(optimizer)([{**group, **options} for group in optimizer.param_groups], **options)
+'''
+EIGHT_BIT = Template('''
+import $library
+
+def _in_8_bits(optimizer):
+    """The same optimizer with a state of 8 bits."""
+    taken, kind = ("params", "lr", "betas", "eps", "weight_decay"), f"{type(optimizer).__name__}8bit"
+    groups = [{name: group[name] for name in taken} for group in optimizer.param_groups]
+    return getattr($library, kind)(groups)
+''')
 
 
 def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
@@ -210,3 +251,210 @@ def _filled(head: str, entries: Iterable[list[str]], tail: str) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """A step to write code for: its levers, the plan of its checkpoints, and the heads that are put off."""
+
+    label: str  # as users write it
+    levers: tuple[Choice, ...] = ()
+    plan: PlanFile | None = None
+    heads: dict[str, str] = {}  # weights of heads whose loss is computed in parts: the module that they are of, or ""
+    has_loss: bool = False  # whether the model's own forward computes the loss, if it does, as that of a script
+    optimizer: str | None = None  # its class; None: the model brings its own
+    has_batchnorm: bool = False  # whether a block has one, whose statistics a recompute must leave alone
+    batch_size: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(lever.name for lever in self.levers)
+
+    def options(self, lever: str) -> dict[str, str]:
+        """Return the options of a lever, those that it has."""
+        return next((one.options for one in self.levers if one.name == lever), {})
+
+    @property
+    def parts(self) -> int:
+        """The number of micro-batches."""
+        return int(self.options("micro-batches").get("n", 1))
+
+
+def emit_way(way: Way, kind: str) -> str:
+    """Return the code of a way, of one of WAY_KINDS. Raises UserError for what that cannot express."""
+    if "offload-inputs" in way.names and way.plan:
+        way = msgspec.structs.replace(way, plan=_offloaded(way.plan))
+    said, code = WAY_KINDS[kind](way)
+    plan = f", {' '.join(words(way.plan).split())}" if way.plan and way.plan.segments else ""
+    head = f"{way.label}{plan}: written by gcprof {__version__}, which this does not need."
+    if "expandable-segments" in way.names:
+        said = [*said, ALLOCATOR]
+    return "".join(f"# {line}\n" for text in (head, *said) for line in wrap(text, WIDTH - 2)) + code
+
+
+def _offloaded(plan: PlanFile) -> PlanFile:
+    """Return the plan with the inputs of its segments in host memory, each until the block after it runs backward."""
+    after = dict(pairwise(plan.fingerprint))
+    segments = [msgspec.structs.replace(segment, fetched_at=after.get(names(segment)[-1])) for segment in plan.segments]
+    return msgspec.structs.replace(plan, schema=OFFLOADING, segments=tuple(segments))
+
+
+def _python_of_levers(way: Way) -> tuple[list[str], str]:
+    said = ["Call optimizer = apply_levers(model, optimizer) once, before the first step."]
+    if way.parts > 1:
+        said.append("Each step calls backward(model, batch, loss) instead of loss(model, batch).backward().")
+    parts = templates.MICRO_BATCHES.substitute(n=way.parts) if way.parts > 1 else ""
+    return said, imported(_functions(way) + parts)
+
+
+def _functions(way: Way) -> str:
+    """Return `apply_levers`, and all that it calls."""
+    chosen = [name for name in OF_OPTIMIZER if name in way.names]
+    calls = [OF_OPTIMIZER[name] for name in chosen]
+    parts = [LIKE] if {"fused", "no-foreach"} & {*chosen} else []
+    if "8bit" in chosen:
+        installed = next((name for name in LIBRARIES if find_spec(name)), "torchao")
+        parts.append(EIGHT_BIT.substitute(library=LIBRARIES[installed]))
+    if alone := [name for name in chosen if name in ONE_BY_ONE]:
+        calls.insert(chosen.index(alone[0]), "optimizer = OneByOne(optimizer)")
+        parts.append(measured("optimizers.py", "OneByOne", *(ONE_BY_ONE[name] for name in alone)))
+    plan = ""
+    if "chunk-loss" in way.names:
+        parts.append(_chunk_loss(way))
+        calls.insert(0, "chunk_loss(model)")
+    if way.plan and way.plan.segments:
+        least = int(way.options("offload-inputs").get("least", OFFLOADED_LEAST)) if "offload-inputs" in way.names else 0
+        plan = body(way.plan, PYTHON, repair_batchnorm=way.has_batchnorm, least=least)
+        calls.insert(0, "apply_plan(model)")
+    lines = "".join(f"    {call}\n" for call in (*calls, "return optimizer"))
+    return f"{plan}{APPLY}{lines}{''.join(parts)}"
+
+
+def _chunk_loss(way: Way) -> str:
+    """Return the code of the loss in parts."""
+    options = way.options("chunk-loss")
+    by, rows = "by_torch" if options.get("by") == "torch" else "by_parts", options.get("rows", str(CHUNK_ROWS))
+    more = ", has_loss=True" if way.has_loss else ""
+    weights: dict[str, list[str]] = {}
+    for name, module in way.heads.items():
+        weights.setdefault(module, []).append(name.removeprefix(f"{module}."))
+    calls = [
+        f"    put_off({f'model.get_submodule({json.dumps(module)})' if module else 'model'}, {json.dumps(names)}, "
+        f"Heads(partial({by}, rows={rows})){more})"
+        for module, names in weights.items()
+    ]
+    code = templates.CHUNK_LOSS.substitute(rows=rows, calls="\n".join(calls))
+    return code + measured("chunked_loss.py", "put_off", by)
+
+
+def _trainer(way: Way) -> tuple[list[str], str]:
+    """Return TrainingArguments in the words of the installed transformers, and code for what it has no words for."""
+    said, before, arguments = [], "", ['output_dir="out"']
+    if "in-backward" in way.names:
+        raise UserError("--emit hf: a Trainer clips gradients before it steps, so that in-backward is not possible",
+                        hint="--emit python")  # fmt: skip
+    known = _fields("transformers", "training_args.py", "TrainingArguments")
+    calls = []
+    if way.plan and way.plan.segments:
+        if _is_every_block(way.plan):
+            word = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
+            arguments += [f"{word}=True", f'{word}_kwargs={{"use_reentrant": False}}']
+        else:
+            before = "\n\n" + body(way.plan, "hf", repair_batchnorm=way.has_batchnorm)
+            calls.append("apply_plan(model)")
+    code = ""
+    if "chunk-loss" in way.names:
+        code = _chunk_loss(way)
+        calls.append("chunk_loss(model)")
+    if calls:
+        said.append(f"Call {' and '.join(calls)} before Trainer(model, arguments, ...).")
+    chosen = {"fused": "adamw_torch_fused", "8bit": f"adamw_{'torch' if find_spec('torchao') else 'bnb'}_8bit"}
+    for lever in OF_OPTIMIZER:
+        if lever in way.names and lever in chosen and way.optimizer == "AdamW":
+            arguments.append(f'optim="{chosen[lever]}"')
+        elif lever in way.names:
+            said.append(f"{lever} has no word in TrainingArguments: Trainer(..., optimizers=(optimizer, None)) takes "
+                        f"one that --emit python changes.")  # fmt: skip
+    if way.parts > 1:
+        arguments += _accumulated(way, "hf", "per_device_train_batch_size={}", "gradient_accumulation_steps={}")
+    lines = "".join(f"    {argument},\n" for argument in arguments)
+    made = f"from transformers import TrainingArguments\n\narguments = TrainingArguments(\n{lines})\n"
+    return said, imported(f"{made}{before}{code}")
+
+
+def _accelerate(way: Way) -> tuple[list[str], str]:
+    """Return the code of python, with accelerate's own accumulation for micro-batches."""
+    said = [
+        "Call `optimizer = apply_levers(model, optimizer)` before accelerator.prepare, and in each step "
+        "accelerator.backward(loss) within accelerator.accumulate(model)."
+    ]
+    given = _accumulated(way, "accelerate", "", "gradient_accumulation_steps={}") if way.parts > 1 else []
+    if way.parts > 1:
+        size = f"of {way.batch_size // way.parts}" if way.batch_size else f"1/{way.parts} as large"
+        said.append(f"The loader's batches are {size}; where labels are padded, weight each loss by its targets.")
+    own = msgspec.structs.replace(way, levers=tuple(one for one in way.levers if one.name != "micro-batches"))
+    made = f"from accelerate import Accelerator\n\naccelerator = Accelerator({', '.join(given)})\n\n\n"
+    return said, imported(made + _functions(own))
+
+
+def _torchtitan(way: Way) -> tuple[list[str], str]:
+    """Return sections of a TOML file; what it has no words for is said."""
+    said = ["A file of torchtitan 0.2; later ones have these names in Python."]
+    sections: dict[str, list[str]] = {}
+    if way.plan and way.plan.segments:
+        sections["activation_checkpoint"] = _titan_checkpoints(way.plan)
+    words = {"fused": 'implementation = "fused"', "no-foreach": 'implementation = "for-loop"',
+             "in-backward": "early_step_in_backward = true"}  # fmt: skip
+    for lever in way.names:
+        if lever in words:
+            sections.setdefault("optimizer", []).append(words[lever])
+        elif lever in ("chunk-loss", "8bit", "bf16-state"):
+            said.append(f"{lever} has no word in torchtitan: --emit python has the code.")
+    if way.parts > 1:
+        given = _accumulated(way, "torchtitan", "local_batch_size = {}", "")
+        sections["training"] = [*given, *([f"global_batch_size = {way.batch_size}"] if way.batch_size else [])]
+    return said, "\n".join(f"[{name}]\n" + "".join(f"{line}\n" for line in lines) for name, lines in sections.items())
+
+
+def _titan_checkpoints(plan: PlanFile) -> list[str]:
+    """Return the section of checkpoints. Raises UserError unless the plan is of every block, or every so many."""
+    if _is_every_block(plan):
+        return ['mode = "full"']
+    blocks = list(plan.fingerprint)
+    places = [blocks.index(names(segment)[0]) + 1 for segment in plan.segments]
+    is_plain = all(len(names(segment)) == 1 and not (segment.save or segment.fetched_at) for segment in plan.segments)
+    if is_plain and places == list(range(places[0], len(blocks) + 1, places[0])):
+        return ['mode = "selective"', f'selective_ac_option = "{places[0]}"']
+    raise UserError(f"--emit torchtitan: it checkpoints every block, or every so many, not {words(plan)}",
+                    hint="--emit python can express every plan")  # fmt: skip
+
+
+def _is_every_block(plan: PlanFile) -> bool:
+    """Whether each block is checkpointed by itself."""
+    segments = {segment.blocks for segment in plan.segments if not (segment.save or segment.fetched_at)}
+    return segments == {(name,) for name in plan.fingerprint} and len(segments) == len(plan.segments)
+
+
+def _accumulated(way: Way, kind: str, size: str, steps: str) -> list[str]:
+    """Return the settings of micro-batches. Raises UserError if the batch is not so many equal parts."""
+    if way.batch_size and way.batch_size % way.parts:
+        raise UserError(f"--emit {kind}: a batch of {way.batch_size} is not {way.parts} equal parts",
+                        hint="--emit python has parts of any size")  # fmt: skip
+    sizes = [size.format(way.batch_size // way.parts)] if size and way.batch_size else []
+    return [*sizes, *([steps.format(way.parts)] if steps else [])]
+
+
+def _fields(package: str, file: str, kind: str) -> set[str]:
+    """Return the fields of a class of an installed package, from its source; none where it is not installed."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return set()
+    tree = ast.parse(Path(spec.origin).with_name(file).read_text("utf-8"))
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind]
+    return {
+        node.target.id for node in found.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+WAY_KINDS: dict[str, Callable[[Way], tuple[list[str], str]]] = {
+    PYTHON: _python_of_levers, "hf": _trainer, "accelerate": _accelerate, "torchtitan": _torchtitan,
+}  # fmt: skip

@@ -8,8 +8,19 @@ from math import fsum, hypot
 
 import msgspec
 
-from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, fetches
-from profiler.planning.plan import Item, Plan, fault, flat, segments
+from profiler.planning.chain import (
+    INNER,
+    RECOMPUTED,
+    Chain,
+    Item,
+    Plan,
+    SaveOption,
+    Stage,
+    fault,
+    fetches,
+    flat,
+    segments,
+)
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

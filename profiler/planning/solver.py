@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
-from profiler.planning.chain import Chain
-from profiler.planning.costs import Costs
-from profiler.planning.dp_table import Inner, KeptIntervals, Table
-from profiler.planning.offload_table import OffloadTable
-from profiler.planning.pareto import ParetoFront, Whole
-from profiler.planning.plan import Item, Plan
+from profiler.planning.chain import Chain, Item, Plan
+from profiler.planning.dp_table import Costs, Inner, KeptIntervals, Table
+from profiler.planning.pareto import LARGEST, Cuts, ParetoFront, Points, Sides, Whole, lowest, merged, single, thinned
 from profiler.planning.simulator import simulate
 
 DEEPEST = 8  # every level nests a checkpoint call, and a hundred of them end in RecursionError
 TOLERANCE = 1e-9  # seconds by which sums of floats may differ from sums of whole picoseconds
+
+LONGER, ALONE, OPTIONS = 0, 1, 2  # treatments of a stage: plain, with any backward; a segment alone; the save options
+
+Parts = dict[int, list[Points]]  # by treatment of the first stage
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,3 +147,191 @@ def _edges(costs: Costs, number: int) -> Whole:
     least = max(1, min(costs.last(stage)[0] for stage in range(1, costs.num_stages + 1)))
     spread = np.geomspace(least, costs.most + 1, number - 1).round()
     return np.unique(np.concatenate([[-1], spread]).astype(np.int64))
+
+
+class OffloadTable:
+    """Pareto fronts P(s) of the stages from s to the end of the chain, by what the output of s - 1 holds.
+
+    Inputs of checkpointed segments may wait in host memory. The input of a segment s..r has landed where its forward
+    ends, and is fetched when the gradient of the output of stage r + 1 arrives: it is on the device again through the
+    backward of r + 1, and through its recompute if it is a segment alone. So what a fetch adds depends on r + 1 and on
+    how that is treated, and on nothing further: P(s) has a front for each treatment of s. No two copies overlap, so
+    that waits are known segment by segment. Exact among plans with checkpoints of one level.
+
+    Memory is counted without what is held before s. A choice is -number of a way to keep s, or the length of a segment
+    times a base, plus the treatment of the stage after it and 1 if the segment's input waits in host memory.
+    """
+
+    def __init__(self, costs: Costs, edges: Whole, *, points: int | None, waiting: int | None = None) -> None:
+        """`waiting`: only inputs of segments that begin at stages up to this one may wait in host memory."""
+        self._costs, self._edges, self._points = costs, edges, points
+        self._waiting = costs.num_stages if waiting is None else waiting
+        self._inner = KeptIntervals(costs)
+        self._output = np.array(costs.output)
+        self._base = OPTIONS + max(map(len, costs.keeps))  # above every treatment + 1
+        self._by_held: list[dict[int, ParetoFront]] = [{} for _ in costs.output]  # [s][what the output of s - 1 holds]
+        self._treated: list[dict[int, ParetoFront]] = [{} for _ in costs.output]  # [s][treatment of s]
+        self._any, self._fetching = (_Rows(edges, (costs.num_stages + 1) * number) for number in (1, self._base))
+        self._lost = 0
+        for first in range(costs.num_stages + 1, 0, -1):
+            self._solve(first)
+
+    @property
+    def whole(self) -> ParetoFront:
+        """The front of the whole chain."""
+        return self._by_held[1][self._costs.output[0]]
+
+    def plan(self, nbytes: int) -> Plan:
+        """Return the fastest plan within so many bytes."""
+        costs, front, first, held = self._costs, self.whole, 1, self._costs.output[0]
+        items, options, offloaded = list[Item](), list[tuple[int, str]](), list[int]()
+        while first <= costs.num_stages:
+            at = front.at(nbytes)
+            nbytes, choice = int(front.nbytes[at]), int(front.choices[at])
+            if choice <= 0:
+                way = costs.keeps[first][-choice]
+                items.append(first - 1)
+                options += [(first - 1, way.name)] if way.name is not None else []
+                nbytes, held, first = nbytes - way.saved, way.freed, first + 1
+                front = self._by_held[first][held]
+                continue
+            length, treatment = divmod(choice, self._base)
+            items.append(tuple(range(first - 1, first + length - 1)))
+            if treatment:
+                offloaded.append(first - 1)
+                nbytes += held
+            first += length
+            held = costs.output[first - 1]
+            nbytes -= held
+            front = self._treated[first][treatment - 1] if treatment else self._by_held[first][held]
+        return Plan(items=tuple(items), options=tuple(options), offloaded=tuple(offloaded))
+
+    def _solve(self, first: int) -> None:
+        """Find the fronts of all plans from this stage on."""
+        costs, before = self._costs, self._costs.output[first - 1]
+        here = self._here(first) if first <= costs.num_stages else {LONGER: single(0, 0, 0)}
+        helds = {before, *(way.freed for way in costs.keeps[first - 1])}
+        away = {held: self._away(first, held, max(helds), here) for held in helds}
+        lost = self._lost
+        for held in helds:
+            parts = [_points(front) for front in here.values()]
+            parts += [_points(front, held) for front in away[held].values()]
+            self._by_held[first][held] = self._front(parts, lost)
+        self._any.add(self._by_held[first][before], first, before, LONGER, 0, 0)
+        for treatment, front in here.items() if costs.fetches[first] else ():
+            parts = [_points(front)]
+            parts += [_points(away[before][treatment], before)] if treatment in away[before] else []
+            self._treated[first][treatment] = self._front(parts, lost)
+            at_fetch = self._at_fetch(first, treatment)
+            self._fetching.add(self._treated[first][treatment], first, before, treatment, *at_fetch)
+
+    def _front(self, parts: list[Points], lost: int) -> ParetoFront:
+        front = lowest(parts)
+        front.lost = lost
+        front = thinned(front, self._points)
+        self._lost = max(self._lost, front.lost)
+        return front
+
+    def _at_fetch(self, stage: int, treatment: int) -> tuple[int, int]:
+        """Return what the stage needs while a copy is fetched, and the ticks until what is fetched is needed."""
+        costs = self._costs
+        if treatment == ALONE:
+            nbytes, ticks, _ = costs.last(stage)
+            return nbytes, ticks
+        way = costs.keeps[stage][max(0, treatment - OPTIONS + 1)]
+        return max(way.backward + costs.left[stage], way.at_gradient + costs.left[stage + 1]), way.backward_ticks
+
+    def _here(self, first: int) -> dict[int, ParetoFront]:
+        """Return the fronts of plans whose first item has its input on the device, by treatment of the first stage."""
+        plain, *options = (self._kept(first, number) for number in range(len(self._costs.keeps[first])))
+        rival = lowest([plain])
+        parts = {OPTIONS + number: [points] for number, points in enumerate(options)}
+        parts |= self._segments(first, self._any, {LONGER: rival.after(rival.counts(self._edges), LARGEST)})
+        parts[LONGER] = [plain, *parts.get(LONGER, [])]
+        return {treatment: lowest(points) for treatment, points in parts.items()}
+
+    def _kept(self, first: int, number: int) -> Points:
+        """Return the points with the first stage kept in one of its ways."""
+        way = self._costs.keeps[first][number]
+        behind = self._by_held[first + 1][way.freed]
+        floor = self._costs.keep_floor(first, self._costs.num_stages + 1, way)
+        nbytes = np.maximum(behind.nbytes + way.saved, floor)
+        return Points(nbytes=nbytes, ticks=behind.ticks + way.ticks, choice=-number)
+
+    def _away(self, first: int, held: int, most: int, here: dict[int, ParetoFront]) -> dict[int, ParetoFront]:
+        """Return the fronts of plans whose first item's input waits in host memory, by treatment of the first stage.
+
+        Their memory includes what the input held, which is freed where its copy has landed. What is not faster than
+        `here` even with `most` bytes less is left out.
+        """
+        if first == 1 or first > self._waiting:
+            return {}
+        rivals = {key: front.after(front.counts(self._edges - most), LARGEST) for key, front in here.items()}
+        parts = self._segments(first, self._fetching, rivals, held=held)
+        return {treatment: lowest(points) for treatment, points in parts.items()}
+
+    def _segments(self, first: int, rows: _Rows, rivals: dict[int, Whole], *, held: int | None = None) -> Parts:
+        """Return the points of all segments that begin at `first`; `held` if their input waits in host memory."""
+        costs = self._costs
+        plain = costs.plain_forward(first, costs.num_stages + 1)
+        start = rows.since(first + len(plain))
+        after = rows.stages[start : rows.number]
+        if not len(plain) or not len(after):
+            return {}
+        lengths, inner = after - first, self._inner.segments(first, first + len(plain) - 1)
+        plain, backward = plain[lengths - 1], np.asarray(inner.floors)[lengths - 1]
+        forward = costs.forward_sums(first, int(lengths.max()))[lengths - 1]
+        ticks, floors = forward + np.asarray(inner.ticks)[lengths - 1], np.maximum(plain, backward)
+        if held is not None:
+            whole, copy = costs.output[first - 1], costs.copy_ticks[first - 1]
+            fetched = whole + self._output[after - 1] + rows.nbytes[start : rows.number]
+            floors = np.maximum.reduce([held + plain, whole + backward, fetched])
+            ticks += np.maximum(0, copy - forward) + np.maximum(0, copy - rows.ticks[start : rows.number])
+        parts: Parts = {}
+        for treatment in (ALONE, LONGER):
+            (cuts,) = ((lengths == 1) == (treatment == ALONE)).nonzero()
+            if not len(cuts):
+                continue
+            numbers = start + cuts
+            outer = Sides(fronts=rows.fronts, numbers=numbers, counts=rows.counts, held=self._output[after[cuts] - 1])
+            made = Cuts(
+                outer=outer, inner=None, floors=floors[cuts], ticks=ticks[cuts], times=rows.times[numbers], lost=cuts
+            )
+            for points in merged(made, [rivals[treatment]] if treatment in rivals else [], self._edges):
+                cut = int(cuts[points.choice - 1])
+                choice = int(lengths[cut]) * self._base + (held is not None) * (1 + int(rows.treatments[start + cut]))
+                parts.setdefault(treatment, []).append(Points(nbytes=points.nbytes, ticks=points.ticks, choice=choice))
+        return parts
+
+
+class _Rows:
+    """The fronts that may follow a segment, in descending order of their first stage."""
+
+    def __init__(self, edges: Whole, most: int) -> None:
+        self._edges = edges
+        self.number = 0
+        self.fronts: list[ParetoFront] = []
+        self.stages, self.treatments, self.nbytes, self.ticks = np.empty((4, most), dtype=np.int64)
+        self.times = np.empty((most, len(edges)), dtype=np.int64)  # at each edge, with the input of the first stage
+        self.counts = np.empty((most, len(edges)), dtype=np.int32)  # points up to each edge
+
+    def add(self, front: ParetoFront, stage: int, held: int, treatment: int, nbytes: int, ticks: int) -> None:
+        """Add a front whose first stage's input is of `held` bytes; `nbytes` and `ticks` are those of a fetch there."""
+        number, counts = self.number, front.counts(self._edges - held)
+        self.fronts.append(front)
+        self.stages[number], self.treatments[number], self.nbytes[number], self.ticks[number] = (
+            stage,
+            treatment,
+            nbytes,
+            ticks,
+        )
+        self.times[number], self.counts[number] = front.after(counts, LARGEST), counts
+        self.number += 1
+
+    def since(self, stage: int) -> int:
+        """Return the number of the first front that begins at this stage or one before it."""
+        return int((-self.stages[: self.number]).searchsorted(-stage))
+
+
+def _points(front: ParetoFront, less: int = 0) -> Points:
+    return Points(nbytes=front.nbytes - less, ticks=front.ticks, choice=front.choices)

@@ -17,7 +17,7 @@ from torch import library
 from torch.utils._pytree import tree_leaves, tree_map
 
 from profiler.core.own_thread import replaced
-from profiler.predicting.in_place import linear
+from profiler.predicting.step_tracer import linear
 from profiler.training.optimizers import wrapped
 
 aten = torch.ops.aten

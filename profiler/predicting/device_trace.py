@@ -2,27 +2,311 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
 
+import msgspec
 import torch
+from torch import nn
+from torch.nn import functional
 
-from profiler.core.allocator_history import blocks_in_use
 from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
-from profiler.core.trace_data import WORKSPACES, BlockChoices, Followed, Trace, live
+from profiler.core.trace_data import (
+    GIVEN,
+    GRANULE,
+    TAKEN_BACK,
+    WORKSPACES,
+    Allocation,
+    Block,
+    BlockChoices,
+    Followed,
+    Operator,
+    Trace,
+    blocks_in_use,
+    line,
+    live,
+    summed,
+)
 from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
 from profiler.measuring.devices import open_device
-from profiler.predicting.device_tracer import DeviceTracer, snapshot
-from profiler.predicting.staging.chains import block_choices, followed_of, with_choices_if_known
-from profiler.predicting.step_tracer import Held
+from profiler.measuring.meters.operators import copied_bytes, kind_of
+from profiler.predicting.chains import block_choices, followed_of, with_choices_if_known
+from profiler.predicting.step_tracer import (
+    BlockLife,
+    BlockLives,
+    Held,
+    StepTracer,
+    between_steps,
+    is_in_place,
+    is_sum_in_place,
+    linear,
+    plain_tensors,
+)
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.known_values import NOT_REAL, ZEROS, ValueReads
 from profiler.training.observed_forward import Seen, remembering
-from profiler.training.workload import Step, drop_gradients, uncollected
+from profiler.training.workload import Step, Workload, dense_parts, drop_gradients, uncollected
+
+COMPILED = "compiled code"  # what allocates without a call that a dispatch mode sees
+WORKING = {  # operators, without their namespace, that use a workspace of a library's choice; so do convolutions
+    *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"),
+    *("_addmm_activation", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm"),
+}
+MOST_EVENTS = 10_000_000
+LOGGED = 4096  # bytes to the host that a step's own logs and metrics may take
+MIB = 1 << 20  # only a request above this may get a block with an unsplit rest, which is at most this large
+
+
+class Ran(NamedTuple):
+    """What the allocator counted around one call of an operator."""
+
+    made_by: int  # in the backward: the number of the forward operator whose node runs; 0 if not known
+    start_bytes: int | None  # None for code that allocates without a call
+    end_bytes: int
+    peak_bytes: int  # the most while it ran
+
+
+class DeviceTracer(StepTracer):
+    """Dispatch mode that numbers the operators, and counts what the allocator had recorded as each began and ended.
+
+    The allocator's history says which block each operator was given and gave back; its statistics say how many bytes
+    that were. `with_lines` has the history tell which lines of Python asked.
+    """
+
+    kind = "cuda"
+    blocks: DeviceBlocks
+    patched = staticmethod(mock.patch.multiple)  # a backward on the device has a thread of its own
+    saved_elsewhere = "`gcprof rehearse` runs them"
+
+    def __init__(self, module: nn.Module, *, with_lines: bool = False, **how: bool) -> None:
+        """`how` is as in StepTracer."""
+        super().__init__(module, **how)
+        self.ran: list[Ran] = []  # of each operator
+        self.before: tuple[Block, ...] = ()  # blocks in use when the step began
+        self.events: list[dict[str, Any]] = []  # the allocator's history of the step
+        self.reserved_bytes = 0
+        self.num_to_host = 0  # bytes that were copied to the host
+        self.bounds: list[tuple[int, int, bool]] = []  # events of the history before, operator, whether it ended
+        self._with_lines = with_lines
+        self._num_given = self._num_events = 0  # blocks given, and given or taken back, as of the last count
+        self._num_first = 0  # of these events, as the history begins
+        self._device = torch.cuda.current_device()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, kind = kwargs or {}, kind_of(func)
+        if kind.is_question:
+            return func(*args, **kwargs)
+        start = self._note_unseen()
+        number = len(self.ran) + 1
+        self.bounds.append((self._num_events - self._num_first, number, False))
+        torch._C._cuda_resetPeakMemoryStats(self._device)
+        is_written = is_in_place(func, args) or is_sum_in_place(func, args)
+        out = _written(func, args, kwargs) if is_written else func(*args, **kwargs)
+        copied = copied_bytes(kind.name, args, out)
+        self.num_to_host += copied if copied and out.is_cpu else 0
+        current, peak = self._count()
+        self.bounds.append((self._num_events - self._num_first, number, True))
+        torch._C._cuda_resetPeakMemoryStats(self._device)
+        phase, module, made_by = self.place(number)
+        self.operators.append(Operator(kind.name, module, phase, *kind.work(args, kwargs, out)))
+        self.ran.append(Ran(made_by, start, current, peak))
+        return out
+
+    @contextmanager
+    def follow(self) -> Iterator[None]:
+        """Note what runs within, Python's cyclic collector off."""
+        self.before = blocks_in_use(snapshot(self._device)["segments"])
+        context = "alloc" if self._with_lines else None
+        torch.cuda.memory._record_memory_history(
+            max_entries=MOST_EVENTS, context=context, stacks="python", clear_history=True
+        )
+        self._count()
+        self._num_first = self._num_events
+        torch._C._cuda_resetPeakMemoryStats(self._device)
+        try:
+            linear_in_place = mock.patch.object(functional, "linear", linear) if self._with_modules else nullcontext()
+            with uncollected(), linear_in_place, self.hooked(), self:
+                yield
+            self.events = snapshot(self._device)["device_traces"][self._device]
+            self.blocks, self.uses_host = DeviceBlocks(self), self.num_to_host > LOGGED
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def mark(self, phase: str) -> None:
+        """Begin a phase."""
+        self._note_unseen()
+        super().mark(phase)
+
+    def _note_unseen(self) -> int:
+        """Return the bytes that are allocated; note what has been since the last operator, by code without a call."""
+        num_before = self._num_given
+        current, peak = self._count()
+        if self._num_given != num_before:
+            phase, module, made_by = self.place(len(self.ran) + 1)
+            self.operators.append(Operator(COMPILED, module, phase))
+            self.ran.append(Ran(made_by, None, current, peak))
+        return current
+
+    def _count(self) -> tuple[int, int]:
+        """Return the bytes that are allocated, and the most since the count began, as the allocator says."""
+        counts = torch._C._cuda_memoryStats(self._device)
+        held = counts["allocated_bytes"]["all"]
+        self.reserved_bytes = max(self.reserved_bytes, counts["reserved_bytes"]["all"]["peak"])
+        blocks = counts["allocation"]["all"]
+        self._num_given, self._num_events = blocks["allocated"], blocks["allocated"] + blocks["freed"]
+        return held["current"], held["peak"]
+
+    def held(self, workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
+        held: Held = {}
+        for tree, category, owner in between_steps(workload, optimizer):
+            for address in self.storages(tree):
+                held.setdefault(address, (category, owner))
+        return held
+
+    def storages(self, tree: Any) -> list[int]:
+        parts = (part for tensor in plain_tensors(tree) for part in dense_parts(tensor) if part.is_cuda)
+        storages = (part.untyped_storage() for part in parts)
+        return list(dict.fromkeys(storage.data_ptr() for storage in storages if storage.nbytes()))
+
+    def trace(self, before: Held, after: Held, dropped: StepTracer | None = None, *, of_call: bool = False) -> Trace:
+        """Return a followed step as data, as StepTracer does; what gradients need has the line of their forward."""
+        for life in self.blocks.lives:
+            made_by = self.ran[life.born - 1].made_by if life.born and not life.line else 0
+            if made_by:
+                life.line = next((made.line for made in self.blocks.made[made_by] if made.line), "")
+        trace = super().trace(before, after, dropped, of_call=of_call)
+        return msgspec.structs.replace(trace, operators=tuple(self._with_hidden(trace.allocations)))
+
+    def _with_hidden(self, allocations: Sequence[Allocation]) -> Iterator[Operator]:
+        """Yield the operators with what they took besides, by the allocator's own peak in each."""
+        held = summed(((one.nbytes, one.born, one.died) for one in allocations), len(self.ran))
+        asked = summed(((one.nbytes - one.unsplit, one.born, one.died) for one in allocations), len(self.ran))
+        for number, (operator, ran) in enumerate(zip(self.operators, self.ran, strict=True), start=1):
+            hidden = ran.peak_bytes - held[number]
+            name = operator.name.rpartition("aten.")[2].partition(".")[0]
+            grows = name not in WORKING and "convolution" not in name  # how a library's workspace grows is not known
+            yield msgspec.structs.replace(
+                operator,
+                hidden_bytes=hidden,
+                unsplit=hidden - (self.blocks.asked_peaks[number] - asked[number]),
+                batch_bytes=hidden // 2 // GRANULE * GRANULE if grows else 0,
+            )
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Any:
+    """Write over the first argument, as autograd does where no dispatch mode is on."""
+    in_place = getattr(torch.ops.aten, f"{func._overloadpacket.__name__}_")
+    return getattr(in_place, func._overloadname)(*args, **kwargs).detach()
+
+
+def snapshot(device: int | None = None) -> dict[str, Any]:
+    """Return PyTorch's snapshot of the allocator's blocks and history.
+
+    One with lines of Python asks the compiler for those of generated code, and would import it: 5 s of processor time.
+    """
+    is_late = f"{torch.__name__}._inductor" not in sys.modules
+    if is_late:
+        vars(torch)["_inductor"] = SimpleNamespace()
+    try:
+        return dict(torch.cuda.memory._snapshot(device))
+    finally:
+        if is_late:
+            del vars(torch)["_inductor"]
+
+
+class DeviceBlocks(BlockLives):
+    """All blocks of a step on a device.
+
+    The history has the requests; the allocator's count of bytes around each operator tells what else their blocks took.
+    """
+
+    def __init__(self, tracer: DeviceTracer) -> None:
+        super().__init__()
+        self._ran, self._bounds = tracer.ran, deque(tracer.bounds)
+        self.asked_peaks = [0] * (len(self._ran) + 1)  # by operator: the most bytes in it, without unsplit rests
+        for block in tracer.before:
+            asked = _rounded(block.requested)
+            self.give(BlockLife(block.address, asked, 0, block.line, block.nbytes - asked))
+        self._asked = sum(life.nbytes for life in self.lives)
+        self._held = self._asked + sum(life.unsplit for life in self.lives)
+        self._number, self._is_ended = 0, True  # of the operator that runs, or ran last
+        self._given: list[BlockLife] = []  # since the allocator's count was last compared
+        self._taken: list[BlockLife] = []
+        for number, event in enumerate(event for event in tracer.events if event["action"] in (GIVEN, TAKEN_BACK)):
+            self._go_to(number, event)
+            self._give(event) if event["action"] == GIVEN else self._take(event)
+        self._pass(len(self._ran), is_ended=True)
+
+    def _go_to(self, number: int, event: dict[str, Any]) -> None:
+        """Go on to the operator that ran, or had run last, when this many events had been recorded."""
+        bound = None
+        while self._bounds and self._bounds[0][0] <= number:
+            bound = self._bounds.popleft()
+        if bound:
+            self._pass(bound[1], is_ended=bound[2])
+        is_next_unseen = self._number < len(self._ran) and self._ran[self._number].start_bytes is None
+        if self._is_ended and is_next_unseen and event["action"] == GIVEN:
+            self._pass(self._number + 1, is_ended=False)
+
+    def _pass(self, number: int, *, is_ended: bool) -> None:
+        if (number, is_ended) <= (self._number, self._is_ended):
+            return
+        if not self._is_ended:
+            self._compare(self._ran[self._number - 1].end_bytes)
+        for passed in range(self._number + 1, number + 1):
+            self.asked_peaks[passed] = self._asked
+        start = self._ran[number - 1].start_bytes
+        if start is not None and number > self._number:
+            self._compare(start)
+        if is_ended and number > self._number:
+            self._compare(self._ran[number - 1].end_bytes)
+        self._number, self._is_ended = number, is_ended
+
+    def _give(self, event: dict[str, Any]) -> None:
+        life = BlockLife(event["addr"], _rounded(event["size"]), self._number, line(event.get("frames", ())))
+        self.give(life)
+        self._given.append(life)
+        self._asked, self._held = self._asked + life.nbytes, self._held + life.nbytes
+        self.asked_peaks[self._number] = max(self.asked_peaks[self._number], self._asked)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        life = self.here.pop(event["addr"], None)
+        if life is None:
+            return
+        life.died, life.is_within = self._number, not self._is_ended and life.born == self._number
+        self._asked, self._held = self._asked - life.nbytes, self._held - life.nbytes - life.unsplit
+        self._taken.append(life)
+
+    def _compare(self, counted: int) -> None:
+        """Give what the allocator counts beyond the requests to the blocks that can have an unsplit rest.
+
+        Where an operator was given several, which of them has it shows when the first is taken back.
+        """
+        given = [life for life in self._given if life.died is None]
+        large = [life for life in given if life.nbytes > MIB] or given
+        for life in large if counted > self._held else ():
+            rest = counted - self._held if life is large[-1] else min(MIB, counted - self._held)
+            life.unsplit, life.siblings, self._held = rest, large, self._held + rest
+        for gone in self._taken:
+            for life in gone.siblings if counted != self._held else ():
+                if life.died is None:
+                    moved = max(-life.unsplit, min(counted - self._held, gone.unsplit))
+                    life.unsplit, gone.unsplit = life.unsplit + moved, gone.unsplit - moved
+                    self._held += moved
+        self._given, self._taken = [], []
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // GRANULE) * GRANULE
+
 
 MOST_OFF = 0.02  # of a peak, that free blocks in other places may make: 1 of 100 models is off, by up to 0.5 %
 

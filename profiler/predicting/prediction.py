@@ -16,12 +16,23 @@ from profiler.analysis.live_bytes import OUTSIDE, nbytes, stage_of
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline, timeline
-from profiler.core.roofline import roofline_seconds, scaled, stated_error
-from profiler.core.trace_data import STATIC, Allocation, BlockChoices, Followed, Trace, by_category, live, resting
+from profiler.core.trace_data import (
+    STATIC,
+    Allocation,
+    BlockChoices,
+    Followed,
+    Trace,
+    by_category,
+    live,
+    resting,
+    roofline_seconds,
+    scaled,
+    stated_error,
+)
 from profiler.measuring.devices import versions
 from profiler.measuring.meters import saved_graph
-from profiler.predicting.staging.chains import block_choices, followed_of, with_choices_if_known
-from profiler.predicting.traced_case import Assumed, kind_of, known_rates, trace_case
+from profiler.predicting.chains import block_choices, followed_of, with_choices_if_known
+from profiler.predicting.traced_case import Assumed, device_kind, known_rates, trace_case
 from profiler.training import own_checkpoints
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import offered_blocks
@@ -189,7 +200,7 @@ def _static(trace: Trace) -> dict[str, int]:
 def _stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
     """Return the notes on what limits the accuracy of a prediction."""
     texts = {
-        "GCP015": ESTIMATED[kind_of(trial.case)] if trial.calibration is None else None,
+        "GCP015": ESTIMATED[device_kind(trial.case)] if trial.calibration is None else None,
         "GCP016": stated_error(rates, trial.case.precision, is_scaled=_measured_seconds(trial, rates) is not None)
         if rates and not assumed.is_unfused
         else None,
@@ -202,7 +213,7 @@ def _stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
 
 def _of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
     """Return the notes on strategy and model; a prediction for CUDA omits those on the CPU that it was traced on."""
-    on_cuda = kind_of(case) == "cuda"
+    on_cuda = device_kind(case) == "cuda"
     notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
     remarks = own_checkpoints.remark(built.case, built.own_calls), built.applied.remark()
     notes = (*notes, *filter(None, remarks))

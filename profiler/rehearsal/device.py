@@ -8,10 +8,9 @@ import sys
 
 import msgspec
 
-from profiler.core import devices, gpu_specs
-from profiler.core.devices import REHEARSE, Device
+from profiler.core import gpu_specs
 from profiler.core.errors import UserError
-from profiler.core.gpu_specs import HOLLOW, Rates
+from profiler.core.gpu_specs import HOLLOW, REHEARSE, Device, Rates
 from profiler.core.units import bytes_text
 from profiler.rehearsal import build, loader
 from profiler.rehearsal.smoke import proven_libraries
@@ -78,7 +77,7 @@ def load() -> None:
 def choose(device: str) -> None:
     """Make the GPU of a rehearsed case the one that torch sees in this process, which has not used CUDA yet."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it names real GPUs
-    choose_devices(devices.parse(device))
+    choose_devices(gpu_specs.parse(device))
 
 
 def is_open() -> bool:

@@ -10,8 +10,8 @@ import msgspec
 
 from profiler.core import gpu_specs
 from profiler.core.case import Case, split_choices
-from profiler.core.devices import CUDA, FAKE, KIND, REHEARSE, absent, parse
 from profiler.core.errors import UserError, nearest
+from profiler.core.gpu_specs import CUDA, FAKE, KIND, REHEARSE, absent, parse
 from profiler.core.record import Environment
 
 RANKS_PER_CORE = 8

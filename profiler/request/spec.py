@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.core import catalogue, plan_file, safe_files, schedule, secret_filter
+from profiler.core import catalogue, plan_file, safe_files, schedule
 from profiler.core.case import SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
-from profiler.core.devices import parse
 from profiler.core.errors import UserError, nearest, nearest_or_all, refuse_idle
+from profiler.core.gpu_specs import parse
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
 from profiler.core.units import bytes_text, parse_percent
@@ -158,12 +158,12 @@ def command_line(typed: Sequence[str]) -> str:
         alone = before in ("--data", "--config", "--output", "-o")
         option = "" if alone else (re.match(r"--(data|config|output)=|-o=?|", word) or [""])[0]
         words.append(option + Path(word[len(option) :]).name if alone or option else word)
-    return shlex.join(secret_filter.hide(word) for word in words)
+    return shlex.join(safe_files.hide(word) for word in words)
 
 
 def _refuse_secrets(request: Request) -> None:
     for name, value in given(request).items():
-        if isinstance(value, str) and secret_filter.is_in(value):
+        if isinstance(value, str) and safe_files.has_secret(value):
             message = f"{flag(name)} holds what looks like a secret, and every record would hold it too"
             raise UserError(message, hint="let your file read it from the environment")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.core import safe_files
-from profiler.core.errors import UserError, nearest
-from profiler.core.user_code import shipped
+from profiler.core.errors import UserError, nearest, shipped
 
 RESULTS = Path("results")  # where run folders are made by default
 TAGS = "tags.json"  # in a run folder, but not part of what was measured

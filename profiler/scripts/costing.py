@@ -18,9 +18,9 @@ from torch import nn
 from profiler.core import gpu_specs
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.trace_data import Trace
-from profiler.predicting.device_tracer import DeviceTracer
-from profiler.predicting.staging.chains import chain_of, estimated_seconds, proved_floor
-from profiler.predicting.staging.stage_operators import spans
+from profiler.predicting.chains import chain_of, estimated_seconds, proved_floor
+from profiler.predicting.device_trace import DeviceTracer
+from profiler.predicting.stage_operators import spans
 from profiler.scripts import applying, levers
 from profiler.training import blocks as finding
 from profiler.training import called_blocks

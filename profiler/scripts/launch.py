@@ -21,9 +21,8 @@ from typing import IO
 import msgspec
 
 from profiler.core.case import Choice
-from profiler.core.devices import MOST_BYTES, Device
-from profiler.core.errors import UserError
-from profiler.core.user_code import is_theirs
+from profiler.core.errors import UserError, is_theirs
+from profiler.core.gpu_specs import MOST_BYTES, Device
 from profiler.rehearsal import build, device, smoke
 from profiler.rehearsal.smoke import proven_libraries
 from profiler.scripts import guard

@@ -20,8 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice
-from profiler.core.errors import Unsupported
-from profiler.core.user_code import users_line
+from profiler.core.errors import Unsupported, users_line
 from profiler.training import levers
 from profiler.training.block_segments import checkpointed
 from profiler.training.chunked_loss import FoundHeads, put_off

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from profiler.core.choices import Choice
-from profiler.core.script import Gradients
+from profiler.core.record import Gradients
+from profiler.core.units import Choice
 from profiler.scripts import launch
 from profiler.scripts.report import Asked, Ended, Variant
 

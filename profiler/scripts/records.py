@@ -16,9 +16,8 @@ from profiler import __version__
 from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.gpu_specs import HOLLOW
-from profiler.core.record import Environment, Readings, Record
-from profiler.core.script import ProcessFacts, VariantFacts
-from profiler.core.secret_filter import hide
+from profiler.core.record import Environment, ProcessFacts, Readings, Record, VariantFacts
+from profiler.core.safe_files import hide
 from profiler.scripts.report import Process, Variant
 
 NO_PROCESS = Process(

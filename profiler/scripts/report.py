@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from profiler.core import gpu_specs
-from profiler.core.devices import Device, parse
-from profiler.core.roofline import operator_seconds, stated_error
-from profiler.core.script import Applied, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
-from profiler.core.trace_data import Operator
+from profiler.core.gpu_specs import Device, parse
+from profiler.core.record import AppliedToModel, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
+from profiler.core.trace_data import Operator, operator_seconds, stated_error
 
 if TYPE_CHECKING:
     from profiler.core.gpu_specs import Rates
@@ -292,13 +291,13 @@ def _assumed(rows: Iterable[dict[str, Any]]) -> Iterable[Assumed]:
     return sorted(dict.fromkeys(found), key=lambda one: not one.is_size)
 
 
-def _applied(rows: Iterable[dict[str, Any]], checkpoints: Iterable[dict[str, Any]]) -> list[Applied]:
+def _applied(rows: Iterable[dict[str, Any]], checkpoints: Iterable[dict[str, Any]]) -> list[AppliedToModel]:
     """Return what became of each model, those of one class and fate once, with the script's own checkpoints in it."""
     own = {line["module"]: tuple(line["names"]) for line in checkpoints}
     names = ("strategy", "module", "num_blocks", "split", "why")
     made = [{name: row[name] for name in names} for row in rows if "module" in row]
-    found = [msgspec.convert({**row, "own": own.pop(row["module"], ())}, Applied) for row in made]
-    others = [Applied(strategy="none", module=module, own=names) for module, names in own.items()]
+    found = [msgspec.convert({**row, "own": own.pop(row["module"], ())}, AppliedToModel) for row in made]
+    others = [AppliedToModel(strategy="none", module=module, own=names) for module, names in own.items()]
     return list(dict.fromkeys([*found, *others]))
 
 

@@ -20,9 +20,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from profiler.core.case import Case
-from profiler.core.errors import Unsupported
+from profiler.core.errors import Unsupported, users_line
 from profiler.core.record import Applied, Note
-from profiler.core.user_code import users_line
 from profiler.training.kept_state import kept
 from profiler.training.workload import Workload
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from profiler.core.user_code import is_theirs
+from profiler.core.errors import is_theirs
 from profiler.training.workload import Workload, local
 
 OF_TORCH = {*vars(nn.Module()), "_route", "_compiled_call_impl"}  # attributes of every module, and of a routed block

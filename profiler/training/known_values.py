@@ -34,9 +34,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
-from profiler.core.errors import Exited, Invalid, Unsupported, UserError
+from profiler.core.errors import Exited, Invalid, Unsupported, UserError, frames, is_theirs, users_line
 from profiler.core.own_thread import replaced
-from profiler.core.user_code import frames, is_theirs, users_line
 from profiler.training.workload import Workload
 
 aten = torch.ops.aten

@@ -16,9 +16,9 @@ import msgspec
 
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice
-from profiler.core.choices import LEVERS
 from profiler.core.errors import UserError, nearest_or_all
 from profiler.core.record import Applied, Note
+from profiler.core.units import LEVERS
 from profiler.training import STRATEGIES
 
 if TYPE_CHECKING:  # has torch

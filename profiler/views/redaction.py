@@ -14,11 +14,9 @@ from typing import Any
 import msgspec
 
 from profiler.core.case import Case, Choice
-from profiler.core.devices import parse
-from profiler.core.gpu_specs import HOLLOW, is_hollow
-from profiler.core.record import Built, Environment, Equality, Note, Readings, Record
-from profiler.core.script import VariantFacts
-from profiler.core.secret_filter import HIDDEN, hide
+from profiler.core.gpu_specs import HOLLOW, is_hollow, parse
+from profiler.core.record import Built, Environment, Equality, Note, Readings, Record, VariantFacts
+from profiler.core.safe_files import HIDDEN, hide
 from profiler.runs.store import Run
 
 START = r"(?:[a-z][a-z0-9+.-]{1,20}://|~[\w.-]*/|/(?=[\w.~/-])|[A-Za-z]:[\\/]|\\\\)"  # of an absolute path or URL

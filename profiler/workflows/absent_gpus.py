@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from profiler.core import gpu_specs
 from profiler.core.case import Choice, split_choices
-from profiler.core.devices import absent, parse, to_predict, to_rehearse
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import absent, parse, to_predict, to_rehearse
 from profiler.core.record import Record, evidence
 from profiler.engines.local import why_no_rehearsal
 from profiler.request import device_choice

@@ -16,8 +16,8 @@ from profiler.analysis import cost
 from profiler.analysis.cost import Speed, SweepCost
 from profiler.core import gpu_specs
 from profiler.core.case import Case, Trial
-from profiler.core.devices import to_predict
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import to_predict
 from profiler.core.record import Environment, Record
 from profiler.engines import WORKER, Engine, EngineChoice
 from profiler.request.spec import CheckedRequest

@@ -13,12 +13,11 @@ from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.live_bytes import peak
 from profiler.analysis.progress import calibrations
 from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
-from profiler.core.allocator_history import load_snapshot
 from profiler.core.case import Case, Choice, Trial, encode, split_choices
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
-from profiler.core.trace_data import Followed
+from profiler.core.trace_data import Followed, load_snapshot
 from profiler.engines import REHEARSED, WORKER, Engine, read_answer
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request

@@ -19,7 +19,7 @@ from profiler.core.errors import UserError
 from profiler.core.plan_file import OFFLOADING, PlanFile
 from profiler.core.record import Record, bytes_needed
 from profiler.core.units import bytes_text
-from profiler.planning import lever_code
+from profiler.planning import plan_code
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.training.levers import label as label_of
@@ -230,7 +230,7 @@ def searched(
         return msgspec.structs.replace(fitted, exit_code=code or GATE)
     plan = cases[chosen.case].plan
     is_changed = request.emit is not None and chosen.case != model.case
-    written = lever_code.emit(way_of(model.engine, chosen.case, plan), str(request.emit)) if is_changed else None
+    written = plan_code.emit_way(way_of(model.engine, chosen.case, plan), str(request.emit)) if is_changed else None
     return msgspec.structs.replace(fitted, chosen=chosen, plan=plan, code=written)
 
 

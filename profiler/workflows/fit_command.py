@@ -17,11 +17,10 @@ from profiler.core import gpu_specs
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
-from profiler.core.script import Phase
+from profiler.core.record import Phase
 from profiler.core.units import bytes_text, parse_budget
-from profiler.planning import candidates, lever_code
-from profiler.planning.chain import Chain
-from profiler.planning.plan import plan_file_of
+from profiler.planning import candidates, plan_code
+from profiler.planning.chain import Chain, plan_file_of
 from profiler.planning.solver import Point
 from profiler.scripts import launch
 from profiler.scripts.report import NOT_MET, Asked, Ended, Variant, phase_text
@@ -129,11 +128,11 @@ def code(way: Way, kind: str) -> str:
     plan = way.plan or (made["plan"] and msgspec.convert(made["plan"], PlanFile))
     heads, optimizer = dict.fromkeys(made["heads"], ""), made["optimizer"]
     levers = Choice(way.label).parts[1:]
-    step = lever_code.Way(
+    step = plan_code.Way(
         label=way.label, levers=levers, plan=plan, heads=heads, has_loss=True, optimizer=optimizer,
         has_batchnorm=made["has_batchnorm"],
     )  # fmt: skip
-    return lever_code.emit(step, kind)
+    return plan_code.emit_way(step, kind)
 
 
 class _Unmet(Exception):

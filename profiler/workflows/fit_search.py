@@ -16,14 +16,13 @@ from msgspec import UNSET
 
 from profiler.core import gpu_specs, schedule
 from profiler.core.case import Case, Choice, Trial
-from profiler.core.devices import parse
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import parse
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, bytes_needed
 from profiler.planning import candidates
 from profiler.planning import chain as chains
-from profiler.planning.chain import Chain
-from profiler.planning.plan import Plan, plan_file_of
+from profiler.planning.chain import Chain, Plan, plan_file_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point
 from profiler.training.levers import TABLE

@@ -14,10 +14,10 @@ from profiler.analysis.advice import MOST_TRIED, Place, Rung, largest_that_fits
 from profiler.analysis.rows import rows
 from profiler.core import gpu_specs, schedule
 from profiler.core.case import Case, Choice, Trial
-from profiler.core.devices import parse
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import parse
 from profiler.core.plan_file import PlanFile
-from profiler.planning import lever_code
+from profiler.planning import plan_code
 from profiler.request.spec import flags
 from profiler.runs import RESULTS, store
 from profiler.training.levers import label as label_of
@@ -281,4 +281,4 @@ def _run(
     if request.emit is None or sizes.chosen is None or sizes.chosen.row is None or sizes.chosen.label == NONE:
         return sizes
     way = way_of(model.engine, sizes.chosen.row.case, sizes.chosen.plan)
-    return msgspec.structs.replace(sizes, code=lever_code.emit(way, request.emit))
+    return msgspec.structs.replace(sizes, code=plan_code.emit_way(way, request.emit))

@@ -20,8 +20,7 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.planning.candidates import Way
-from profiler.planning.chain import Chain
-from profiler.planning.plan import plan_file_of
+from profiler.planning.chain import Chain, plan_file_of
 from profiler.planning.simulator import slower_by
 from profiler.request import device_choice
 from profiler.runs import RESULTS, store

@@ -15,12 +15,11 @@ from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Calibration, Case, Choice, Trial
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, evidence
-from profiler.core.roofline import host_rate
+from profiler.core.trace_data import host_rate
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.planning import candidates
-from profiler.planning.chain import Chain, with_sure_options
-from profiler.planning.plan import Plan, host_bytes, plan_file_of
+from profiler.planning.chain import Chain, Plan, host_bytes, plan_file_of, with_sure_options
 from profiler.planning.solver import Frontier, Point, best, frontier
 from profiler.workflows import SILENT, Screen
 

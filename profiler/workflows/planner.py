@@ -8,15 +8,14 @@ from pathlib import Path
 import msgspec
 
 from profiler.core.case import Case
-from profiler.core.devices import parse
 from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
+from profiler.core.gpu_specs import parse
 from profiler.core.record import Evidence, Record
 from profiler.core.units import budget_text, parse_budget
 from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.candidates import Way
-from profiler.planning.chain import Chain
-from profiler.planning.plan import Plan, plan_file_of
+from profiler.planning.chain import Chain, Plan, plan_file_of
 from profiler.planning.solver import Frontier, best
 from profiler.request import device_choice
 from profiler.request.spec import Request, flags

@@ -15,10 +15,9 @@ from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core import catalogue, safe_files
 from profiler.core.case import Case, Choice
-from profiler.core.devices import parse
-from profiler.core.errors import UserError, nearest_or_all
+from profiler.core.errors import UserError, nearest_or_all, shipped
+from profiler.core.gpu_specs import parse
 from profiler.core.record import evidence
-from profiler.core.user_code import shipped
 from profiler.request import device_choice, spec
 from profiler.request.spec import TABLES, Request, command_line
 from profiler.runs import RESULTS, run_folder, store

@@ -17,8 +17,8 @@ from profiler.analysis import progress
 from profiler.analysis.timing_doubts import other_processes
 from profiler.core import catalogue, gpu_specs, schedule
 from profiler.core.case import Trial
-from profiler.core.devices import parse
 from profiler.core.errors import UserError, refuse_idle
+from profiler.core.gpu_specs import parse
 from profiler.core.record import Environment, Record
 from profiler.core.schedule import Shard
 from profiler.core.units import bytes_text

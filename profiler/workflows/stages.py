@@ -15,16 +15,15 @@ from profiler.analysis import progress
 from profiler.analysis.explanation import better_blocks
 from profiler.core import plan_file
 from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode, encode_indented
-from profiler.core.devices import MOST_BYTES, parse
 from profiler.core.errors import UserError
-from profiler.core.gpu_specs import CONTEXT_BYTES
+from profiler.core.gpu_specs import CONTEXT_BYTES, MOST_BYTES, parse
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text, bytes_text
 from profiler.engines import MEASURED, REHEARSED, STAGE_SECONDS, WORKER, Engine, read_answer
 from profiler.planning.chain import Chain
-from profiler.planning.lever_code import Way
+from profiler.planning.plan_code import Way
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request, command_line, flags, optimizer_text
 from profiler.runs import store

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from profiler.cli import answer, output
-from profiler.core import secret_filter
+from profiler.core import safe_files
 from profiler.runs import store
 from tests.program import gcprof
 
@@ -109,14 +109,14 @@ def key_block(kind: str) -> str:
 @pytest.mark.parametrize("kind", KEY_KINDS)
 @pytest.mark.parametrize("written", [str, lambda text: repr(text)[1:-1], lambda text: text.replace("\n", "\r\n")])
 def test_fault_58_a_private_key_is_hidden_whole(kind, written):
-    assert secret_filter.hide(f"before {written(key_block(kind))} after") == "before [hidden] after"
+    assert safe_files.hide(f"before {written(key_block(kind))} after") == "before [hidden] after"
 
 
 @pytest.mark.parametrize("name", NAMES.split())
 def test_fault_58_a_variable_is_known_by_its_name(name, monkeypatch):
     monkeypatch.setenv(name, "correct horse")
 
-    assert secret_filter.hide("a correct horse") == "a [hidden]"
+    assert safe_files.hide("a correct horse") == "a [hidden]"
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_fault_58_a_variable_is_known_by_its_name(name, monkeypatch):
     ],
 )
 def test_fault_58_a_secret_is_known_by_its_shape(text, hidden):
-    assert secret_filter.hide(f"x {text} y") == f"x {hidden} y"
-    assert secret_filter.hide(hidden) == hidden
+    assert safe_files.hide(f"x {text} y") == f"x {hidden} y"
+    assert safe_files.hide(hidden) == hidden
 
 
 def test_fault_58_the_log_of_our_own_error_hides_it_too(here, monkeypatch):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import _engine_run_backward
 
-from profiler.core import devices, gpu_specs
+from profiler.core import gpu_specs
 from profiler.core.errors import Unsupported
 from profiler.core.record import Conditions
 from profiler.measuring.devices import Device, Facts, Span
@@ -28,7 +28,7 @@ HOLDS = {0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "hea
 
 def connect(device: str) -> Cuda:
     """Return `cuda:0` by its index, or the first visible device for `cuda:a100`; Unsupported if that is no A100."""
-    cuda, asked = Cuda(device), devices.parse(device)
+    cuda, asked = Cuda(device), gpu_specs.parse(device)
     if not asked.accepts(cuda.facts().name):
         raise Unsupported(f"the GPU that was given for {asked.kind} is another one: {cuda.facts().name}")
     return cuda
@@ -126,7 +126,7 @@ class Cuda(Device):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._device = torch.device(devices.parse(name).torch_device)
+        self._device = torch.device(gpu_specs.parse(name).torch_device)
         torch.cuda.set_device(self._device)
         self._opened = time.monotonic()
         self._board: Board | str | None = None  # or why there is none; None before it is looked up

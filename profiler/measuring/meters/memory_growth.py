@@ -18,8 +18,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from profiler.core.errors import is_theirs, users_line
 from profiler.core.units import bytes_text
-from profiler.core.user_code import is_theirs, users_line
 from profiler.measuring.devices import Device
 from profiler.measuring.meters.operators import operator_name
 from profiler.training.optimizers import hooks_of, let_go, states

@@ -14,9 +14,9 @@ from torch import nn
 from torch.autograd.graph import Node
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from profiler.core.errors import frames
 from profiler.core.trace_data import Operator
 from profiler.core.units import bytes_text, few
-from profiler.core.user_code import frames
 from profiler.training.blocks import offered_blocks
 from profiler.training.kept_state import kept
 from profiler.training.observed_forward import run_forward

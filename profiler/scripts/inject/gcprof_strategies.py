@@ -57,7 +57,7 @@ def begin(watch: Any, write: Callable[[dict[str, Any]], None]) -> None:
             os._exit(USAGE)
         models.begin()
         if "+" in STRATEGY:
-            parts: Any = import_module("profiler.core.choices").Choice(STRATEGY).parts
+            parts: Any = import_module("profiler.core.units").Choice(STRATEGY).parts
             applying: Any = import_module("profiler.scripts.levers")
             applying.begin(parts[1:])
     if CHAIN_STEP:

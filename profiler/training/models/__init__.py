@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from profiler.core.choices import Choice
 from profiler.core.errors import MOST_MEANT, UserError, similar
+from profiler.core.units import Choice
 
 TABLE = {
     "mlp": "profiler.training.models.built_in:mlp",

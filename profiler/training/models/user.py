@@ -24,8 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
 from profiler.core import catalogue
-from profiler.core.errors import Invalid
-from profiler.core.user_code import exited
+from profiler.core.errors import Invalid, exited
 from profiler.training.optimizers import held_by
 from profiler.training.workload import Workload
 

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from profiler.analysis.axes import Axis
 from profiler.analysis.rows import Row
-from profiler.core.devices import FAKE, MOST_BYTES, parse
-from profiler.core.gpu_specs import HOLLOW
+from profiler.core.gpu_specs import FAKE, HOLLOW, MOST_BYTES, parse
 from profiler.core.record import Evidence
 from profiler.core.units import bytes_text
 

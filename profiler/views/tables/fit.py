@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from profiler.analysis.advice import Rung
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, encode_indented
-from profiler.core.devices import parse
+from profiler.core.gpu_specs import parse
 from profiler.core.plan_file import files_of_labels, strategy_labels
 from profiler.core.units import MISSING, bytes_text, change_text, seconds_text
 from profiler.scripts.report import Variant, phase_name

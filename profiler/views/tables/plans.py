@@ -24,9 +24,8 @@ from profiler.core.units import (
     second_unit,
 )
 from profiler.planning.candidates import Way
-from profiler.planning.chain import Chain, Stage
-from profiler.planning.plan import Plan, render
-from profiler.planning.plan import words as words_of
+from profiler.planning.chain import Chain, Plan, Stage, render
+from profiler.planning.chain import words as words_of
 from profiler.planning.solver import Point
 from profiler.views.export.data import csv_text
 from profiler.views.tables.columns import NOISE, UNSURE, ratio_text

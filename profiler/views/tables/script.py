@@ -11,11 +11,19 @@ import msgspec
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
 from profiler.core import gpu_specs
-from profiler.core.choices import Choice
 from profiler.core.errors import UserError
-from profiler.core.script import Applied, Gradients
+from profiler.core.record import AppliedToModel, Gradients
 from profiler.core.stats import num_warmup, num_warmup_pairs, pair_ratios, ratio_of_pairs
-from profiler.core.units import MISSING, bytes_text, change_range_text, change_text, count_text, few, seconds_text
+from profiler.core.units import (
+    MISSING,
+    Choice,
+    bytes_text,
+    change_range_text,
+    change_text,
+    count_text,
+    few,
+    seconds_text,
+)
 from profiler.scripts.report import IN_STEPS, Process, Variant, estimate_caveat, name_of, phase_name, phase_text
 from profiler.views.tables.columns import CLOSE, NOISE, UNSURE
 from profiler.views.tables.grid import Table, byte_columns, numbers, telling, words
@@ -230,7 +238,7 @@ def _applied(process: Process) -> Iterator[str]:
         yield f"{applied.module}: {what}{f'; {kept}' if own else ''}"
 
 
-def what_was_done(applied: Applied) -> str:
+def what_was_done(applied: AppliedToModel) -> str:
     """Return how a model was changed: `12 blocks recomputed, 4x3`."""
     blocks = f"{count_text(applied.num_blocks, 'block')} recomputed" if applied.num_blocks else ""
     return ", ".join(filter(None, (blocks, applied.split))) or "whole"

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from profiler.core.case import Case, Choice, Trial, decode
-from profiler.core.devices import parse, to_predict
 from profiler.core.errors import Unsupported, UserError
+from profiler.core.gpu_specs import parse, to_predict
 from profiler.core.record import Record
 from profiler.engines import Engine, local
 from profiler.planning.chain import Chain
 from profiler.predicting import prediction
-from profiler.predicting.staging.stages import stages
+from profiler.predicting.stages import stages
 from profiler.predicting.traced_case import known_rates
 from profiler.request import device_choice
 from profiler.request.spec import Request

@@ -21,10 +21,10 @@ from torch.utils._mode_utils import no_dispatch
 
 from profiler.core import own_thread
 from profiler.core.case import Case, Choice, split_choices
-from profiler.core.devices import FAKE
 from profiler.core.errors import Invalid, Unsupported, UserError
+from profiler.core.gpu_specs import FAKE
 from profiler.core.plan_file import PlanFile
-from profiler.predicting.fake_modules import DEEPCOPY
+from profiler.predicting.fake_tensors import DEEPCOPY
 from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.training import kept_state

@@ -14,15 +14,14 @@ import msgspec
 from profiler.analysis.explanation import better_blocks
 from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Case, Trial
-from profiler.core.devices import parse
 from profiler.core.errors import UserError
-from profiler.core.gpu_specs import CONTEXT_BYTES
+from profiler.core.gpu_specs import CONTEXT_BYTES, parse
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
 from profiler.core.units import budget_text, bytes_text, parse_budget, parse_memory
 from profiler.engines import Engine
 from profiler.planning import candidates
-from profiler.planning.plan import plan_file_of
+from profiler.planning.chain import plan_file_of
 from profiler.request.spec import Request, optimizer_text
 from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.views.tables.evidence import device_word

@@ -10,14 +10,20 @@ import msgspec
 from profiler.analysis.live_bytes import floor
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.gpu_specs import Rates
-from profiler.core.roofline import operator_seconds
-from profiler.core.trace_data import BlockChoice, BlockChoices, Followed, Trace, live
+from profiler.core.trace_data import BlockChoice, BlockChoices, Followed, Trace, live, operator_seconds
 from profiler.planning.candidates import all_stages
 from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
 from profiler.planning.simulator import simulate
-from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, TOGETHER, Seconds
-from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
-from profiler.predicting.staging.stage_operators import StageSpan, refuse_backward_in_forward, spans
+from profiler.predicting.stage_operators import (
+    StageBytes,
+    StageSpan,
+    floor_bytes,
+    held,
+    refuse_backward_in_forward,
+    spans,
+    static_bytes,
+)
+from profiler.predicting.stage_seconds import EVERY, NOTHING, TOGETHER, Seconds
 from profiler.training.assemble import Assembled
 from profiler.training.blocks import offered_blocks
 from profiler.training.workload import Workload

@@ -20,14 +20,11 @@ from profiler.measuring.devices.cpu import available_bytes
 from profiler.measuring.failure_causes import UNKNOWN
 from profiler.planning import candidates
 from profiler.planning.chain import Chain
-from profiler.predicting import device_trace
-from profiler.predicting.fake_step import taken_workspace
-from profiler.predicting.staging import stage_seconds
-from profiler.predicting.staging.chains import chain_of, estimated_seconds
-from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
-from profiler.predicting.staging.stage_bytes import StageBytes, held
-from profiler.predicting.staging.stage_operators import StageSpan, refuse_backward_in_forward, spans
-from profiler.predicting.traced_case import known_rates, observe_case, trace_case, workspace_bytes
+from profiler.predicting import device_trace, stage_seconds
+from profiler.predicting.chains import chain_of, estimated_seconds
+from profiler.predicting.stage_operators import StageBytes, StageSpan, held, refuse_backward_in_forward, spans
+from profiler.predicting.stage_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
+from profiler.predicting.traced_case import known_rates, observe_case, taken_workspace, trace_case, workspace_bytes
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
 from profiler.training.observed_forward import observe
