@@ -7,6 +7,7 @@ import pytest
 
 from profiler.analysis.rows import rows as read_rows
 from profiler.cli import answer
+from profiler.core.case import Choice
 from profiler.core.gpu_specs import MOST_BYTES
 from profiler.runs import store
 from profiler.workflows.fit import Fitted
@@ -111,6 +112,15 @@ def test_of_two_ways_that_are_alike_the_one_with_fewer_levers_is_shown_and_is_th
 
     assert [str(row.case.label) for row in fitted.shown] == ["none", "none+chunk-loss"]
     assert fitted.missing == ["nothing fits: the least is none+chunk-loss, which needs 50.0 MiB more"]
+
+
+def test_a_lever_of_a_way_that_fits_is_not_said_to_be_left_out():
+    """It may save nothing alone, and with others enough."""
+    rows = read_rows([record(label, peak=size * MIB) for label, size in {"none": 100, "all+fused": 9}.items()])
+    left_out = dict.fromkeys((Choice("fused"), Choice("chunk-loss")), "it lowers neither")
+    fitted = Fitted(words=(), limit_bytes=10 * MIB, context_bytes=0, context_source=None, rows=rows, left_out=left_out)
+
+    assert [line for line in fitted.table.below if "left out" in line] == ["left out: chunk-loss: it lowers neither"]
 
 
 def test_a_consent_that_no_lever_needs_is_refused(here, capsys):
