@@ -190,7 +190,7 @@ def _print_sizes(sizes: Sizes, *, json: bool) -> None:
         if of_batches
         else f"{batch}: the smallest GPU that holds it"
     )
-    below = [f"left out: {lever}: {why}" for lever, why in sizes.left_out.items()]
+    below = view.left_out_lines(sizes.left_out)
     if sizes.context_source:
         below.insert(0, view.context_text(place.context_bytes, sizes.context_source))
     notes = [

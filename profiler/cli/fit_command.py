@@ -160,7 +160,7 @@ def _print(fitted: Fitted, *, source: str | None = None) -> None:
     allocated = "" if source else ", of allocated memory"
     number = f"rehearsed: the whole command, {count_text(fitted.num_rehearsed, 'time')}"
     below = [f"to fit: {bytes_text(fitted.limit_bytes)}{allocated}{taken}", number]
-    below += [f"left out: {lever}: {why}" for lever, why in fitted.left_out.items()]
+    below += view.left_out_lines(fitted.left_out)
     if chosen is whole:
         below.append("it fits as it is")
     elif chosen is None:

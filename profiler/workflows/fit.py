@@ -111,7 +111,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
         source = f"; {view.context_text(self.context_bytes, self.context_source)}" if self.context_source else ""
         below = [f"to fit: {bytes_text(self.limit_bytes)}{source}"]
         taken = {str(lever) for row in rows if self.fits(row) for lever in row.case.label.parts[1:]}
-        below += [f"left out: {lever}: {why}" for lever, why in self.left_out.items() if str(lever) not in taken]
+        below += view.left_out_lines({word: why for word, why in self.left_out.items() if str(word) not in taken})
         below += self.missing if chosen is None else ["it fits as it is"] if chosen is rows[0] else []
         return view.table(
             rows, list(map(self.needed_bytes, rows)), list(map(self.fits, rows)), chosen=chosen, places=self.places,

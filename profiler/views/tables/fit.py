@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from profiler.analysis.advice import Rung
 from profiler.analysis.rows import Row
@@ -31,6 +32,14 @@ def need_text(variant: Variant) -> str:
     at = f" ({phase.line})" if phase.line else ""
     context = f", and {bytes_text(variant.context_bytes)} for CUDA itself" if variant.context_bytes else ""
     return f"{bytes_text(phase.reserved_bytes or 0)} are reserved in {phase_name(phase)}{at}{context}"
+
+
+def left_out_lines(reasons: Mapping[Any, str]) -> list[str]:
+    """Return why levers were left out, a line for each reason."""
+    names: dict[str, list[str]] = {}
+    for lever, why in reasons.items():
+        names.setdefault(why, []).append(str(lever))
+    return [f"left out: {', '.join(levers)}: {why}" for why, levers in names.items()]
 
 
 def table(
