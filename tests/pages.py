@@ -12,7 +12,7 @@ from typing import Any
 import typer.main
 
 from profiler.cli import COMMANDS, application, command
-from profiler.cli.help import RUNS, examples
+from profiler.cli.options import RUNS, examples
 from profiler.core import case, record, schedule, stats
 from profiler.runs import store
 from tests import rooms

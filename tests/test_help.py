@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 from profiler.cli import COMMANDS, answer, application, command
-from profiler.cli import help as layout
+from profiler.cli import options as layout
 from profiler.cli.options import CHOICES
 from profiler.request import device_choice, spec
 from tests import examples, killed, make
@@ -61,7 +61,7 @@ def test_three_examples_a_command_that_it_takes(name, monkeypatch, capsys):
 def test_help_loads_neither_torch_nor_rich():
     loaded = modules_after(["run", "--help"])
 
-    assert "profiler.cli.help" in loaded
+    assert "profiler.cli.options" in loaded
     assert {"torch", "rich"} & loaded == set()
 
 

@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from profiler.cli import answer, application
-from profiler.cli.mistakes import understood
+from profiler.cli.options import understood
 from profiler.cli.output import SCRIPT, split_script
 from profiler.core import gpu_specs
 from profiler.request import spec

@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from profiler.cli import COMMANDS, SCRIPTS, application, command
-from profiler.cli import help as help_of
+from profiler.cli import options as help_of
 from profiler.cli.output import SCRIPT, split_script
 from tests import examples, make
 from tests.mnist_files import write_mnist

@@ -23,7 +23,7 @@ LOCAL = {  # what of them is used, and why it reaches no further than this machi
     "engines/forkserver.py": {"socket"},  # the other end
     "core/server_process.py": {"socket"},  # the pair of the two
     "measuring/ranks.py": {"socket"},  # the name of the loopback
-    "cli/plot_export_report.py": {"webbrowser"},  # `--open` shows the file
+    "cli/show.py": {"webbrowser"},  # `--open` shows the file
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler.cli import answer, script_folder
+from profiler.cli import answer, script
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.record import AppliedToModel, Gradients, Growth, Holder, Phase
@@ -99,7 +99,7 @@ ENDINGS = {
 
 
 def kept(variants, path):
-    return script_folder.keep(variants, output=path, started=datetime.now(UTC))
+    return script.keep(variants, output=path, started=datetime.now(UTC))
 
 
 @pytest.fixture

@@ -19,9 +19,20 @@ import typer
 import typer.main
 
 from profiler.cli import options
-from profiler.cli.help import MODEL, PANELS, RUNS, Command, Group, about, examples
-from profiler.cli.mistakes import TAKES_MODEL, understood, usage
-from profiler.cli.options import VARIABLE, Words
+from profiler.cli.options import (
+    MODEL,
+    PANELS,
+    RUNS,
+    TAKES_MODEL,
+    VARIABLE,
+    Command,
+    Group,
+    Words,
+    about,
+    examples,
+    understood,
+    usage,
+)
 from profiler.cli.output import (
     COLOR,
     COMMAND,
@@ -45,13 +56,12 @@ UNABLE, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 3, 70, 74, 130, 141
 TELLS_FAILURES = ("run", "rehearse", "predict", "plan", "stages", "fit", "reproduce")  # whose JSON is that of a run
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
-CHOICES = ("auto", "always", "never")
 LONGEST = 1_000_000  # seconds of a stage: eleven days
 
-COMMANDS = {  # only the one that is asked for is imported; in help.py each has a line in GROUPS, and more examples
+COMMANDS = {  # only the one that is asked for is imported; in options.py each has a line in GROUPS, and more examples
     "run": "profiler.cli.run:run",
-    "rehearse": "profiler.cli.predict:rehearse",
-    "predict": "profiler.cli.predict:predict",
+    "rehearse": "profiler.cli.run:rehearse",
+    "predict": "profiler.cli.run:predict",
     "explain": "profiler.cli.explain:explain",
     "timeline": "profiler.cli.explain:timeline",
     "plan": "profiler.cli.plan:plan",
@@ -59,9 +69,9 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
     "fit": "profiler.cli.fit:fit",
     "show": "profiler.cli.show:show",
     "compare": "profiler.cli.show:compare",
-    "plot": "profiler.cli.plot_export_report:plot",
-    "export": "profiler.cli.plot_export_report:export",
-    "report": "profiler.cli.plot_export_report:report",
+    "plot": "profiler.cli.show:plot",
+    "export": "profiler.cli.show:export",
+    "report": "profiler.cli.show:report",
     "list": "profiler.cli.run_folders:list_runs",
     "tag": "profiler.cli.run_folders:tag",
     "rm": "profiler.cli.run_folders:rm",
@@ -70,7 +80,7 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
     "models": "profiler.cli.look_up:models",
     "strategies": "profiler.cli.look_up:strategies",
     "blocks": "profiler.cli.look_up:blocks",
-    "reproduce": "profiler.cli.reproduce:reproduce",
+    "reproduce": "profiler.cli.run:reproduce",
     "doctor": "profiler.cli.look_up:doctor",
     "note": "profiler.cli.look_up:note",
 }
@@ -79,8 +89,8 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
 SCRIPTS = {  # the same words with a command of the user's behind `--`
     "rehearse": "profiler.cli.script:rehearse",
     "run": "profiler.cli.script:run",
-    "plan": "profiler.cli.fit_command:plan",
-    "fit": "profiler.cli.fit_command:fit",
+    "plan": "profiler.cli.fit:plan_script",
+    "fit": "profiler.cli.fit:fit_script",
 }
 
 
@@ -156,7 +166,7 @@ def with_added(command: Callable[..., Any], name: str, *, of_script: bool = Fals
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
 
     def with_options(*, color: str, stage_limit: float | None = None, **given: Any) -> Any:
-        COLOR.set(one_of(color, CHOICES, flag="--color"))
+        COLOR.set(one_of(color, options.CHOICES["color"], flag="--color"))
         QUIET.set(bool(given.get("quiet")))
         if stage_limit is not None:
             _set_limit(stage_limit)

@@ -21,7 +21,7 @@ from profiler.cli.output import (
     say_json,
     screen_width,
 )
-from profiler.cli.script_folder import ON_SCRIPT, named_script, under
+from profiler.cli.script import ON_SCRIPT, named_script, under
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, error_text
 from profiler.request.device_choice import SEVERAL

@@ -1,12 +1,14 @@
-"""gcprof run."""
+"""gcprof run, rehearse, predict and reproduce: a table of strategies, measured, rehearsed, estimated or published."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from profiler.cli import options
@@ -23,8 +25,8 @@ from profiler.cli.output import (
     say_bytes,
     shard_text,
 )
-from profiler.core.errors import refuse_idle
-from profiler.core.units import count_text
+from profiler.core.errors import UserError, refuse_idle
+from profiler.core.units import count_text, parse_bytes, parse_memory
 from profiler.request.spec import Request
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from profiler.core.record import Record
     from profiler.request.spec import CheckedRequest
     from profiler.runs.store import Run
+    from profiler.workflows.reproduce import Reproduced, System
     from profiler.workflows.run import Ran, RunRequest
 
 OWN_OPTIMIZER = "GCP009"  # the note that the model brings its own optimizer
@@ -248,3 +251,172 @@ def _after(run: Run) -> list[str]:
         is_traced = best in peaks and best.name != "compile-budget"  # it makes its own kernels
         return ["explain", *words, *(["--strategies", strategy_label(best)] if is_traced else [])]
     return ["fit", *words, "--memory", f"{whole * SMALLER / KIB:.0f}KiB", "--context", "0"]
+
+
+def predict(
+    words: Annotated[Request, Words((*options.SWEEP, "routing", "calibrate"), model=options.Models)] = Request(),
+    device: Annotated[str, typer.Option(help="GPUs: t4, a100-80, rtx-4090, ...; cuda, an H100; or cpu")] = "cuda",
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Also rehearse every case, and show the prediction's error.")
+    ] = False,
+    output: options.RunFolder = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the run in a folder below results/.")] = False,
+    json: options.JsonOrTable = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Predict what `gcprof run` would measure, without the device.
+
+    The bytes on a GPU are rehearsed, by PyTorch's own CUDA code, where torch can do that: on Linux, with its CUDA
+    build. Elsewhere they are estimated, as they are for cpu and fake:t4, and with --routing and --calibrate.
+
+    Example: gcprof predict transformer --strategies all,selective --device h100
+    """
+    from profiler.core.gpu_specs import to_rehearse
+    from profiler.workflows.absent_gpus import for_gpus
+    from profiler.workflows.run import RunRequest, run
+
+    is_kept = keep or output is not None
+    terminal = Terminal(is_quiet=quiet, names_logs=is_kept)
+    if rehearse and (words.calibrate or device in ("cuda", "cpu")):
+        raise UserError("--rehearse is for one GPU, and calibrates nothing", hint="name it: --device h100")
+    is_estimated = bool(words.calibrate) or words.routing is not None
+    device = to_rehearse(device) if rehearse else for_gpus(device, say=terminal.say, is_estimated=is_estimated)
+    words = msgspec.structs.replace(words, device=device, predict=rehearse or None)
+    with interruptible(json=json), TemporaryDirectory(prefix="gcprof-") as folder:
+        place = output if is_kept else Path(folder) / "run"
+        request = RunRequest(words=words, output=place, typed=COMMAND.get(), is_kept=is_kept)
+        raise typer.Exit(print_run(run(request, terminal), json=json, is_kept=is_kept))
+
+
+def rehearse(
+    words: Annotated[Request, Words(options.SWEEP, model=options.Models)] = Request(),
+    device: Annotated[str, typer.Option(help="GPUs: t4, a100-80, h100, rtx-4090, ...")] = "h100",
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of the GPU: 11GiB, or 60% of its own. [default: all of it]")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="Memory CUDA takes besides PyTorch's, as 500MiB. [default: nothing]")
+    ] = None,
+    cudnn_workspace: Annotated[
+        str | None, typer.Option(help="Workspace cuDNN takes for a convolution, as 64MiB. [default: nothing]")
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(help="A run measured on this GPU: sets the two options above where they are not given."),
+    ] = None,
+    output: options.RunFolder = None,
+    json: options.JsonOrTable = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run a training step with PyTorch's own CUDA code, but without the GPU: its memory, to the byte.
+
+    After `--`, or from a word FILE.py on, follows your own training command, which is run unchanged. It takes --device
+    (t4, h100:8), --memory, --context, -L, --steps, --batches, --limit, --allow-writes, --fail-on, -o, --json and
+    --quiet; `gcprof rehearse --help -- x` explains them.
+
+    Example: gcprof rehearse hf:llama --strategies all --precision bf16
+    """
+    from profiler.core.gpu_specs import to_rehearse
+    from profiler.workflows.absent_gpus import calibrated
+    from profiler.workflows.run import RunRequest, run
+
+    if memory is not None:
+        parse_memory(memory, flag="--memory")
+    context = None if context == "0" else context  # a model's steps have none, if it is not asked for
+    for flag, size in {"--context": context, "--cudnn-workspace": cudnn_workspace}.items():
+        if size is not None:
+            parse_bytes(size, flag=flag)
+    sizes = {"memory": memory, "context": context, "cudnn_workspace": cudnn_workspace}
+    device = calibrated(device, calibrate, **sizes) if calibrate else to_rehearse(device, **sizes)
+    words = msgspec.structs.replace(words, device=device)
+    request = RunRequest(words=words, output=output, typed=COMMAND.get())
+    terminal = Terminal(is_quiet=quiet, names_logs=output is not None)
+    with interruptible(json=json):
+        raise typer.Exit(print_run(run(request, terminal), json=json, is_look=output is None))
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A published system; without it, all are listed.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Run the published size on a CPU too.")] = False,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Run nothing: predict the published size, for a v100 or --device.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or cuda:N; with --predict also t4, h100, ... [default: auto]")
+    ] = None,
+    output: options.RunFolder = None,
+    before: Annotated[
+        list[str] | None, typer.Option("--from", help="Read this run instead of running; may be repeated.")
+    ] = None,
+    json: options.JsonOrTable = False,
+) -> None:
+    """Run a published system, and show its figures beside ours.
+
+    It has its full size on CUDA, and is reduced on a CPU.
+
+    Example: gcprof reproduce three-policies
+    """
+    from profiler.core.gpu_specs import to_predict
+    from profiler.workflows import reproduce as workflow
+
+    if name is None:
+        if any((full, predict, device, output, before, json)):
+            raise UserError("reproduce needs a name for these options", hint=f"one of {', '.join(workflow.names())}")
+        _list([workflow.find(name) for name in workflow.names()])
+        return
+    system = workflow.find(name)
+    if before:
+        given = {"--full": full, "--predict": predict, "--device": device, "--output": output}
+        refuse_idle(given, "with --from", hint="it runs nothing; leave one of them out")
+        if json and len(before) > 1:
+            raise UserError("--json prints one run", hint="give --from once")
+        for word in before:
+            _print(workflow.read(system, word, Terminal()), json=json)
+        return
+    if predict:
+        if system.engine != "local":
+            raise UserError(f"{name} cannot be predicted: a Trainer does its steps", hint="leave out --predict")
+        device = to_predict(device or "v100")
+    with interruptible(json=json):
+        reproduced = workflow.reproduce(
+            system, Terminal(), full=full, device=device, output=output, typed=COMMAND.get()
+        )
+        _print(reproduced, json=json)
+        raise typer.Exit(_keep(system, reproduced))
+
+
+def _list(systems: list[System]) -> None:
+    from profiler.views.tables.grid import Table, words
+
+    columns = (
+        words("name", "", [system.name for system in systems]),
+        words("what is published", "", [system.title for system in systems]),
+    )
+    say(Table(columns=columns))
+    next_command("gcprof", "reproduce", systems[0].name)
+
+
+def _print(reproduced: Reproduced, *, json: bool) -> None:
+    from profiler.views.tables import comparison
+
+    figures = reproduced.reproduction
+    if json:
+        say_bytes(
+            comparison.published_document(figures, run=reproduced.run.folder.name, exit_code=reproduced.exit_code)
+        )
+    else:
+        say(comparison.published_table(figures))
+
+
+def _keep(system: System, reproduced: Reproduced) -> int:
+    """Write the table into the run's folder; return the exit code."""
+    from profiler.views.export.files import write_whole
+    from profiler.views.export.markdown import markdown
+    from profiler.views.tables import comparison
+
+    folder = reproduced.run.folder
+    text = markdown([comparison.published_table(reproduced.reproduction)]).encode()
+    aside(f"wrote {write_whole(folder / 'derived' / 'reproduction.md', text, force=True)}")
+    is_partial = system.engine == "local" and reproduced.run.status == "partial"
+    next_command("gcprof", *(("run", "--resume") if is_partial else ("show",)), str(folder))
+    return reproduced.exit_code

@@ -2,7 +2,7 @@
 
 The two tables list the export formats and the kinds of plot; reading them imports no view. An export is a function that
 returns the whole file as bytes. A plot is a `Plot` (plots/panels.py). A new export or plot takes one function, one line
-here, and its name in the help (cli/plot_export_report.py).
+here, and its name in the help (cli/show.py).
 """
 
 from pathlib import Path
