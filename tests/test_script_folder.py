@@ -17,7 +17,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import AppliedToModel, Gradients, Growth, Holder, Phase
 from profiler.core.units import GIB, MIB
 from profiler.runs import store
-from profiler.scripts import comparison, records
+from profiler.scripts import records
 from profiler.scripts.report import Process, Variant
 from tests.scripts.runs import ROOT, gcprof
 
@@ -265,11 +265,11 @@ def test_what_ran_out_of_memory_or_is_missing_is_over_every_limit(run):
 
 def test_another_script_torch_or_device_is_told():
     sides = [
-        comparison.Side(name=name, variants=(variant(process(torch=torch), device=gpu),), sources={"train.py": name})
+        records.Side(name=name, variants=(variant(process(torch=torch), device=gpu),), sources={"train.py": name})
         for name, torch, gpu in (("x", "2.9.0", "t4"), ("y", "2.15.0", "h100"))
     ]
 
-    (compared,) = comparison.compare(sides)
+    (compared,) = records.compare(sides)
 
     assert "\n".join(compared.remarks) == "device: t4 -> h100\ntorch: 2.9.0 -> 2.15.0\nanother file: train.py"
     assert all(pair.before and pair.after for pair in compared.pairs)  # one device each, so they are paired
@@ -289,14 +289,14 @@ def test_another_script_torch_or_device_is_told():
     ],
 )
 def test_limits_are_bytes_or_shares_of_the_gpu(text, is_over):
-    assert bool(comparison.exceeded(ENDINGS["ok"], comparison.parse(text))) == is_over
-    assert comparison.exceeded(ENDINGS["out of memory"], comparison.parse(text))
+    assert bool(records.exceeded(ENDINGS["ok"], records.parse_limits(text))) == is_over
+    assert records.exceeded(ENDINGS["out of memory"], records.parse_limits(text))
 
 
 @pytest.mark.parametrize("text", ["", "peak", "peak:>", "peak:<1GiB", "time:>2%", "peak:>1GiB,peak:>2GiB", "peak:>0B"])
 def test_a_limit_that_is_none_is_refused(text):
     with pytest.raises(UserError):
-        comparison.parse(text)
+        records.parse_limits(text)
 
 
 def test_secrets_of_the_command_are_not_stored(run):

@@ -10,7 +10,7 @@ import pytest
 
 from profiler.core import gpu_specs
 from profiler.core.record import Phase
-from profiler.scripts.measured import ROUNDING, Request, compared, measure
+from profiler.scripts.launch import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Asked, Process, Variant
 from profiler.views.tables.script import Live, ratio_to, step_seconds
 from tests.scripts import by_hand

@@ -18,8 +18,8 @@ from profiler.core.errors import UserError
 if TYPE_CHECKING:
     from profiler.core.gpu_specs import Device
     from profiler.runs.store import Run
-    from profiler.scripts.comparison import Side
-    from profiler.scripts.measured import Session
+    from profiler.scripts.launch import Session
+    from profiler.scripts.records import Side
     from profiler.scripts.report import Asked, Ended, Variant
 
 NO_GPU = 3
@@ -278,7 +278,7 @@ def run(
     """
     import msgspec
 
-    from profiler.scripts.measured import Request, measure
+    from profiler.scripts.launch import Request, measure
     from profiler.scripts.report import Asked
     from profiler.views.tables.script import Live, tables
 
@@ -338,19 +338,19 @@ class Conclusion:
 
     def __init__(self, output: Path | None, fail_on: str | None, *, json: bool) -> None:
         from profiler.runs import RESULTS, store
-        from profiler.scripts import comparison
+        from profiler.scripts import records
 
         store.refuse_existing(output or RESULTS / "new")
         self._output, self._json, self._started = output, json, datetime.now(UTC)
-        self._limits = comparison.parse(fail_on) if fail_on is not None else ()
+        self._limits = records.parse_limits(fail_on) if fail_on is not None else ()
 
     def end(self, variants: Sequence[Variant], code: int, *, is_ended: bool) -> NoReturn:
         """Write, print and end the command. There is no folder if no process of it used a GPU. Raises UserError."""
-        from profiler.scripts import comparison
+        from profiler.scripts import records
 
         used = [bool(variant.processes) for variant in variants]
         folder = keep(variants, output=self._output, started=self._started) if any(used) else None
-        texts = comparison.exceeded(variants, self._limits)
+        texts = records.exceeded(variants, self._limits)
         for text in texts:
             aside(f"gate: {text}")
         if self._limits and not texts and all(used):
@@ -380,7 +380,7 @@ def keep(variants: Sequence[Variant], *, output: Path | None, started: datetime)
         environment=records.environment(variants[0]),
         sources={name: text for variant in variants for name, text in records.sources(variant.command).items()},
     )
-    folder = output or store.new_folder(RESULTS, [records.name_of(variants[0].command).partition(".")[0]])
+    folder = output or store.new_folder(RESULTS, [records.command_name(variants[0].command).partition(".")[0]])
     store.save(folder, manifest=encode(manifest), trials=b"".join(encode(line) + b"\n" for line in lines))
     return folder
 
@@ -419,7 +419,7 @@ def named_script(target: str | None) -> tuple[Run, tuple[Variant, ...]] | None:
 
 def compared_scripts(loaded: Sequence[tuple[str, Run]]) -> tuple[Side, ...]:
     """Return the sides of a comparison of scripts; none if the runs are of models. Raises UserError (4) for both."""
-    from profiler.scripts.comparison import Side
+    from profiler.scripts.records import Side
 
     read = [(word, run, variants_of(run)) for word, run in loaded]
     of_models = [word for word, _, variants in read if variants is None]

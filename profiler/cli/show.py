@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from profiler.analysis.comparison import Judgement, RuleResult
     from profiler.core.record import Record
     from profiler.runs.store import Run
-    from profiler.scripts.comparison import Side
+    from profiler.scripts.records import Side
     from profiler.views.tables.grid import Table
 
 ALIGN = "model,strategy,batch_size,precision"
@@ -149,14 +149,14 @@ def compare(
 
 def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str, columns: int | None) -> int:
     """Print scripts beside each other; return the exit code."""
-    from profiler.scripts import comparison
+    from profiler.scripts import records
     from profiler.views.tables import comparison as view
 
-    limits = comparison.parse(fail_on, is_change=True) if fail_on is not None else ()
+    limits = records.parse_limits(fail_on, is_change=True) if fail_on is not None else ()
     if len(sides) < 2:
         raise UserError("a script's run is compared with another one", hint="gcprof compare RUN RUN")
-    compared = comparison.compare(sides)
-    texts = comparison.tripped(compared, limits)
+    compared = records.compare(sides)
+    texts = records.tripped(compared, limits)
     code = TRIPPED if texts else 0
     document = view.script_document(compared, gate=texts if limits else None, exit_code=code)
     _say(view.script_tables(compared), document, lambda: view.script_csv(compared), format=format, columns=columns)

@@ -1,31 +1,39 @@
-"""Applies a strategy, and levers, to the model of a script in its own process, by the arguments of one call of it."""
+"""Applies a strategy, and levers, to the model of a script in its own process, by the arguments of one call of it.
+
+Imported by `inject/gcprof_strategies.py`. Levers act on optimizers as they are made, and on the model at its first call
+in training. What a script does only later can refuse a lever too: Unsupported is raised in the script, and ends it.
+"""
 
 from __future__ import annotations
 
+import inspect
 import random
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
+from torch.optim import optimizer as optimizers
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from profiler.core import catalogue, plan_file
-from profiler.core.case import Choice
-from profiler.core.errors import Unsupported
+from profiler.core.case import Case, Choice
+from profiler.core.errors import Unsupported, users_line
 from profiler.core.record import Applied
 from profiler.predicting.fake_tensors import fake_tensors, unseen
-from profiler.scripts import levers
-from profiler.training import STRATEGIES, called_blocks
+from profiler.training import STRATEGIES, called_blocks, levers
 from profiler.training import blocks as finding
-from profiler.training.block_segments import apply_strategy, norms, with_note
+from profiler.training.block_segments import apply_strategy, checkpointed, norms, with_note
 from profiler.training.blocks import unroute
-from profiler.training.memory_levers import IS_LOOK
+from profiler.training.chunked_loss import FoundHeads, put_off
+from profiler.training.memory_levers import IS_LOOK, set_growing
 from profiler.training.own_checkpoints import compiled_modules, is_left_alone
 from profiler.training.strategies import written
 from profiler.training.workload import Workload
@@ -34,6 +42,12 @@ NOTHING = "GCP001"  # the note of a strategy that checkpoints nothing
 WHOLE = ("offload", "hf")  # strategies that need no blocks
 MENDING = "code of `gcprof fit --emit`"  # what holds the statistics of BatchNorm
 OBSERVING = (*called_blocks.COUNTING, "_planted")  # strategies that may look at a forward
+NO_STRATEGY = Choice("none")
+Optimizer = torch.optim.Optimizer
+Options = dict[str, bool | None]
+KERNELS: dict[str, Options] = {"fused": {"fused": True, "foreach": None}, "no-foreach": {"foreach": False}}
+CLIPS = ("clip_grad_norm_", "clip_grad_value_")
+ACCUMULATES = "gradients arrive a second time before the optimizer's step, so the script accumulates them"
 
 
 def apply(
@@ -43,7 +57,7 @@ def apply(
     label: str,
     *,
     is_compiled: bool = False,
-    optimizers: tuple[torch.optim.Optimizer, ...] = (),
+    optimizers: tuple[Optimizer, ...] = (),
 ) -> dict[str, Any]:
     """Change the module in place; return what was done: num_blocks, split, what code needs, or `why` it was not.
 
@@ -56,13 +70,13 @@ def apply(
     batch = arguments, keywords
     workload, made = Workload(module=module, batch=batch, loss=_call), Applied()
     try:
-        if choice != levers.NONE:
+        if choice != NO_STRATEGY:
             refuse_module(module, is_compiled=is_compiled)
             names = _blocks(module, choice)
             refuse_blocks(module, names, needs_some=choice.name not in WHOLE)
             workload, made = _applied(module, names, batch, choice, partial(function, **options))
         whole = met(workload, batch, strategy=choice, is_compiled=is_compiled, optimizers=optimizers)
-        split = [*levers.apply(whole)]
+        split = [*apply_levers(whole)]
     except Unsupported as error:
         return {"why": str(error)}
     routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
@@ -72,7 +86,7 @@ def apply(
     text = "; ".join(filter(None, (made.split, *split, *again))) or None
     own = choice.name not in ("plan", *WHOLE)  # a plan's segments are in its file
     code = {
-        "heads": levers.heads_of(module),
+        "heads": _heads_of(module),
         "optimizer": type(optimizers[0]).__name__ if optimizers else None,
         "has_batchnorm": bool(norms(workload)),
         "plan": msgspec.to_builtins(written(workload, made, str(choice))) if own and made.recomputes else None,
@@ -80,15 +94,15 @@ def apply(
     return {"num_blocks": len(made.recomputes), "split": text, "why": nothing[0] if nothing else None, "code": code}
 
 
-def met(workload: Workload, batch: Any, **given: Any) -> levers.Met:
+def met(workload: Workload, batch: Any, **given: Any) -> Met:
     """Return the model as levers meet it, after its strategy."""
-    return levers.Met(workload=workload, on_fakes=partial(looking, workload.module, batch), **given)
+    return Met(workload=workload, on_fakes=partial(looking, workload.module, batch), **given)
 
 
 def apply_in_evaluation(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Apply the levers that hold in evaluations too, by a call without gradients; return whether any could be."""
     batch = arguments, keywords
-    return levers.apply_in_evaluation(met(Workload(module=module, batch=batch, loss=_call), batch))
+    return _apply_in_evaluation(met(Workload(module=module, batch=batch, loss=_call), batch))
 
 
 def _unroute(parts: list[nn.Module]) -> None:
@@ -205,3 +219,244 @@ def _on_fakes(module: nn.Module, batch: Any) -> Iterator[Any]:
                 held.update(real)
             random.setstate(state)
             IS_LOOK.reset(is_look)
+
+
+# ---- levers
+
+
+class Met(msgspec.Struct, frozen=True, kw_only=True):
+    """A model at its first call in training, after its strategy."""
+
+    workload: Workload
+    optimizers: tuple[Optimizer, ...] = ()  # that have parameters of it
+    on_fakes: Callable[[], Any]  # a context in which its parameters are fake tensors; yields the arguments of the call
+    strategy: Choice = NO_STRATEGY
+    is_compiled: bool = False
+
+
+class _Kernels:
+    """Has optimizers of torch.optim made with other kernels."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._options = name, KERNELS[name]
+        self._fates: weakref.WeakKeyDictionary[Optimizer, str | None] = weakref.WeakKeyDictionary()  # why not
+        kinds: set[Any] = {one for one in vars(torch.optim).values() if isinstance(one, type)}
+        for kind in kinds:
+            if self._options.keys() <= inspect.signature(kind.__init__).parameters.keys():
+                self._change(kind)
+
+    def apply(self, met: Met) -> str:
+        fates = {one: self._fates.get(one, f"has no option {self._name}") for one in met.optimizers}
+        changed = [type(one).__name__ for one, why in fates.items() if why is None]
+        if not changed:
+            raise Unsupported("; ".join(dict.fromkeys(f"its {type(one).__name__} {why}" for one, why in fates.items())))
+        return f"{', '.join(dict.fromkeys(changed))} {self._name}"
+
+    def _change(self, kind: Any) -> None:
+        plain, signature, fates, options = kind.__init__, inspect.signature(kind.__init__), self._fates, self._options
+
+        @wraps(plain)
+        def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:
+            bound = signature.bind(self, *arguments, **keywords)
+            if self in fates:  # AdamW calls Adam
+                plain(*bound.args, **bound.kwargs)
+                return
+            if isinstance(bound.arguments["params"], Iterator):
+                bound.arguments["params"] = [*bound.arguments["params"]]
+            given = dict(bound.arguments)
+            own = [name for name, value in options.items() if value is not None and given.get(name) is value]
+            own += ["fused"] if given.get("fused") else []
+            fates[self] = f"has {own[0]}={given[own[0]]} already" if own else None
+            bound.arguments.update({} if own else options)
+            try:
+                plain(*bound.args, **bound.kwargs)
+            except RuntimeError as error:  # "`fused=True` requires all the params to be floating point Tensors ..."
+                fates[self] = f"refuses it: {str(error).splitlines()[0]}"
+                bound.arguments.clear()
+                bound.arguments.update(given)
+                plain(*bound.args, **bound.kwargs)
+            if fates[self] is None:
+                self.register_load_state_dict_pre_hook(partial(_keep, options))
+
+        kind.__init__ = __init__
+
+
+def _keep(options: Options, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state that is loaded with the options kept, which it has too."""
+    return {**state, "param_groups": [{**group, **options} for group in state["param_groups"]]}
+
+
+class _InBackward:
+    """Steps with each parameter as soon as its gradient is there, by the script's own optimizer, and frees that.
+
+    Raises Unsupported in the script where that is another training: it clips, scales or accumulates gradients, or
+    changes the optimizer's options between a backward and its step.
+    """
+
+    def __init__(self) -> None:
+        self._places: Any = WeakIdKeyDictionary()  # by parameter: its optimizer and the number of its group
+        self._stepped: Any = WeakIdKeyDictionary()  # by parameter that has stepped in this backward: with which options
+        for name in CLIPS:
+            self._refuse(torch.nn.utils, name, "clips gradients")
+            self._refuse(torch.nn.utils.clip_grad, name, "clips gradients")
+        self._refuse(torch.amp.GradScaler, "scale", "scales gradients")
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+
+    def apply(self, met: Met) -> str:
+        own = {id(parameter) for parameter in met.workload.module.parameters()}
+        if any(hasattr(parameter, "_local_tensor") for parameter in met.workload.module.parameters()) or (
+            torch.distributed.is_available() and torch.distributed.is_initialized()
+        ):
+            raise Unsupported("the gradients of several ranks are averaged before the step")
+        for optimizer in met.optimizers:
+            if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
+                raise Unsupported(f"its {type(optimizer).__name__} may not step with each parameter by itself")
+            for number, group in enumerate(optimizer.param_groups):
+                for parameter in group["params"]:
+                    if id(parameter) in own and parameter.requires_grad:
+                        self._places[parameter] = weakref.ref(optimizer), number
+                        parameter.register_post_accumulate_grad_hook(self._arrived)
+        return "steps in the backward"
+
+    def _refuse(self, owner: Any, name: str, what: str) -> None:
+        plain = getattr(owner, name)
+
+        @wraps(plain)
+        def refuse(first: Any, *arguments: Any, **keywords: Any) -> Any:
+            is_off = isinstance(first, torch.amp.GradScaler) and not first.is_enabled()
+            if self._places and not is_off:
+                at = users_line(sys._getframe())
+                raise Unsupported(f"in-backward: the script {what}{f', at {at}' if at else ''}")
+            return plain(first, *arguments, **keywords)
+
+        setattr(owner, name, refuse)
+
+    def _arrived(self, parameter: Any) -> None:
+        optimizer, number = self._places[parameter][0](), self._places[parameter][1]
+        if optimizer is None:
+            return
+        if parameter in self._stepped:
+            raise Unsupported(f"in-backward: {ACCUMULATES}")
+        groups: Any = optimizer.param_groups
+        self._stepped[parameter] = _numbers(groups[number])
+        optimizer.param_groups = [{**groups[number], "params": [parameter]}]
+        try:
+            _unhooked(type(optimizer).step)(optimizer)
+        finally:
+            optimizer.param_groups = groups
+        parameter.grad = None
+
+    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        """Look at the script's own step: what it would have stepped with has stepped by the same options."""
+        if any(callable(one) for one in (*arguments[1:], *keywords.values())):
+            raise Unsupported("in-backward: the optimizer's step calls the model by a closure")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                used = self._stepped.pop(parameter, None)
+                if used is not None and used != _numbers(group):
+                    raise Unsupported("in-backward: the script changes the optimizer's options before its step")
+
+
+def _unhooked(step: Any) -> Callable[[Optimizer], Any]:
+    """Return a class's step without the hooks of steps, which are the script's own."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: float(value) for name, value in group.items() if isinstance(value, (int, float, torch.Tensor))}
+
+
+class _ChunkedLoss:
+    """Puts the model's head off within each of its calls, where its loss is computed in parts."""
+
+    def __init__(self, rows: int = 1024, by: str = "auto") -> None:
+        self._rows, self._by = rows, by
+        self._done: Any = WeakIdKeyDictionary()  # by module: what was done
+        self.found: Any = WeakIdKeyDictionary()  # by module: the weights of its heads
+
+    def apply(self, met: Met) -> str:
+        if met.workload.module not in self._done:
+            self._done[met.workload.module] = self._applied(met)
+        return str(self._done[met.workload.module])
+
+    def _applied(self, met: Met) -> str:
+        module, heads = met.workload.module, FoundHeads(self._rows, self._by)
+        if met.is_compiled or compiled_modules(module):
+            raise Unsupported("it is compiled: the head is found in the calls of plain PyTorch")
+        if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
+            raise Unsupported("it is sharded, and the head is found in a model that is whole")
+        with met.on_fakes() as (arguments, keywords):
+
+            def forward() -> None:
+                with heads:
+                    module(*arguments, **keywords)
+
+            found = heads.found(module, forward, within=" within the model's own forward")
+        put_off(module, found, heads, has_loss=True)
+        self.found[module] = found
+        return f"the loss of {', '.join(name.removesuffix('.weight') for name in found)} in parts"
+
+
+class _Growing:
+    """Lets segments of CUDA's allocator grow from the script's first byte on."""
+
+    def __init__(self) -> None:
+        set_growing(True)
+
+    def apply(self, met: Met) -> str:
+        if not any(parameter.is_cuda for parameter in met.workload.module.parameters()):
+            raise Unsupported("a CPU reserves no segments")
+        return "segments grow"
+
+
+class _Inputs:
+    """Inputs of checkpoints to host memory, by the lever of models."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def apply(self, met: Met) -> str:
+        kind = type(met.workload.module).__name__
+        case = Case(model=Choice(kind), strategy=met.strategy, optimizer=Choice("own"), batch_size=None, device="cuda")
+        function, _ = catalogue.load(Choice("offload-inputs"), levers.TABLE)
+        function(met.workload, case, **self._options)
+        return f"inputs of {len(set(map(id, checkpointed(met.workload).values())))} checkpoints in host memory"
+
+
+PLAIN = {"in-backward": _InBackward, "expandable-segments": _Growing}
+_levers: dict[str, Any] = {}  # of this process, by name
+
+
+def begin_levers(chosen: tuple[Choice, ...]) -> None:
+    """Begin to apply these levers to what the script makes."""
+    for lever in chosen:
+        _, options = catalogue.load(lever, levers.TABLE)
+        if lever.name in KERNELS:
+            _levers[lever.name] = _Kernels(lever.name)
+        elif lever.name in PLAIN:
+            _levers[lever.name] = PLAIN[lever.name]()
+        else:
+            _levers[lever.name] = _ChunkedLoss(**options) if lever.name == "chunk-loss" else _Inputs(**options)
+
+
+def _apply_in_evaluation(met: Met) -> bool:
+    """Apply the loss in parts, if it has begun, to a model that is evaluated; return whether it could be."""
+    try:
+        return "chunk-loss" in _levers and bool(_levers["chunk-loss"].apply(met))
+    except Unsupported:
+        return False  # it may be called otherwise in training
+
+
+def _heads_of(module: torch.nn.Module) -> list[str]:
+    """Return the weights of the heads of a module whose loss is computed in parts."""
+    lever = _levers.get("chunk-loss")
+    return lever.found.get(module, []) if lever else []
+
+
+def apply_levers(met: Met) -> Iterator[str]:
+    """Apply each lever to the model, and yield what it did. Raises Unsupported, which names the lever."""
+    for name, lever in _levers.items():
+        try:
+            yield lever.apply(met)
+        except Unsupported as error:
+            raise Unsupported(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error

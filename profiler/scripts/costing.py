@@ -21,7 +21,7 @@ from profiler.core.trace_data import Trace
 from profiler.predicting.chains import chain_of, estimated_seconds, proved_floor
 from profiler.predicting.device_trace import DeviceTracer
 from profiler.predicting.stage_operators import spans
-from profiler.scripts import applying, levers
+from profiler.scripts import applying
 from profiler.training import blocks as finding
 from profiler.training import called_blocks
 from profiler.training.observed_forward import observe
@@ -78,7 +78,7 @@ class Costing:
                     workload = called_blocks.repeated(workload)
                     linked = observe(workload).linked
             called_blocks.follow_forwards(workload)
-            tuple(levers.apply(applying.met(workload, (arguments, keywords), optimizers=optimizers)))
+            tuple(applying.apply_levers(applying.met(workload, (arguments, keywords), optimizers=optimizers)))
         except Unsupported as error:
             return {"why": str(error)}
         prints = fingerprint(module, workload.blocks, workload.calls)

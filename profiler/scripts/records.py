@@ -1,11 +1,12 @@
-"""Variants of a user's command as the records of a run folder, one a process, and read from them again."""
+"""Variants of a user's command as the records of a run folder, one a process, read from them again, and compared."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from msgspec import UNSET
 from profiler import __version__
 from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Trial
+from profiler.core.errors import UserError
 from profiler.core.gpu_specs import HOLLOW
 from profiler.core.record import Environment, ProcessFacts, Readings, Record, VariantFacts
 from profiler.core.safe_files import hide
-from profiler.scripts.report import Process, Variant
+from profiler.core.units import bytes_text, change_text, parse_memory, parse_percent
+from profiler.scripts.report import Process, Variant, name_of, phase_name, phase_text
 
 NO_PROCESS = Process(
     rank=None, number=0, outcome="failed", detail="no process of it used a GPU", num_steps=0, peak_bytes=None,
@@ -60,7 +63,7 @@ def plan(stored: Iterable[Record]) -> tuple[Trial, ...]:
     return tuple(Trial(case=record.case, passes=("memory",)) for record in stored)
 
 
-def name_of(command: Sequence[str]) -> str:
+def command_name(command: Sequence[str]) -> str:
     """Return what a command is called: its first file of Python or of the shell, else its program."""
     named = [word for word in command if word.endswith((".py", ".sh"))]
     return os.path.basename(named[0] if named else command[0] if command else "script")
@@ -93,7 +96,7 @@ def environment(variant: Variant, process: Process | None = None, started: str |
 def _record(variant: Variant, process: Process, place: int, started: str | None) -> Record:
     words = variant.words
     case = Case(
-        model=Choice(process.module or name_of(variant.command)),
+        model=Choice(process.module or command_name(variant.command)),
         strategy=Choice("none"),
         optimizer=Choice("own"),
         batch_size=None,
@@ -146,7 +149,7 @@ def _variant(group: Sequence[Record]) -> Variant:
 
 def _process(record: Record) -> Process:
     assert record.script, "only records of scripts come here"
-    is_named = Choice(record.case.model) != name_of(record.case.command or ())
+    is_named = Choice(record.case.model) != command_name(record.case.command or ())
     return Process(
         **msgspec.structs.asdict(record.script),
         rank=None if record.rank is UNSET else record.rank,
@@ -163,3 +166,189 @@ def _process(record: Record) -> Process:
 def _part(whole: msgspec.Struct, kind: type[Any]) -> Any:
     """Return the fields that a struct has from its base."""
     return kind(**{name: getattr(whole, name) for name in kind.__struct_fields__})
+
+
+# ---- runs compared: their phases in pairs, by strategy, values of -L, rank and phase
+
+WHOLE = "whole"  # of all phases of a process
+RULE = re.compile(r"\s*(peak|reserved)\s*:\s*>\s*(\S.*?)\s*", re.ASCII | re.DOTALL)
+SHORT = ("out-of-memory", "out_of_memory")
+OUT_OF_MEMORY = SHORT[0]
+HINT = "write --fail-on 'peak:>10GiB,reserved:>90%,out-of-memory'; a percentage is of the GPU's memory"
+HINT_OF_CHANGES = "write --fail-on 'peak:>2%,reserved:>2%,out-of-memory'"
+Key = tuple[str, ...]  # device if a run has several, strategy, values, process, phase
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase of a process, or all of it."""
+
+    key: Key
+    outcome: str  # of the process
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    line: str
+
+    @property
+    def is_ok(self) -> bool:
+        return self.outcome == "ok"
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """The same phase in the baseline and in another run; None where a run does not have it."""
+
+    key: Key
+    before: Point | None
+    after: Point | None
+
+    def ratio(self, quantity: str) -> float | None:
+        """Return `peak` or `reserved` over the baseline's; None where a side has none."""
+        if self.before is None or self.after is None:
+            return None
+        first, second = (getattr(point, f"{quantity}_bytes") for point in (self.before, self.after))
+        return second / first if first and second is not None else None
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of scripts."""
+
+    name: str
+    variants: tuple[Variant, ...]
+    sources: Mapping[str, str] = {}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(variant.words["device"] for variant in self.variants))
+
+    @property
+    def torch(self) -> str:
+        found = (process.torch for variant in self.variants for process in variant.processes if process.torch)
+        return ", ".join(dict.fromkeys(text.partition("+")[0] for text in found))
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The baseline beside one other run."""
+
+    before: str
+    after: str
+    pairs: tuple[Pair, ...]
+    remarks: tuple[str, ...]
+
+
+def compare(sides: Sequence[Side]) -> tuple[Comparison, ...]:
+    """Return the comparisons of each other run with the first one."""
+    baseline, *others = sides
+    found = []
+    for other in others:
+        with_device = len(baseline.devices) > 1 or len(other.devices) > 1
+        before, after = (_points(side, with_device=with_device) for side in (baseline, other))
+        pairs = tuple(Pair(key=key, before=before.get(key), after=after.get(key)) for key in {**before, **after})
+        remarks = tuple(_remarks(baseline, other))
+        found.append(Comparison(before=baseline.name, after=other.name, pairs=pairs, remarks=remarks))
+    return tuple(found)
+
+
+def _points(side: Side, *, with_device: bool) -> dict[Key, Point]:
+    found: dict[Key, Point] = {}
+    for variant in side.variants:
+        values = [f"{name} {text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
+        device = variant.words["device"] if with_device else ""
+        for process in variant.processes:
+            label = process.label(variant.processes)
+            key = (device, variant.words.get("strategy", "none"), ", ".join(values), label)
+            parts = {WHOLE: (process.peak_bytes, process.reserved_bytes, process.peak.line)}
+            parts |= {phase_name(one): (one.peak_bytes, one.reserved_bytes, one.line) for one in process.phases}
+            for name, (peak, reserved, line) in parts.items():
+                found[*key, name] = Point(
+                    key=(*key, name), outcome=process.outcome, peak_bytes=peak, reserved_bytes=reserved, line=line
+                )
+    return found
+
+
+def _remarks(baseline: Side, other: Side) -> Iterator[str]:
+    for name in ("devices", "torch"):
+        first, second = (getattr(side, name) for side in (baseline, other))
+        if first != second:
+            words = (value if isinstance(value, str) else ", ".join(value) for value in (first, second))
+            yield f"{name.removesuffix('s')}: {' -> '.join(word or 'not known' for word in words)}"
+    changed = [name for name, text in baseline.sources.items() if other.sources.get(name, text) != text]
+    if changed:
+        yield f"another file: {', '.join(changed)}"
+
+
+# ---- limits
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantity, and the most that it may be: bytes, or a fraction; None for `out-of-memory`."""
+
+    quantity: str  # peak, reserved, out-of-memory
+    most: int | float | None = None
+    text: str
+
+
+def parse_limits(text: str, *, is_change: bool = False) -> tuple[Limit, ...]:
+    """Return the limits in a text: bytes, or percentages of the GPU's memory; of changes between runs, percentages.
+
+    Raises UserError.
+    """
+    hint = HINT_OF_CHANGES if is_change else HINT
+    found: dict[str, Limit] = {}
+    for word in map(str.strip, text.split(",")):
+        rule, most = RULE.fullmatch(word), None
+        quantity = rule[1] if rule else OUT_OF_MEMORY if word in SHORT else None
+        if rule:
+            most = parse_percent(rule[2]) if is_change else parse_memory(rule[2], flag=f"--fail-on: '{word}'")
+        if quantity is None or (rule and most is None):
+            raise UserError(f"--fail-on cannot be '{word}'", hint=hint)
+        if quantity in found:
+            raise UserError(f"--fail-on gives {quantity} twice", hint=hint)
+        found[quantity] = Limit(quantity=quantity, most=most, text=word)
+    return tuple(found.values())
+
+
+def exceeded(variants: Sequence[Variant], limits: Sequence[Limit]) -> list[str]:
+    """Return in words what exceeds a limit. A process that ran out of memory exceeds every one."""
+    return [text for limit in limits for variant in variants for text in _exceeding(variant, limit)]
+
+
+def _exceeding(variant: Variant, limit: Limit) -> Iterator[str]:
+    whole = variant.gpu_bytes
+    for process in variant.processes:
+        where = ", ".join(filter(None, (name_of(variant), process.label(variant.processes))))
+        phase = process.peak if limit.quantity == "peak" else process.most_reserved
+        taken = phase.peak_bytes if limit.quantity == "peak" else phase.reserved_bytes
+        if process.outcome == "out_of_memory":
+            yield f"{limit.text}: {where}: out of memory {process.detail or ''}".rstrip()
+        elif limit.most is not None and taken is not None:
+            if isinstance(limit.most, float) and whole is None:
+                raise UserError(f"--fail-on {limit.text}: a CPU has no memory of its own", hint="write bytes: 10GiB")
+            if taken > (int(limit.most * (whole or 0)) if isinstance(limit.most, float) else limit.most):
+                at = f", {phase.line}" if phase.line else ""
+                yield f"{limit.text}: {where}: {bytes_text(taken)}, in {phase_text(phase)}{at}"
+
+
+def tripped(comparisons: Sequence[Comparison], limits: Sequence[Limit]) -> list[str]:
+    """Return in words what exceeds a limit: also what the baseline has, and is missing or no longer ok.
+
+    Raises UserError (exit code 4) if nothing of the baseline is ok, so that no gate passes by comparing nothing.
+    """
+    if limits and not any(pair.before and pair.before.is_ok for compared in comparisons for pair in compared.pairs):
+        raise UserError(f"--fail-on {limits[0].text}: nothing of the baseline is ok", hint="leave it out", exit_code=4)
+    return [text for limit in limits for compared in comparisons for text in _over(compared, limit)]
+
+
+def _over(compared: Comparison, limit: Limit) -> Iterator[str]:
+    present = {pair.key[:-1] for pair in compared.pairs if pair.key[-1] == WHOLE and pair.after}
+    for pair in compared.pairs:
+        before, after = pair.before, pair.after
+        if before is None or not before.is_ok:
+            continue
+        where = f"{limit.text}: {', '.join(filter(None, pair.key))} in {compared.after} against {compared.before}"
+        if after is None:
+            if limit.most is not None and (pair.key[-1] == WHOLE or pair.key[:-1] in present):
+                yield f"{where}: not in this run"
+        elif not after.is_ok:
+            if pair.key[-1] == WHOLE and (limit.most is not None or after.outcome == "out_of_memory"):
+                yield f"{where}: {after.outcome.replace('_', ' ')}"
+        elif isinstance(limit.most, float) and (ratio := pair.ratio(limit.quantity)) and ratio > 1 + limit.most:
+            yield f"{where}: {change_text(ratio)}"

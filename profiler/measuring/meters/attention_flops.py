@@ -1,6 +1,6 @@
 """FLOPs of attention kernels: PyTorch 2.11 has no formula for the CPU's, and its others refuse grouped heads.
 
-Torch alone: `profiler/scripts/inject/gcprof_work.py` loads this file where gcprof may not be installed.
+Torch alone: `profiler/scripts/inject/gcprof_values.py` loads this file where gcprof may not be installed.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def begin(watch: Any, write: Callable[[dict[str, Any]], None]) -> None:
         models.begin()
         if "+" in STRATEGY:
             parts: Any = import_module("profiler.core.units").Choice(STRATEGY).parts
-            applying: Any = import_module("profiler.scripts.levers")
-            applying.begin(parts[1:])
+            applying: Any = import_module("profiler.scripts.applying")
+            applying.begin_levers(parts[1:])
     if CHAIN_STEP:
         costing: Any = import_module("profiler.scripts.costing")
         watch.costing = models.costing = costing.Costing(int(CHAIN_STEP), write, models.look_for_costs)
@@ -154,9 +154,8 @@ class _Models:
 
     def met_in_evaluation(self, module: Any, arguments: Any, keywords: Any) -> bool:
         """Apply a lever that holds in evaluations too to a model that is evaluated before it is trained."""
-        levers: Any = sys.modules.get("profiler.scripts.levers")
         is_inner = self.watch.depth or module in self.evaluated or _is_around(module)
-        if levers is None or is_inner or all(parameter not in self.due for parameter in module.parameters()):
+        if is_inner or all(parameter not in self.due for parameter in module.parameters()):
             return False
         self.evaluated.update(dict.fromkeys(module.modules(), True))
         applying: Any = import_module("profiler.scripts.applying")

@@ -56,7 +56,7 @@ def begin(why: str | None) -> None:
     watch = Watch(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
     _write_stack_on_signal(watch.tell_at_once)
     if "GCPROF_WORK" in os.environ:
-        watch.work = import_module("gcprof_work").Work(_write)
+        watch.work = import_module("gcprof_values").Work(_write)
     if os.environ.get("GCPROF_VALUES") != "off":  # as the benchmark of their cost has it
         watch.know_values()
     watch.begin()

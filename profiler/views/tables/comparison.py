@@ -24,8 +24,8 @@ from profiler.core.units import (
     signed_bytes_text,
     spread_text,
 )
-from profiler.scripts.comparison import WHOLE, Pair
-from profiler.scripts.comparison import Comparison as ScriptComparison
+from profiler.scripts.records import WHOLE, Pair
+from profiler.scripts.records import Comparison as ScriptComparison
 from profiler.views.export.data import csv_text, safe
 from profiler.views.tables.evidence import SAID, card, device_word
 from profiler.views.tables.grid import Column, Table, numbers, of_lines, words
