@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,16 +17,7 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, BlockSummary, Built, ModelSummary, Note
-from profiler.training import (
-    DISTRIBUTED,
-    OPTIMIZERS,
-    STRATEGIES,
-    blocks,
-    called_blocks,
-    kept_state,
-    levers,
-    models,
-)
+from profiler.training import DISTRIBUTED, OPTIMIZERS, STRATEGIES, blocks, called_blocks, kept_state, levers, models
 from profiler.training.block_segments import apply_strategy, repaired, with_note
 from profiler.training.known_values import (
     in_batch,
@@ -35,16 +26,10 @@ from profiler.training.known_values import (
     made_on_device,
     made_without_storages,
     pass_tests,
-)
+)  # fmt: skip
 from profiler.training.memory_levers import grows, let_grow
 from profiler.training.observed_forward import observe, observe_for_all
-from profiler.training.own_checkpoints import (
-    OwnCalls,
-    WatchedLoss,
-    compiled_modules,
-    forget,
-    uncompiled_note,
-)
+from profiler.training.own_checkpoints import OwnCalls, WatchedLoss, compiled_modules, forget, uncompiled_note
 from profiler.training.workload import (
     Workload,
     compared,
@@ -105,9 +90,12 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
 
         The function takes `mark` and `look`, which are those of `train_step`.
         """
-        optimizer = _optimizer(self.case, self.workload)
-        scaler = scaler_of(self.case.precision, self.case.torch_device)
-        return optimizer, self._step(optimizer, scaler)
+        build, options = catalogue.load(self.case.optimizer, OPTIMIZERS)
+        given = partial(build, **options) if self.workload.optimizer is None else self.workload.optimizer
+        optimizer = given if isinstance(given, torch.optim.Optimizer) else given(self.workload.module.parameters())
+        for change in self.workload.optimizer_changes:
+            optimizer = change(optimizer)
+        return optimizer, self._step(optimizer, scaler_of(self.case.precision, self.case.torch_device))
 
     def _step(
         self, optimizer: torch.optim.Optimizer | None, scaler: torch.amp.GradScaler | None
@@ -261,7 +249,15 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
         workload = made_without_storages(build, case.torch_device)  # until FSDP2 shards it
     if rank:
         workload = msgspec.structs.replace(workload, batch=batch)
-    batch = pytree.tree_map_only(torch.Tensor, _moving(case, workload), workload.batch)
+    # Compiled code has other kernels for tensors with known values, so there they are plain and their values unknown
+    is_compiled = bool(compiled_modules(workload.module)) or case.strategy.name == COMPILES
+    is_to_gpu = case.is_predicted and case.twin.device != "cpu"  # where a prediction's tensors stand for its own
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.clone() if is_to_gpu and is_real(tensor) else tensor.to(case.torch_device)
+        return in_batch(tensor, copy, is_followed=case.is_rehearsed and not is_compiled)
+
+    batch = pytree.tree_map_only(torch.Tensor, moved, workload.batch)
     module = workload.module if _is_unmade(workload) else workload.module.to(case.torch_device)
     workload = msgspec.structs.replace(workload, module=module, batch=batch)
     workload = in_precision(workload, case.precision)
@@ -273,22 +269,6 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     if called_blocks.are_marked() and not case.blocks and not case.parallel:
         workload = called_blocks.marked(workload)
     return workload, remarks
-
-
-def _moving(case: Case, workload: Workload) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that moves a batch tensor to the case's device and keeps its known value with it.
-
-    Compiled code has other kernels for tensors with known values, so there they are plain and their values unknown.
-    """
-    compiles = bool(compiled_modules(workload.module)) or case.strategy.name == COMPILES
-    is_followed = case.is_rehearsed and not compiles
-    is_to_gpu = case.is_predicted and case.twin.device != "cpu"  # where a prediction's tensors stand for its own
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        copy = tensor.clone() if is_to_gpu and is_real(tensor) else tensor.to(case.torch_device)
-        return in_batch(tensor, copy, is_followed=is_followed)
-
-    return moved
 
 
 def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workload:
@@ -313,13 +293,6 @@ def _from_catalogue(case: Case, data_directory: str | None) -> Build:
     given: dict[str, Any] = {"batch_size": case.batch_size, "data_directory": data_directory}
     options |= {key: value for key, value in given.items() if value is not None}
     return lambda: build(**options)
-
-
-def _optimizer(case: Case, workload: Workload) -> torch.optim.Optimizer:
-    build, options = catalogue.load(case.optimizer, OPTIMIZERS)
-    given = partial(build, **options) if workload.optimizer is None else workload.optimizer
-    made = given if isinstance(given, torch.optim.Optimizer) else given(workload.module.parameters())
-    return reduce(lambda optimizer, change: change(optimizer), workload.optimizer_changes, made)
 
 
 def count_calls(workload: Workload, calls: list[int]) -> None:
@@ -363,8 +336,10 @@ def summary(case: Case) -> ModelSummary:
 
     named = {name: workload.block(name) for name in workload.blocks}
     handles = [block.register_forward_hook(partial(leave, name)) for name, block in named.items()]
-    remark = None
-    linked: list[bool | None] = [None] * len(workload.blocks)  # whether each block feeds only the next one
+    remark, linked = (
+        None,
+        list[bool | None]([None] * len(workload.blocks)),
+    )  # whether each block feeds only the next one
     try:
         linked = [*observe(workload).linked[:-1], None]
     except Unsupported as error:
@@ -378,7 +353,7 @@ def summary(case: Case) -> ModelSummary:
         blocks=tuple(
             BlockSummary(
                 name=name,
-                kind=block.kind if isinstance(block, called_blocks.CalledBlock) else type(block).__name__,
+                kind=type(block.called if isinstance(block, called_blocks.CalledBlock) else block).__name__,
                 num_parameters=num_parameters(block),
                 output=outputs.get(name, ""),
                 feeds_next=feeds,

@@ -93,8 +93,14 @@ def checkpoint_segments(
     def switch(on: bool) -> None:
         for segment in routed:
             segment.switch(on)
-        if ends_within:
-            _follow(workload.module, routed, on)
+        if not ends_within:
+            return
+        there = vars(workload.module).get("_route")
+        others = [one for one in there.segments if one not in routed] if isinstance(there, _WholeForward) else []
+        if watched := [*others, *(routed if on else ())]:
+            route(workload.module, _WholeForward(watched))
+        else:
+            unroute(workload.module)
 
     switch(True)
     return switch
@@ -164,7 +170,8 @@ class CheckpointedSegment(Route):
         if own is not block:
             run = partial(self._chosen(self._segment), own) if len(self._blocks) == 1 else own
             return run(*arguments, **keywords)
-        place, due = self._place(block), self.due
+        due = self.due
+        place = due if self._blocks[self._order[due]] is block else [*self._blocks.values()].index(block)
         self.due = 0
         if place != due:
             raise self.refusal(f"called '{self.name(place)}'", due)
@@ -187,18 +194,10 @@ class CheckpointedSegment(Route):
             raise Unsupported(f"'{self._names[index]}' gets other arguments than when it was observed")
         return (value,) if index in self._in_tuples else value
 
-    def _place(self, block: nn.Module) -> int:
-        """Return the position of the block: the one that is due if the block is there, else its first."""
-        if self._blocks[self._order[self.due]] is block:
-            return self.due
-        return next(place for place, index in enumerate(self._order) if self._blocks[index] is block)
-
     def refusal(self, did: str, due: int) -> Unsupported:
         """Return the error for a forward that did `did` when the block at position `due` was to come."""
-        what = f"the forward {did} where '{self.name(due)}' was expected"
-        return Unsupported(
-            f"{what}: a forward that skips blocks at random cannot be cut into segments; --strategies all works"
-        )
+        why = "a forward that skips blocks at random cannot be cut into segments; --strategies all works"
+        return Unsupported(f"the forward {did} where '{self.name(due)}' was expected: {why}")
 
     def planned(self, save: str | None, segment: BlockSegment | None = None) -> Segment:
         """Return the segment, or one inside it, as a plan file has it, with an option of what its checkpoints keep."""
@@ -253,11 +252,8 @@ class _WholeForward(Route):
             for segment, left in self._left(before):
                 names = f"'{segment.name(left - 1)}' and '{segment.name(left)}'"
                 what = f"an exception left the forward between {names}, which run as one segment"
-                warnings.warn(
-                    f"{what}: if it carries the output of the first, that may be the output of both",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
+                carried = "if it carries the output of the first, that may be the output of both"
+                warnings.warn(f"{what}: {carried}", RuntimeWarning, stacklevel=3)
             raise
         for segment, left in self._left(before):
             raise segment.refusal("ended", left)
@@ -271,16 +267,6 @@ class _WholeForward(Route):
                 left.append((segment, segment.due))
                 segment.due, segment.passed = due, None
         return left
-
-
-def _follow(module: nn.Module, segments: Sequence[CheckpointedSegment], on: bool) -> None:
-    """Start or stop watching the module's forwards for these segments."""
-    there = vars(module).get("_route")
-    others = [one for one in there.segments if one not in segments] if isinstance(there, _WholeForward) else []
-    if followed := [*others, *(segments if on else ())]:
-        route(module, _WholeForward(followed))
-    else:
-        unroute(module)
 
 
 def _firsts(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn.Module]:

@@ -37,27 +37,21 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
     are taken in their order. Raises Unsupported if a pattern matches nothing, or a block is within another. A module
     without children has no blocks.
     """
-    if pattern is not None:
-        return tuple(_named(module, pattern))
-    return tuple(_stacks(module) or _flattened(module) or _children(module))
-
-
-def _named(module: nn.Module, patterns: str) -> list[str]:
-    """Return the names that comma-separated patterns match, once each; a comma inside brackets does not separate."""
+    if pattern is None:
+        return tuple(_stacks(module) or _flattened(module) or _children(module))
     names: dict[str, None] = {}
-    for pattern in re.split(r",(?![^\[]*\])", patterns):
-        matching = _matching(module, pattern)
+    for one in re.split(r",(?![^\[]*\])", pattern):  # a comma inside brackets does not separate
+        matching = _matching(module, one)
         if not matching:
             found = find_blocks(module)
             ends = " to ".join(dict.fromkeys((found[0], found[-1]))) if found else ""
-            raise Unsupported(
-                f"no blocks match '{pattern}'" + (f"; where none are named they are {ends}" if found else "")
-            )
+            instead = f"; where none are named they are {ends}" if found else ""
+            raise Unsupported(f"no blocks match '{one}'{instead}")
         names |= dict.fromkeys(matching)
     for name in names:
         if outer := next((other for other in names if name.startswith(f"{other}.")), None):
             raise Unsupported(f"block '{name}' is within block '{outer}': name one of them")
-    return list(names)
+    return tuple(names)
 
 
 def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -87,22 +81,15 @@ def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
 def refuse_none(blocks: tuple[str, ...]) -> None:
     """Raise Unsupported if there are no blocks."""
     if not blocks:
-        raise Unsupported(
-            "no blocks were found; name them with --blocks, or mark the function that the forward calls in a loop with"
-            " gcprof.block"
-        )
+        how = "name them with --blocks, or mark the function that the forward calls in a loop with gcprof.block"
+        raise Unsupported(f"no blocks were found; {how}")
 
 
 def _matching(module: nn.Module, pattern: str) -> list[str]:
     """Return the names whose dotted parts each match the part of the pattern."""
     parts = pattern.split(".")
-    names = [name for name, _ in module.named_modules() if name]
-    return [
-        name
-        for name in names
-        if name.count(".") == len(parts) - 1
-        and all(fnmatchcase(part, pattern_part) for part, pattern_part in zip(name.split("."), parts, strict=True))
-    ]
+    names = [name for name, _ in module.named_modules() if name and name.count(".") == len(parts) - 1]
+    return [name for name in names if all(map(fnmatchcase, name.split("."), parts))]
 
 
 def _stacks(module: nn.Module) -> list[str]:

@@ -237,16 +237,10 @@ class CalledBlock(nn.Module):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the call itself; marked functions that it calls are part of it."""
         called: Any = self.called
-        if not isinstance(called, nn.Module):
-            with listened(None):
-                return called(*arguments, **keywords)
         with listened(None):
+            if not isinstance(called, nn.Module):
+                return called(*arguments, **keywords)
             return called.__dict__["_route"].run(called.forward if self.past_hooks else called, arguments, keywords)
-
-    @property
-    def kind(self) -> str:
-        """The name of the class of what is called."""
-        return type(self.called).__name__
 
     def named_modules(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[str, nn.Module]]:
         """Yield the modules of the called module; for a function, only this one."""

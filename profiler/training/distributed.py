@@ -45,7 +45,7 @@ def ddp(
         find_unused_parameters=unused,
     )
     if dist.get_backend(module.process_group) == "gloo":
-        let_buffers_go(module)
+        _let_buffers_go(module)
 
     def loss(given: nn.Module, batch: Any) -> torch.Tensor:
         return workload.loss(module, batch)
@@ -77,16 +77,24 @@ def fsdp2(workload: Workload, mesh: DeviceMesh, *, reshard: bool = True) -> Work
     backward has used it. Raises Unsupported for parameters that several blocks share, and for an optimizer that is made
     already.
     """
-    _refuse(workload)
+    if isinstance(workload.optimizer, torch.optim.Optimizer):
+        raise Unsupported("FSDP2 shards the parameters, and the model's optimizer holds them whole: return a function")
+    owner: dict[nn.Parameter, str] = {}
+    for name, parameter in workload.module.named_parameters(remove_duplicate=False):
+        block = next((block for block in workload.blocks if name.startswith(f"{block}.")), "")
+        if owner.setdefault(parameter, block) != block:
+            names = " and ".join(f"'{holder}'" if holder else "the rest" for holder in (owner[parameter], block))
+            raise Unsupported(f"FSDP2 shards '{name}' once, and {names} share it")
     blocks = list(dict.fromkeys(workload.module.get_submodule(name) for name in workload.blocks))
-    for block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    for sharded in blocks:
+        fully_shard(sharded, mesh=mesh, reshard_after_forward=reshard)
     if workload.module not in blocks:
         fully_shard(workload.module, mesh=mesh)
     if mesh.device_type == "cpu" and dist.get_backend(mesh.get_group()) == dist.Backend.GLOO:
         for module in workload.module.modules():
             if isinstance(module, FSDPModule):
-                let_go(module)
+                module.set_custom_all_gather(_AllGather())  # type: ignore[arg-type]
+                module.set_custom_reduce_scatter(_ReduceScatter())  # type: ignore[arg-type]
     root: Any = workload.module
 
     @contextmanager
@@ -100,24 +108,9 @@ def fsdp2(workload: Workload, mesh: DeviceMesh, *, reshard: bool = True) -> Work
     return msgspec.structs.replace(workload, syncing=syncing, held=held, gathered=_followed(workload.module))
 
 
-def _refuse(workload: Workload) -> None:
-    if isinstance(workload.optimizer, torch.optim.Optimizer):
-        raise Unsupported("FSDP2 shards the parameters, and the model's optimizer holds them whole: return a function")
-    owner: dict[nn.Parameter, str] = {}
-    for name, parameter in workload.module.named_parameters(remove_duplicate=False):
-        block = next((block for block in workload.blocks if name.startswith(f"{block}.")), "")
-        if owner.setdefault(parameter, block) != block:
-            names = " and ".join(f"'{holder}'" if holder else "the rest" for holder in (owner[parameter], block))
-            raise Unsupported(f"FSDP2 shards '{name}' once, and {names} share it")
-
-
 def _followed(module: nn.Module) -> Callable[[], int]:
     """Watch all-gathers from now on; return a function that gives the most bytes live since its last call."""
     most = 0
-
-    def look() -> None:
-        nonlocal most
-        most = max(most, storage_bytes(_gathered(module)))
 
     def tell() -> int:
         nonlocal most
@@ -125,8 +118,9 @@ def _followed(module: nn.Module) -> Callable[[], int]:
         return peak
 
     def wait(own: Callable[[], None]) -> None:
+        nonlocal most
         own()
-        look()
+        most = max(most, storage_bytes(_gathered(module)))
 
     for group in _groups(module):
         group.wait_for_unshard = partial(wait, group.wait_for_unshard)
@@ -134,9 +128,7 @@ def _followed(module: nn.Module) -> Callable[[], int]:
 
 
 def _groups(module: nn.Module) -> list[Any]:
-    states: list[Any] = [
-        submodule._get_fsdp_state() for submodule in module.modules() if isinstance(submodule, FSDPModule)
-    ]
+    states: list[Any] = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
     groups = [  # torch 2.11 has one for each state
         group
         for state in states
@@ -147,23 +139,11 @@ def _groups(module: nn.Module) -> list[Any]:
 
 def _gathered(module: nn.Module) -> list[torch.Tensor]:
     """Return the outputs of all-gathers; freed ones have storages of no bytes."""
-    return [
-        tensor
-        for group in _groups(module)
-        for parameter in group.fsdp_params
-        for tensor in parameter.all_gather_outputs
-    ]
+    parameters = [parameter for group in _groups(module) for parameter in group.fsdp_params]
+    return [tensor for parameter in parameters for tensor in parameter.all_gather_outputs]
 
 
-def let_go(module: FSDPModule) -> None:
-    """Make a module of `fully_shard` use these collectives."""
-    gather: Any = _AllGather()
-    scatter: Any = _ReduceScatter()
-    module.set_custom_all_gather(gather)
-    module.set_custom_reduce_scatter(scatter)
-
-
-def let_buffers_go(module: DistributedDataParallel) -> None:
+def _let_buffers_go(module: DistributedDataParallel) -> None:
     """Make DDP's broadcast of its buffers, before each forward, wait until gloo has released them."""
     group = module.process_group
 

@@ -49,8 +49,7 @@ def image(module: nn.Module) -> Image:
 
 def moved(before: Image, after: Image) -> Image:
     """Return the attributes that changed, with the text of what they hold now."""
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return {name: after.get(name, "gone") for name in names}
+    return {name: after.get(name, "gone") for name in {**before, **after} if before.get(name) != after.get(name)}
 
 
 @contextmanager
@@ -77,25 +76,21 @@ def refill(value: Any, held: list[Any]) -> None:
     """Give a dict, set, list or deque its content back; an unchanged one is left alone: it may refuse to be changed."""
     if [*map(id, content(value))] == [*map(id, held)]:
         return
-    if isinstance(value, dict):
-        _refill_dict(value, dict(zip(held[: len(held) // 2], held[len(held) // 2 :], strict=True)))
-    elif isinstance(value, list):
+    if isinstance(value, list):
         value[:] = held
-    else:
+    elif not isinstance(value, dict):
         value.clear()
         value.update(held) if isinstance(value, set) else value.extend(held)
-
-
-def _refill_dict(value: dict[Any, Any], held: dict[Any, Any]) -> None:
-    """Change only what differs, where the order allows it: another thread may be reading."""
-    for key in [key for key in value if key not in held]:
-        del value[key]
-    is_in_order = [*value] == [*held][: len(value)]
-    for key, item in held.items():
-        if not is_in_order:
-            value.pop(key, None)
-        if key not in value or value[key] is not item:
-            value[key] = item
+    else:  # only what differs is changed, where the order allows it: another thread may be reading
+        before = dict(zip(held[: len(held) // 2], held[len(held) // 2 :], strict=True))
+        for key in [key for key in value if key not in before]:
+            del value[key]
+        is_in_order = [*value] == [*before][: len(value)]
+        for key, item in before.items():
+            if not is_in_order:
+                value.pop(key, None)
+            if key not in value or value[key] is not item:
+                value[key] = item
 
 
 def text(value: Any, depth: int = DEEPEST) -> str | None:
@@ -103,26 +98,19 @@ def text(value: Any, depth: int = DEEPEST) -> str | None:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return repr(value)
     if isinstance(value, torch.Tensor):
-        return _digest(value)
-    if not depth:
+        own = local(value.detach())
+        shape = f"{tuple(own.shape)} {own.dtype}"
+        if own.layout is not torch.strided or own.is_meta:
+            return shape
+        values = own.cpu().contiguous().flatten().view(torch.uint8).numpy().data
+        return f"{shape} {hashlib.blake2b(values, digest_size=16).hexdigest()}"
+    if not depth or not isinstance(value, (dict, *GROUPS)):
         return None
     if isinstance(value, dict):
         texts = [f"{key!r}: {text(held, depth - 1)}" for key, held in value.items() if text(key, 0) is not None]
         return f"{{{', '.join(texts)}}}"
-    if isinstance(value, (list, tuple, deque)):
-        return f"[{', '.join(str(text(held, depth - 1)) for held in value)}]"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(str(text(held, depth - 1)) for held in value))}}}"
-    return None
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    own = local(tensor.detach())
-    if own.layout is not torch.strided or own.is_meta:
-        return f"{tuple(own.shape)} {own.dtype}"
-    values = own.cpu().contiguous().flatten().view(torch.uint8).numpy().data
-    digest = hashlib.blake2b(values, digest_size=16).hexdigest()
-    return f"{tuple(own.shape)} {own.dtype} {digest}"
+    texts = [str(text(held, depth - 1)) for held in value]
+    return f"{{{', '.join(sorted(texts))}}}" if isinstance(value, (set, frozenset)) else f"[{', '.join(texts)}]"
 
 
 @contextmanager
@@ -194,8 +182,9 @@ def _undo(thing: Any) -> Undo | None:
         is_class = isinstance(thing, type) and _is_users(thing.__module__)
         places = [(thing, None)] if is_class else _named(thing)
         return partial(_assign, [(home, names, dict(vars(home))) for home, names in places])
-    if isinstance(thing, CACHED):
-        return partial(_forget, thing, thing.cache_info().misses)
+    if isinstance(thing, CACHED):  # it may keep a fake tensor of what has run since
+        misses = thing.cache_info().misses
+        return lambda: thing.cache_clear() if thing.cache_info().misses != misses else None
     if isinstance(thing, torch.Tensor) and not nn.parameter.is_lazy(thing):
         return _undo_tensor(thing)
     numpy = sys.modules.get("numpy")
@@ -220,12 +209,6 @@ def _undo_tensor(tensor: torch.Tensor) -> Undo:
             own.copy_(before)
 
     return undo
-
-
-def _forget(cached: Any, misses: int) -> None:
-    """Empty the cache of a function that has run since: it may have kept a fake tensor."""
-    if cached.cache_info().misses != misses:
-        cached.cache_clear()
 
 
 def _fill(cell: CellType, held: list[Any]) -> None:
@@ -284,8 +267,19 @@ def seed(number: int, workload: Workload | None = None) -> None:
 
 def random_states(workload: Workload, device: torch.device) -> dict[str, torch.Tensor]:
     """Return a digest of the state of every generator by its name; torch's generator of the device is `torch`."""
-    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    return {"torch": own, **{name: _state_digest(source) for name, source in _sources(workload).items()}}
+    states = {"torch": torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()}
+    for name, source in _sources(workload).items():
+        state = _access(source).read()
+        if isinstance(state, torch.Tensor):
+            written = state.numpy().tobytes()
+        elif isinstance(state, tuple) and hasattr(state[1], "tobytes"):  # numpy.random's, or a RandomState's
+            kind, keys, *rest = state
+            written = keys.tobytes() + repr((kind, rest)).encode()
+        else:
+            written = repr(state).encode()
+        digest = bytearray(hashlib.blake2b(written, digest_size=STATE_BYTES).digest())
+        states[name] = torch.frombuffer(digest, dtype=torch.uint8)
+    return states
 
 
 @contextmanager
@@ -378,15 +372,3 @@ def is_users(module: ModuleType) -> bool:
     """Whether it is the user's own: a script, a notebook, or a file that is not installed."""
     place = getattr(module, "__file__", None)
     return module.__name__ == "__main__" or (place is not None and is_theirs(place))
-
-
-def _state_digest(source: Any) -> torch.Tensor:
-    state = _access(source).read()
-    if isinstance(state, torch.Tensor):
-        text = state.numpy().tobytes()
-    elif isinstance(state, tuple) and hasattr(state[1], "tobytes"):  # numpy.random's, or a RandomState's
-        name, keys, *rest = state
-        text = keys.tobytes() + repr((name, rest)).encode()
-    else:
-        text = repr(state).encode()
-    return torch.frombuffer(bytearray(hashlib.blake2b(text, digest_size=STATE_BYTES).digest()), dtype=torch.uint8)

@@ -8,7 +8,7 @@ While the factory runs, whatever it computes outside of modules is computed on t
 that is read there is answered: it prepares its data as it likes. What modules make for themselves stays limited, so
 that weights take no memory.
 
-The second half builds a model on a rehearsed device, and detects code that reads values there.
+The last part builds a model on a rehearsed device, and detects code that reads values there.
 """
 
 from __future__ import annotations
@@ -36,21 +36,16 @@ from torch.utils.data import DataLoader
 
 from profiler.core.errors import Exited, Invalid, Unsupported, UserError, frames, is_theirs, users_line
 from profiler.core.own_thread import replaced
+from profiler.core.units import few
 from profiler.training.workload import Workload
 
 aten = torch.ops.aten
 MOST_WHOLE = 2**22  # elements of an integer or boolean tensor, such as a batch of tokens
 MOST_FRACTIONS = 2**16  # elements of a floating-point tensor; few, since weights are floating-point too, not only masks
 FRESH = {  # operators whose results do not depend on the values of their arguments
-    aten.ones_like,
-    aten.zeros_like,
-    aten.full_like,
-    aten.rand_like,
-    aten.randint_like,
-    aten.new_ones,
-    aten.new_zeros,
-    aten.new_full,
-}
+    aten.ones_like, aten.zeros_like, aten.full_like, aten.rand_like, aten.randint_like,
+    aten.new_ones, aten.new_zeros, aten.new_full,
+}  # fmt: skip
 UNFILLED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 COMPARISONS = {aten.equal.default, aten.allclose.default}
 AS_ANOTHER = {aten.lift_fresh.default, aten.detach.default}  # make a tensor of Python data, a parameter of a tensor
@@ -194,9 +189,10 @@ def in_batch(made: torch.Tensor, moved: torch.Tensor, *, is_followed: bool) -> t
     `is_followed` is for a device that does no arithmetic: its tensors have no values, and no mode tracks them.
     """
     value = value_of(made)
-    if value is not None and value.is_floating_point() and not _is_mask(value):
-        value = None
-        moved.__dict__.pop("known_value", None)
+    with no_dispatch():
+        if value is not None and value.is_floating_point() and not ((value == 0) | (value == 1)).all():
+            value = None
+            moved.__dict__.pop("known_value", None)
     if value is None or not is_followed:
         return moved
     moved.known_value = value.clone() if value is made else value  # type: ignore[attr-defined]
@@ -257,13 +253,20 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any, draws: Draws | None) -> 
 
 def computed(func: Any, args: Any, kwargs: Any, draws: Draws | None) -> Any:
     """Compute the results on the CPU, invisible to modes that watch the step; None if they are unknown."""
+
+    def own_value(tensor: torch.Tensor) -> torch.Tensor:  # which the operator may overwrite
+        value = value_of(tensor)
+        if value is None:  # uninitialized memory, of which FRESH operators read nothing
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        return value.clone() if value is tensor else value
+
     if draws is None and torch.Tag.nondeterministic_seeded in func.tags:
         return None
     is_known = func._overloadpacket in FRESH or all(value_of(tensor) is not None for tensor in _tensors(args, kwargs))
     if not is_known:
         return None
     with no_dispatch(), torch.no_grad():
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _own_value, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, own_value, (args, kwargs))
         if "device" in kwargs:
             kwargs["device"] = HOST
         try:
@@ -283,19 +286,6 @@ def placed(values: Any, place: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return pytree.tree_map_only(torch.Tensor, known, values)
 
 
-def _own_value(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's value, which the operator may overwrite; uninitialized memory if it is unknown."""
-    value = value_of(tensor)
-    if value is None:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    return value.clone() if value is tensor else value
-
-
-def _is_mask(value: torch.Tensor) -> bool:
-    with no_dispatch():
-        return bool(((value == 0) | (value == 1)).all())
-
-
 def _forget(tensor: torch.Tensor) -> None:
     """Mark the value of a tensor, and of all its views, as unknown."""
     value = tensor.__dict__.get("known_value")
@@ -312,9 +302,9 @@ def _is_kept(tensor: torch.Tensor) -> bool:
 
 
 def _is_data(*, called: tuple[CodeType, ...] = (nn.Module._call_impl.__code__,)) -> bool:
-    """Whether a factory is at work, but none of its modules: none is constructed, and none called.
+    """Whether a factory is at work, but none of its modules: none is constructed, and none called (unless `called=()`).
 
-    With `called=()`, whether what is left empty will be filled; modules leave that to initializers, which may not run.
+    Modules leave it to initializers, which may not run, to fill what is left empty.
     """
     return _IN_FACTORY.get() and not any(
         frame.f_code in called or _is_constructor(frame.f_code) for frame in frames(sys._getframe(1))
@@ -324,15 +314,10 @@ def _is_data(*, called: tuple[CodeType, ...] = (nn.Module._call_impl.__code__,))
 @cache
 def _is_constructor(code: CodeType) -> bool:
     """Whether code constructs a module."""
-    return code.co_name == "__init__" and any(
-        getattr(inspect.unwrap(kind.__init__), "__code__", None) is code for kind in _kinds(nn.Module)
-    )
-
-
-def _kinds(kind: type[nn.Module]) -> Iterator[type[nn.Module]]:
-    yield kind
-    for special in kind.__subclasses__():
-        yield from _kinds(special)
+    kinds: list[type[nn.Module]] = [nn.Module] if code.co_name == "__init__" else []
+    for kind in kinds:  # which grows
+        kinds += kind.__subclasses__()
+    return any(getattr(inspect.unwrap(kind.__init__), "__code__", None) is code for kind in kinds)
 
 
 def _as_known(tensor: torch.Tensor) -> torch.Tensor:
@@ -359,14 +344,9 @@ NOT_REAL = "sizes that follow from them are not real"
 WHOLE = "all() of values that are not known here is taken as true: a mask masks nothing, and would take more if it did"
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 UNTAGGED = {  # operators whose result sizes depend on values, although no tag says so
-    "aten::_coalesce",
-    "aten::_to_sparse",
-    "aten::_to_sparse_csr",
-    "aten::_to_sparse_csc",
-    "aten::_to_sparse_bsr",
-    "aten::_to_sparse_bsc",
-    "torchvision::nms",
-}
+    "aten::_coalesce", "aten::_to_sparse", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr",
+    "aten::_to_sparse_bsc", "torchvision::nms",
+}  # fmt: skip
 HARMLESS = {  # no size depends on the values that these files read
     torch.nn.init.__file__,  # draws until all numbers are within bounds
     torch.autograd.graph.__file__,  # moves saved tensors to the host and back
@@ -393,19 +373,19 @@ class ValueReads(TorchDispatchMode):
             if _reads_values(func, args) or _fails_by_values(func, args, kwargs, error):
                 self._note(func, args)
             raise
-        if _reads_values(func, args) or _is_copied_to_host(out, args):
+        is_on_host = isinstance(out, torch.Tensor) and out.device.type == "cpu"  # as by `.cpu()` and `.tolist()`
+        if _reads_values(func, args) or is_on_host:
             self._note(func, args)
         return out
 
     def __str__(self) -> str:
-        names = list(self.places)
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        return ", ".join(names[:MOST_NAMED]) + more
+        return few(list(self.places), MOST_NAMED)
 
     def _note(self, func: Any, arguments: Any) -> None:
         """Note the operator and the user's line if an argument is a CUDA tensor and the caller is not HARMLESS."""
-        files = {frame.f_code.co_filename for frame in frames(sys._getframe(2))}
-        if files & HARMLESS or not any(isinstance(value, torch.Tensor) and value.is_cuda for value in arguments):
+        if not any(isinstance(value, torch.Tensor) and value.is_cuda for value in arguments):
+            return
+        if not HARMLESS.isdisjoint(frame.f_code.co_filename for frame in frames(sys._getframe(2))):
             return
         line = users_line(sys._getframe(2))
         name = func.name().partition("::")[2].partition(".")[0].removeprefix("_local_scalar_dense") or "item"
@@ -416,12 +396,7 @@ def _reads_values(func: Any, arguments: Any) -> bool:
     """Whether an operator's result or its size depends on values; an index tensor counts only if it is a mask."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
-    return _is_by_value(func)
-
-
-@cache
-def _is_by_value(func: Any) -> bool:
-    return bool(BY_VALUE & set(func.tags)) or func.name().partition(".")[0] in UNTAGGED
+    return not BY_VALUE.isdisjoint(func.tags) or func.name().partition(".")[0] in UNTAGGED
 
 
 def _fails_by_values(func: Any, arguments: Any, keywords: Any, error: Exception) -> bool:
@@ -437,12 +412,6 @@ def _fails_by_values(func: Any, arguments: Any, keywords: Any, error: Exception)
     except Exception:  # noqa: BLE001  an operator may fail in any way
         return False
     return True
-
-
-def _is_copied_to_host(out: Any, arguments: Any) -> bool:
-    """Whether an operator brought a CUDA tensor to the host, as `.cpu()` and `.tolist()` do."""
-    is_on_host = isinstance(out, torch.Tensor) and out.device.type == "cpu"
-    return is_on_host and any(isinstance(value, torch.Tensor) and value.is_cuda for value in arguments)
 
 
 def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:
@@ -492,12 +461,11 @@ def pass_tests() -> None:
     each row of positions is one sequence. In the user's own code it also returns true, so that checks for NaN pass, but
     there ValueReads notes it.
     """
-    if not getattr(torch.Tensor.all, "is_passed", False):
-        torch.Tensor.all = _passing(torch.Tensor.all)  # type: ignore[method-assign]
-    masks = sys.modules.get("transformers.masking_utils")
-    every = getattr(masks, "fast_all", None)  # the same test, implemented as a sum
-    if every is not None and not getattr(every, "is_passed", False):
-        masks.fast_all = _passing(every)  # type: ignore[union-attr]
+    masks = sys.modules.get("transformers.masking_utils")  # whose fast_all is the same test, as a sum
+    for home, name in ((torch.Tensor, "all"), (masks, "fast_all")):
+        every = getattr(home, name, None)
+        if every is not None and not hasattr(every, "is_passed"):
+            setattr(home, name, _passing(every))
 
 
 def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

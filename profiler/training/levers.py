@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError, nearest_or_all
-from profiler.core.record import Applied, Note
+from profiler.core.record import Applied
 from profiler.core.units import LEVERS
 from profiler.training import STRATEGIES
 
@@ -81,15 +81,12 @@ def refuse_conflicts(case: Case) -> None:
     for lever in case.levers or ():
         for option in OF_OPTIMIZER.get(lever.name, ()):
             if option in taken:
-                message = (
-                    f"'{case.label}': {lever.name} and {taken[option]} both choose the optimizer's kernels or state"
-                )
-                raise UserError(message, hint="name one of them")
+                what = f"{lever.name} and {taken[option]} both choose the optimizer's kernels or state"
+                raise UserError(f"'{case.label}': {what}", hint="name one of them")
         taken |= dict.fromkeys(OF_OPTIMIZER.get(lever.name, ()), lever.name)
-    names = {lever.name for lever in case.levers or ()}
-    if {"in-backward", "micro-batches"} <= names:
-        message = f"'{case.label}': in-backward would step once for each of the micro-batches"
-        raise UserError(message, hint="name one of them")
+    if {"in-backward", "micro-batches"} <= {lever.name for lever in case.levers or ()}:
+        what = "in-backward would step once for each of the micro-batches"
+        raise UserError(f"'{case.label}': {what}", hint="name one of them")
 
 
 def refuse_in_scripts(label: Choice) -> None:
@@ -114,16 +111,12 @@ def with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Workl
             draws_apart=applied.draws_apart or own.draws_apart,
             heads=own.heads or applied.heads,
             notes=(*applied.notes, *own.notes),
-            remark=partial(_either, applied.remark, own.remark),
-            switch=partial(_both, applied.switch, own.switch) if applied.switch and own.switch else None,
+            remark=partial(_first, applied.remark, own.remark),
+            switch=partial(_first, applied.switch, own.switch) if applied.switch and own.switch else None,
         )
     return workload, applied
 
 
-def _either(first: Callable[[], Note | None], second: Callable[[], Note | None]) -> Note | None:
-    return first() or second()
-
-
-def _both(first: Callable[[bool], None], second: Callable[[bool], None], on: bool) -> None:
-    first(on)
-    second(on)
+def _first(first: Callable[..., Any], second: Callable[..., Any], *given: bool) -> Any:
+    """Return what the first says of notes, or else the second; switches, which return None, are both turned."""
+    return first(*given) or second(*given)

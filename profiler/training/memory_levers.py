@@ -231,9 +231,7 @@ def let_grow(case: Case) -> None:
 
 def set_growing(on: bool) -> None:
     """Set whether segments that are reserved from now on grow."""
-    own: Any = torch._C
-    name = "_accelerator_setAllocatorSettings"  # since torch 2.9
-    (getattr(own, name, None) or torch.cuda.memory._set_allocator_settings)(f"expandable_segments:{on}")
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on}")
 
 
 def micro_batches(workload: Workload, case: Case, *, n: Count) -> tuple[Workload, Applied]:

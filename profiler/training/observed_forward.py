@@ -62,10 +62,9 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     def after(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments and keywords of the block, given those of the block before."""
+        pairs = zip(arguments, self.arguments, strict=True)
         return (
-            tuple(
-                before if value is AS_BEFORE else value for before, value in zip(arguments, self.arguments, strict=True)
-            ),
+            tuple(before if value is AS_BEFORE else value for before, value in pairs),
             {name: keywords[name] if value is AS_BEFORE else value for name, value in self.keywords.items()},
         )
 
@@ -73,10 +72,9 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a call takes the same values as in the observed forward."""
         if len(arguments) != len(self.arguments) or keywords.keys() != self.keywords.keys():
             return False
-        pairs = [
-            *zip(self.arguments, arguments, strict=True),
-            *((self.keywords[key], keywords[key]) for key in keywords),
-        ]
+        pairs = zip(
+            (*self.arguments, *self.keywords.values()), (*arguments, *map(keywords.get, self.keywords)), strict=True
+        )
         return all(value is AS_BEFORE or _same(value, now) for value, now in pairs)
 
 
@@ -132,7 +130,7 @@ def _observe(workload: Workload, *, keeps: bool) -> Observation:
             block = workload.block(name)
             route(block, _Watched(watcher, index))
             watching.callback(unroute, block)
-        handle = workload.module.register_forward_hook(lambda module, given, output: watcher.return_(output))
+        handle = workload.module.register_forward_hook(lambda module, given, output: watcher.use(*tensors(output)))
         watching.callback(handle.remove)
         watching.enter_context(TensorUses(watcher.use))
         run_forward(workload, keeps=keeps, saved=watcher.saved.add)
@@ -182,16 +180,12 @@ class _Watcher:
         self.saved = _Saved([*resident, *tensors(workload.batch)], count)
         self._lasting = {id(value) for value in (*resident, *module.modules())}
 
-    def use(self, tensor: torch.Tensor) -> None:
-        """Note the use of a tensor; a block's output may be used only by the next block."""
-        reference, index = self._outputs.get(id(tensor), (None, 0))
-        if reference is not None and reference() is tensor and self._working != index + 1:
-            self._tapped.add(index)
-
-    def return_(self, output: Any) -> None:
-        """Note what the whole module returns."""
-        for tensor in tensors(output):
-            self.use(tensor)
+    def use(self, *used: torch.Tensor) -> None:
+        """Note the use of tensors; a block's output may be used only by the next block."""
+        for tensor in used:
+            reference, index = self._outputs.get(id(tensor), (None, 0))
+            if reference is not None and reference() is tensor and self._working != index + 1:
+                self._tapped.add(index)
 
     def observation(self) -> Observation:
         """Return what the forward showed. Raises NotOnce if the blocks did not run once each, in order."""
@@ -214,23 +208,26 @@ class _Watcher:
         self._inputs[index] = sum(given.values()) + self._random_state
         if arguments and not isinstance(arguments[0], torch.Tensor):
             name = type(arguments[0]).__name__
-            is_dataclass = dataclasses.is_dataclass(arguments[0])
-            self._takes[index] = f"a dataclass ({name})" if is_dataclass else f"a {name}"
+            self._takes[index] = f"a dataclass ({name})" if dataclasses.is_dataclass(arguments[0]) else f"a {name}"
         if index and self._last and arguments:
-            output, version, further, named = self._last
-            untouched = arguments[0] is output and output._version == version
-            self._linked[index - 1] = untouched and self._follows(index, arguments[1:], keywords, further, named)
+            self._linked[index - 1] = self._follows(index, *self._last, *arguments, **keywords)
         self._last = None
 
     def _follows(
         self,
         index: int,
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-        further: tuple[Any, ...],
-        named: dict[str, Any],
+        output: Any,
+        version: int,
+        further: Any,
+        named: Any,
+        /,
+        given: Any,
+        *arguments: Any,
+        **keywords: Any,
     ) -> bool:
-        """Whether a block's other arguments are those of the block before, or exist before the forward."""
+        """Whether a block is given the output of the one before, and else what that was given or was there before."""
+        if given is not output or output._version != version:
+            return False
         if _same(arguments, further) and _same(keywords, named):
             return True
         is_call = self._workload.blocks[index] in self._workload.calls
@@ -239,11 +236,11 @@ class _Watcher:
         changed = [AS_BEFORE if _same(now, then) else now for now, then in zip(arguments, further, strict=True)]
         by_name = {key: AS_BEFORE if _same(now, named[key]) else now for key, now in keywords.items()}
         self._given[index] = Given(arguments=tuple(changed), keywords=by_name)
-        return all(self._lasts(value) for value in pytree.tree_leaves((changed, by_name)))
-
-    def _lasts(self, value: Any) -> bool:
-        is_plain = value is AS_BEFORE or value is None or isinstance(value, (bool, int, float, str))
-        return is_plain or id(value) in self._lasting
+        plain = (bool, int, float, str, type(None))
+        return all(
+            value is AS_BEFORE or isinstance(value, plain) or id(value) in self._lasting
+            for value in pytree.tree_leaves((changed, by_name))
+        )
 
     def leave(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         """Note what a block returns."""
@@ -344,8 +341,12 @@ class TensorUses(TorchFunctionMode):
 
 def refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> Observation | None:
     """Raise Unsupported if a block does not feed only the next one; return the forward that was observed, if any."""
-    if workload.batch is None and _is_chain(workload, pairs):
-        return None
+    if workload.batch is None:  # no forward is needed where nested Sequentials alone run the pairs in a row
+        run = _strung(workload.module, workload.blocks)
+        behind = {*pairwise(run)}
+        is_once = len({workload.module.get_submodule(name) for name in run}) == len(run)
+        if is_once and all((workload.blocks[a], workload.blocks[b]) in behind for a, b in pairs):
+            return None
     seen = observe(workload)
     for feeding, fed in pairs:
         if fed != feeding + 1 or not seen.linked[feeding]:
@@ -355,14 +356,6 @@ def refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> Observa
                 reason = f"the second takes {seen.takes[fed]}, but blocks of one segment can only pass on tensors"
             raise Unsupported(f"{names} cannot be run together: {reason}")
     return seen
-
-
-def _is_chain(workload: Workload, pairs: list[tuple[int, int]]) -> bool:
-    """Whether nested Sequentials alone, each module there once, run the pairs in a row; then no forward is needed."""
-    names = _strung(workload.module, workload.blocks)
-    modules = {workload.module.get_submodule(name) for name in names}
-    behind = set(pairwise(names))
-    return len(modules) == len(names) and all((workload.blocks[a], workload.blocks[b]) in behind for a, b in pairs)
 
 
 def _strung(module: nn.Module, blocks: tuple[str, ...], name: str = "") -> list[str]:

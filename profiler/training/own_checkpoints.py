@@ -77,8 +77,6 @@ def uncompiled_note(checkpointed: Sequence[str], compiled: Collection[str]) -> N
 
 
 HAS_OWN = "the model's own checkpoints"  # what a note on them begins with
-
-
 # PyTorch's function that all forms of checkpoint call; before torch 2.13 it is `checkpoint` itself
 _TARGET: Any = inspect.unwrap(getattr(torch_checkpoint, "_checkpoint_impl", None) or torch_checkpoint.checkpoint)
 _TAKES_TUPLE = _TARGET.__name__ == "_checkpoint_impl"  # (function, args, kwargs, *, options)
@@ -160,7 +158,7 @@ _states: list[OwnCalls] = []  # of the forwards that are running, the innermost 
 @contextmanager
 def _watched(calls: OwnCalls) -> Iterator[None]:
     """Redirect the model's calls of checkpoint to `redirect` inside the context; count those in what is compiled."""
-    with _counted() if not _states else nullcontext():
+    with nullcontext() if _states else _counted():
         _states.append(calls)
         _TARGET.__code__ = _redirected.__code__
         try:

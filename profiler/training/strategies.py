@@ -227,10 +227,8 @@ def hugging_face(workload: Workload) -> Applied:
     module: Any = workload.module
     named = [word for word in ("activation", "gradient") if hasattr(module, f"{word}_checkpointing_enable")]
     if not named and not hasattr(module, "enable_gradient_checkpointing"):
-        raise Unsupported(
-            "the model has no activation_checkpointing_enable(), as a Hugging Face model has; where your code switches "
-            "its checkpoints on, `own` measures them"
-        )
+        instead = "where your code switches its checkpoints on, `own` measures them"
+        raise Unsupported(f"the model has no activation_checkpointing_enable(), as a Hugging Face model has; {instead}")
 
     def switch(on: bool) -> None:
         if not named:
@@ -291,16 +289,18 @@ def compile_budget(workload: Workload, *, budget: float = 0.5, per: Literal["blo
     _dynamo.reset()  # compiled code is reused if code and guards match, and the budget is not a guard
     config.activation_memory_budget = budget  # global to this process, which runs only this trial
     inductor.fallback_random = True  # the same random numbers as eager PyTorch, so that dropout can be compared
-    reference = (
-        Choice.of("compile-budget", {"budget": 1.0} | ({"per": per} if per != "block" else {})) if budget < 1 else None
-    )
+    options = {"budget": 1.0} | ({"per": per} if per != "block" else {})
     parts: list[nn.Module] = [workload.module]
     if per == "block":
         refuse_none(workload.blocks)
         parts = [workload.module.get_submodule(name) for name in workload.blocks]
     for part in parts:
         part.compile()
-    return Applied(split=f"{len(parts)} compiled", changes_kernels=True, reference=reference)
+    return Applied(
+        split=f"{len(parts)} compiled",
+        changes_kernels=True,
+        reference=Choice.of("compile-budget", options) if budget < 1 else None,
+    )
 
 
 def selective(workload: Workload, *, save: str = "matmul") -> Applied:
@@ -311,23 +311,22 @@ def selective(workload: Workload, *, save: str = "matmul") -> Applied:
     """
     length = len(workload.blocks)
     met: set[str] = set()
+
+    def remark() -> Note | None:
+        if not met or not met.isdisjoint(operators(save)):
+            return None
+        instead = f"; these blocks have save={' or save='.join(there)}" if (there := offered(met)) else ""
+        text = f"keeps nothing: save={save} has no operator of these blocks, so it is identical to `all`{instead}"
+        return Note(code="GCP063", text=text)
+
     return recompute(
         workload,
         [[index] for index in range(length)],
         split=f"{length} of {length}",
         checkpoint=saving(save, met),
         kept=operators(save),
-        remark=partial(_remark, save, met),
+        remark=remark,
     )
-
-
-def _remark(save: str, met: set[str]) -> Note | None:
-    """Return a note if a step has met operators, but none of those to save; None otherwise."""
-    if not met or not met.isdisjoint(operators(save)):
-        return None
-    instead = f"; these blocks have save={' or save='.join(there)}" if (there := offered(met)) else ""
-    text = f"keeps nothing: save={save} has no operator of these blocks, so it is identical to `all`{instead}"
-    return Note(code="GCP063", text=text)
 
 
 def saving(save: str, met: set[str] | None = None) -> Checkpoint:
@@ -338,9 +337,8 @@ def saving(save: str, met: set[str] | None = None) -> Checkpoint:
     kept = {packet for name in operators(save) if (packet := _operator(name)) is not None}
     unknown = [word for word in save.split("+") if word not in GROUPS and _operator(word) is None]
     if unknown:
-        raise Unsupported(
-            f"aten has no operator '{unknown[0]}'; save=matmul, conv, attention, or names such as mm+gelu"
-        )
+        instead = "save=matmul, conv, attention, or names such as mm+gelu"
+        raise Unsupported(f"aten has no operator '{unknown[0]}'; {instead}")
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         policy = _Policy(kept, met)
@@ -457,9 +455,7 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
         kept=tuple(kept),
     )
     waiting = {plan_file.names(segment)[0]: segment.fetched_at for segment in plan.segments if segment.fetched_at}
-    if waiting:
-        applied = msgspec.structs.replace(applied, remark=offload_inputs(planned, waiting))
-    return applied
+    return msgspec.structs.replace(applied, remark=offload_inputs(planned, waiting)) if waiting else applied
 
 
 def written(workload: Workload, applied: Applied, strategy: str) -> PlanFile:

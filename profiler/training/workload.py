@@ -214,18 +214,15 @@ def unscaled(
     if scaler is None:
         return loss
     while scaler.get_scale() > 1 and bool(loss.isfinite()):
-        values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in _gradients(leaves)]
-        if all(bool(value.isfinite().all()) for value in values):
+        given = [leaf.grad for leaf in leaves if leaf.grad is not None]
+        if all(bool((one.coalesce().values() if one.is_sparse else one).isfinite().all()) for one in given):
             break
         scaler.update(scaler.get_scale() / 2)
         loss = step(scaler)
-    for gradient in _gradients(leaves):
-        gradient.div_(scaler.get_scale())
+    for leaf in leaves:
+        if leaf.grad is not None:
+            leaf.grad.div_(scaler.get_scale())
     return loss
-
-
-def _gradients(leaves: Collection[torch.Tensor]) -> list[torch.Tensor]:
-    return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
 @contextmanager

@@ -286,10 +286,8 @@ def torchvision(name: str, batch_size: int = 16, *, size: str = "own", classes: 
     names = models.list_models(module=models)
     if name not in names:
         near = similar(name, names)
-        raise Unsupported(
-            f"torchvision has no classification model '{name}'"
-            + (f"; the nearest is '{near[0]}'" if near else f"; it has {', '.join(names)}")
-        )
+        instead = f"the nearest is '{near[0]}'" if near else f"it has {', '.join(names)}"
+        raise Unsupported(f"torchvision has no classification model '{name}'; {instead}")
     own = SIZES.get(name, 224)
     pixels = side(size, own)
 

@@ -62,22 +62,17 @@ def build(name: str, /, batch_size: int | None = None, **options: Any) -> Worklo
     sys.argv = [str(catalogue.place(name))]  # as a script that is run without arguments
     try:
         function = _function(name)
-        _refuse_unbound(function, options)
+        try:
+            if signature := _signature(function):
+                signature.bind(**options)
+        except TypeError as error:
+            hint = "give every parameter a default, or its value as in file.py:make:depth=2"
+            raise TypeError(f"the factory is called by its options alone: {error}; {hint}") from None
         return as_workload(function(**options))
     except SystemExit as error:
         raise exited(error) from None
     finally:
         sys.argv = words
-
-
-def _refuse_unbound(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise TypeError if the function cannot be called with these options alone."""
-    try:
-        if signature := _signature(function):
-            signature.bind(**options)
-    except TypeError as error:
-        hint = "give every parameter a default, or its value as in file.py:make:depth=2"
-        raise TypeError(f"the factory is called by its options alone: {error}; {hint}") from None
 
 
 def as_workload(returned: Any) -> Workload:
@@ -135,21 +130,18 @@ def _is_pair(batch: Any) -> bool:
 
 def _register_dataclasses(batch: Any) -> None:
     """Register the types of the dataclasses in a batch, at any depth, so that their tensors are moved and counted."""
+
+    def taken_apart(value: Any) -> tuple[list[Any], tuple[str, ...]]:  # its fields (also slots) and other attributes
+        fields = (field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
+        names = tuple(dict.fromkeys((*fields, *getattr(value, "__dict__", ()))))
+        return [getattr(value, name) for name in names], names
+
     plain = (type, nn.Module, torch.Tensor)
-    while kinds := {
-        type(leaf)
-        for leaf in pytree.tree_leaves(batch)
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, plain)
-    }:
+    leaves = pytree.tree_leaves(batch)
+    while kinds := {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, plain)}:
         for kind in kinds:
-            pytree.register_pytree_node(kind, _taken_apart, partial(_put_together, kind))
-
-
-def _taken_apart(value: Any) -> tuple[list[Any], tuple[str, ...]]:
-    """Return a dataclass's values and their names: its fields (also slots) and any other attributes."""
-    fields = (field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
-    names = tuple(dict.fromkeys((*fields, *getattr(value, "__dict__", ()))))
-    return [getattr(value, name) for name in names], names
+            pytree.register_pytree_node(kind, taken_apart, partial(_put_together, kind))
+        leaves = pytree.tree_leaves(batch)
 
 
 def _put_together(kind: type, values: Iterable[Any], names: tuple[str, ...]) -> Any:
@@ -164,8 +156,15 @@ def _parts(returned: Any) -> dict[str, Any]:
     """Return the parts that the factory returned, by name. Raises TypeError for any other return value."""
     is_tuple = isinstance(returned, (tuple, list)) and len(returned) <= len(KEYS)
     parts = dict(zip(KEYS, returned, strict=False)) if is_tuple else returned
+
+    def is_part(name: str, part: Any) -> bool:  # of a type that its name allows
+        if name == "module":
+            return isinstance(part, nn.Module)
+        is_optimizer = name == "optimizer" and isinstance(part, torch.optim.Optimizer)
+        return name == "batch" or part is None or is_optimizer or callable(part)
+
     if isinstance(parts, Mapping) and not parts.keys() - set(KEYS):
-        if "batch" in parts and all(_is_part(name, part) for name, part in parts.items()):
+        if "batch" in parts and all(is_part(name, part) for name, part in parts.items()):
             return dict(parts)
         parts = [type(part).__name__ for part in parts.values()]
     what = f"({', '.join(parts)})" if isinstance(parts, list) else type(returned).__name__
@@ -173,14 +172,6 @@ def _parts(returned: Any) -> dict[str, Any]:
         what = f"a dict with the keys {', '.join(map(str, parts))}"
     expected = "(module, batch[, loss[, optimizer]]), or a dict with the keys module, batch, loss, optimizer"
     raise TypeError(f"the factory returned {what}: return {expected}")
-
-
-def _is_part(name: str, part: Any) -> bool:
-    """Whether a returned part has a type that its name allows."""
-    if name == "module":
-        return isinstance(part, nn.Module)
-    is_optimizer = name == "optimizer" and isinstance(part, torch.optim.Optimizer)
-    return name == "batch" or part is None or is_optimizer or callable(part)
 
 
 def _loss_of_output(module: nn.Module, batch: Any) -> torch.Tensor:
@@ -202,10 +193,9 @@ def _loss_by(loss: Callable[..., Any], batch: Any) -> Callable[[nn.Module, Any],
         return lambda module, pair: loss(call(module, pair[0]), pair[1])
     signature = _signature(loss)
     required = [
-        parameter
-        for parameter in (signature.parameters.values() if signature else ())
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        one
+        for one in (signature.parameters.values() if signature else ())
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
     ]
     if len(required) == 1:
         return lambda module, whole: loss(call(module, whole))
@@ -231,23 +221,18 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 def _function(name: str) -> Callable[..., Any]:
     """Import the user's function as Python would, with its file's folder (the current one for a module) on the path."""
     place, _, attribute = name.rpartition(":")
-    if not place.endswith(".py"):
-        _look_in(Path.cwd())
+    path, is_file = Path(place).resolve(), place.endswith(".py")
+    folder = str(path.parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if not is_file:
         return getattr(importlib.import_module(place), attribute)  # type: ignore[no-any-return]
-    path = Path(place).resolve()
-    _look_in(path.parent)
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, f"{path} is not a Python file"
-    assert spec.loader is not None, f"{path} has no loader"
+    assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses and pickling look there
     spec.loader.exec_module(module)
     return getattr(module, attribute)  # type: ignore[no-any-return]
-
-
-def _look_in(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 
 
 def unpack(path: str) -> Any:
