@@ -151,7 +151,7 @@ def a_second_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
 
     The stages have their core all the while.
     """
-    from profiler.measuring.devices.cpu import CpuStopwatch
+    from profiler.measuring.devices import CpuStopwatch
     from profiler.predicting import stage_seconds
 
     monkeypatch.setattr(CpuStopwatch, "mark", lambda self: self._times.append(float(len(self._times))))

@@ -46,7 +46,7 @@ class Room(NamedTuple):
 ROOMS = {
     "meters": Room(
         (
-            "profiler/measuring/meters/[!est]*.py",
+            "profiler/measuring/meters/[!epst]*.py",
             "profiler/measuring/meters/saved_graph.py",
             "profiler/measuring/meters/wrong_gradients.py",
             "profiler/measuring/meters/time.py",
@@ -70,8 +70,7 @@ ROOMS = {
     "equality": Room(
         (
             "profiler/measuring/meters/equality.py",
-            "profiler/measuring/meters/step_results.py",
-            "profiler/measuring/meters/tensor_difference.py",
+            "profiler/measuring/meters/plain_torch.py",
             "profiler/measuring/equality_pass.py",
             "profiler/measuring/trial.py",
         ),

@@ -11,7 +11,7 @@ from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Record
 from profiler.measuring import equality_pass, passes
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import equality, memory_growth, operators, saved_graph, step_results
+from profiler.measuring.meters import equality, memory_growth, operators, saved_graph
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import follow_case
 from profiler.training import kept_state
@@ -50,7 +50,7 @@ ADDED = {  # what is not known: the place of its run, the model whose step needs
     "why parameters get no gradient": (equality_pass, "explanation", no_gradient.make, {}),
     "which modules the backward runs again": (saved_graph.OwnRecomputes, "names", own_recompute.make, {}),
     "what operators take": (operators, "hidden_bytes", chain, {"asked": ("memory", OPERATORS)}),
-    "whether the gradients are": (step_results, "copied", chain, {}),
+    "whether the gradients are": (equality, "copied", chain, {}),
     "whether the gradients": (kept_state, "image", chain, {}),
 }
 ERRORS = {ValueError: "planted", torch.OutOfMemoryError: "out of memory"}

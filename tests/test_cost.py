@@ -9,7 +9,7 @@ import pytest
 from msgspec import UNSET
 from torch import nn
 
-from profiler.analysis.cost import Bounds, Speed, cost, num_steps, num_timed, step_seconds
+from profiler.analysis.progress import Bounds, Speed, cost, num_steps, num_timed, step_seconds
 from profiler.cli import answer
 from profiler.core import schedule
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial

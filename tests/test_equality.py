@@ -15,7 +15,7 @@ from torch._inductor.utils import fresh_cache
 from profiler.analysis.rows import verdict
 from profiler.core import catalogue
 from profiler.core.errors import Unsupported
-from profiler.measuring.meters import equality, step_results, tensor_difference
+from profiler.measuring.meters import equality, plain_torch
 from profiler.training import STRATEGIES, models, strategies
 from profiler.training.workload import Workload
 from tests import make
@@ -150,41 +150,41 @@ def test_a_loss_that_is_not_finite_is_a_note():
     ],
 )
 def test_differences_are_relative_to_the_largest_value(reference, other, expected):
-    assert tensor_difference.difference(torch.tensor(reference), torch.tensor(other)) == expected
+    assert plain_torch.difference(torch.tensor(reference), torch.tensor(other)) == expected
 
 
 def test_a_gradient_on_one_side_only_is_as_different_as_can_be():
-    assert tensor_difference.difference(None, torch.zeros(2)) == 2.0
-    assert tensor_difference.difference(None, None) == 0.0
+    assert plain_torch.difference(None, torch.zeros(2)) == 2.0
+    assert plain_torch.difference(None, None) == 0.0
 
 
 def test_the_largest_value_is_one_of_those_that_are_finite():
-    assert tensor_difference.largest(torch.tensor([0.5, -0.75, math.inf, math.nan])) == 0.75
-    assert tensor_difference.largest(torch.tensor([math.inf])) == tensor_difference.largest(torch.zeros(0)) == 0.0
+    assert plain_torch.largest(torch.tensor([0.5, -0.75, math.inf, math.nan])) == 0.75
+    assert plain_torch.largest(torch.tensor([math.inf])) == plain_torch.largest(torch.zeros(0)) == 0.0
 
 
 @pytest.mark.parametrize("place", [0, 3, 6])
 def test_values_are_compared_a_part_at_a_time(monkeypatch, place):
-    monkeypatch.setattr(tensor_difference, "CHUNK", 3)
+    monkeypatch.setattr(plain_torch, "CHUNK", 3)
     reference, other = torch.ones(7), torch.ones(7)
     other[place] = 4.0
 
-    assert tensor_difference.difference(reference, other) == 3 / 4
-    assert tensor_difference.largest(other) == 4.0
+    assert plain_torch.difference(reference, other) == 3 / 4
+    assert plain_torch.largest(other) == 4.0
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")
 def test_gradients_of_a_gpu_are_compared_on_it_a_part_at_a_time(monkeypatch):
-    monkeypatch.setattr(tensor_difference, "CHUNK", 2**16)
+    monkeypatch.setattr(plain_torch, "CHUNK", 2**16)
     weight = nn.Parameter(torch.ones(2**20, device="cuda:0"))
-    ran = step_results.Ran(
+    ran = equality.Ran(
         workload=Workload(module=nn.ParameterList([weight]), batch=(), loss=lambda module, batch: module[0].sum()),
         loss=weight.sum(),
         again=weight.sum,
     )
     ran.loss.backward()
-    results = step_results.collect(lambda: ran)
+    results = equality.collect(lambda: ran)
     gradients = {name: gradient + 1 for name, gradient in results.gradients.items()}
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -200,17 +200,16 @@ def test_gradients_of_a_gpu_are_compared_on_it_a_part_at_a_time(monkeypatch):
 def test_a_difference_is_the_same_on_a_gpu():
     reference, other = torch.randn(1000), torch.randn(1000)
 
-    on_gpu = tensor_difference.difference(reference, other, device=torch.device("cuda:0"))
+    on_gpu = plain_torch.difference(reference, other, device=torch.device("cuda:0"))
 
-    assert on_gpu == tensor_difference.difference(reference, other)
+    assert on_gpu == plain_torch.difference(reference, other)
 
 
 def test_negative_zero_is_not_bit_equal_to_zero():
     zero, negative = torch.tensor([0.0]), torch.tensor([-0.0])
 
     results = [
-        step_results.Results(loss=one, gradients={}, buffers={}, random_states={"torch": zero})
-        for one in (zero, negative)
+        equality.Results(loss=one, gradients={}, buffers={}, random_states={"torch": zero}) for one in (zero, negative)
     ]
 
     compared = equality.compare(*results)

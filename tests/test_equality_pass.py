@@ -10,7 +10,7 @@ from torch import nn
 from profiler.core.case import Choice
 from profiler.core.record import Equality, judge
 from profiler.measuring import equality_pass
-from profiler.measuring.meters import equality, step_results, tensor_difference, wrong_gradients
+from profiler.measuring.meters import equality, plain_torch, wrong_gradients
 from profiler.measuring.ranks import Group
 from profiler.training.workload import Workload, batch_counts, batch_statistics
 from tests import make
@@ -32,7 +32,7 @@ def left(gradients, loss=1.0, buffers=None, frozen=()):
         return torch.tensor(loss)
 
     workload = Workload(module=module, batch=(torch.ones(1),), loss=lambda module, batch: torch.ones(()))
-    return step_results.Ran(workload=workload, loss=again(), again=again)
+    return equality.Ran(workload=workload, loss=again(), again=again)
 
 
 def step(gradients, **others):
@@ -50,12 +50,12 @@ def never():
 
 
 def results(gradients, **others):
-    return step_results.collect(step(gradients, **others))
+    return equality.collect(step(gradients, **others))
 
 
 def two_results(gradients):
     """Those of a step and of the next one."""
-    return step_results.collect_two(step(gradients))
+    return equality.collect_two(step(gradients))
 
 
 class Two(Group):
@@ -97,7 +97,7 @@ def test_the_largest_difference_is_named_and_gradients_that_only_the_reference_h
 
 
 def test_a_gradient_far_below_the_models_largest_is_held_to_a_part_of_that():
-    least = 1024.0 * tensor_difference.LEAST_SCALE
+    least = 1024.0 * plain_torch.LEAST_SCALE
     reference, other = ({"a": [1024.0, 1.0], "b": [least / size, 0.0], "c": None} for size in (8.0, 4.0))
     unmeasured = {"a": [float("inf"), 1024.0], "b": [float("nan"), 1.0]}
 
@@ -108,7 +108,7 @@ def test_a_gradient_far_below_the_models_largest_is_held_to_a_part_of_that():
     assert (far_below.largest_difference, far_below.worst_parameter) == (1 / 8, "b")
     assert (not_finite.largest_difference, not_finite.worst_parameter) == (2.0, "d")
     assert (loss.largest_difference, loss.worst_parameter) == (0.5, "(loss)")
-    assert tensor_difference.largest(torch.tensor(unmeasured["a"])) == 1024.0
+    assert plain_torch.largest(torch.tensor(unmeasured["a"])) == 1024.0
 
 
 def test_a_wrong_gradient_far_below_the_largest_is_found_where_two_runs_are_equal_to_the_bit():
@@ -162,7 +162,7 @@ def test_what_is_collected_does_not_change_with_the_model_and_has_its_layout():
     sparse.grad = torch.tensor([0.0, 3.0]).to_sparse()
     ran.workload.module.register_parameter("b", sparse)
 
-    found = step_results.collect(lambda: ran)
+    found = equality.collect(lambda: ran)
     parameter.grad.zero_()
 
     assert found.gradients["a"].tolist() == [1.0, 2.0]
@@ -188,8 +188,8 @@ def test_a_sparse_gradient_is_compared_and_digested_by_its_values():
 def test_the_digest_of_a_batch_is_of_its_tensors_in_order():
     one, two = torch.tensor([1.0]), torch.tensor([2.0])
 
-    assert step_results.digest([one, two]) == step_results.digest([one.clone(), two])
-    assert len({step_results.digest(tensors) for tensors in ([one, two], [two, one], [one], [one.int(), two])}) == 4
+    assert equality.digest([one, two]) == equality.digest([one.clone(), two])
+    assert len({equality.digest(tensors) for tensors in ([one, two], [two, one], [one], [one.int(), two])}) == 4
 
 
 # --- noise and rounding
@@ -232,7 +232,7 @@ def two_with_buffer(gradients, buffer):
 
 
 def test_a_baseline_with_its_recorded_digests_and_the_strategys_gradients_is_run_once():
-    recorded = step_results.collect_two(two_with_buffer({"a": [8.0, 4.0]}, 1.0)).digests()
+    recorded = equality.collect_two(two_with_buffer({"a": [8.0, 4.0]}, 1.0)).digests()
     baselines = iter([two_with_buffer({"a": [8.0, 4.0]}, 1.0)])
 
     found = equality.verify(two_with_buffer({"a": [8.0, 4.0]}, 2.0), lambda: next(baselines)(), recorded)
@@ -265,8 +265,8 @@ def test_gradients_that_differ_are_held_to_two_runs_of_the_baseline_whatever_is_
 def test_bits_are_equal_where_names_shapes_types_and_values_are(other, is_equal):
     tensors = {"a": torch.tensor([1.0, float("nan")]), "b": None}
 
-    assert step_results.equal_bits(tensors, other) is is_equal
-    assert (step_results.digest_of(tensors) == step_results.digest_of(other)) is is_equal
+    assert equality.equal_bits(tensors, other) is is_equal
+    assert (equality.digest_of(tensors) == equality.digest_of(other)) is is_equal
 
 
 def test_rounding_is_what_the_last_bit_of_the_weights_makes_of_the_first_run():
@@ -284,7 +284,7 @@ def test_a_nudge_moves_every_weight_to_its_neighbour_upwards_and_to_zero_by_turn
     whole = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
     workload.module.register_parameter("d", whole)
 
-    step_results.nudge(workload)
+    equality.nudge(workload)
 
     last_bit = 2.0**-23
     assert workload.module.a.tolist() == workload.module.c.tolist() == [1 + last_bit] * 2
@@ -304,7 +304,7 @@ def test_a_nudge_moves_every_weight_to_its_neighbour_upwards_and_to_zero_by_turn
     ],
 )
 def test_a_step_tells_something_where_a_gradient_is_finite_and_not_zero(gradients, expected):
-    assert step_results.tells(step_results.gradients_of(left(gradients).workload).values()) is expected
+    assert equality.tells(equality.gradients_of(left(gradients).workload).values()) is expected
 
 
 def test_the_root_of_the_last_bit_is_still_rounding():
@@ -719,7 +719,7 @@ def ranked(own, batches=(1.0, 2.0)):
         workload = msgspec.structs.replace(ran.workload, batch=(torch.tensor([batches[0]]),))
         return msgspec.structs.replace(ran, workload=workload)
 
-    other = step_results.digest([torch.tensor([batches[1]])])
+    other = equality.digest([torch.tensor([batches[1]])])
     group = Two(lambda found: other if isinstance(found, str) else found)
     return Scripted(make.case(), script, group=group)
 

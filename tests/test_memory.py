@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.measuring import trial
-from profiler.measuring.devices import Span
-from profiler.measuring.devices.cpu import sum_events
+from profiler.measuring.devices import Span, sum_events
 from profiler.training import OPTIMIZERS
 from tests.conftest import measured
 from tests.unpatched import plain

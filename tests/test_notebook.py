@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import profiler
-from profiler.analysis.flat_row import COLUMNS, flat_row
+from profiler.analysis.rows import COLUMNS, flat_row
 from tests import examples, make
 from tests.program import environment
 

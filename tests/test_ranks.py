@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler.analysis.sanity import impossible
+from profiler.analysis.progress import impossible
 from profiler.core.case import OPERATORS, Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Conditions, RankBytes, Readings

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from profiler.analysis.snapshot import THREADS, explain_snapshot
+from profiler.analysis.live_bytes import THREADS, explain_snapshot
 from profiler.cli import answer
 from profiler.core.errors import UserError
 from profiler.core.trace_data import load_snapshot

@@ -10,7 +10,7 @@ from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
 from profiler.measuring import trial as trials
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import step_results
+from profiler.measuring.meters import equality
 from profiler.measuring.trial import measure, read_memory
 from profiler.training.workload import trained
 from tests import make
@@ -111,7 +111,7 @@ def test_weights_are_as_before_once_the_steps_have_run():
     assert all(torch.equal(value, before[name]) for name, value in trained(built.workload).items())
     assert bench.step_digests is not None
     assert bench.step_digests.digests.keys() == digests_of(case("none")).keys()
-    assert step_results.tells(value.grad for value in trained(built.workload).values())
+    assert equality.tells(value.grad for value in trained(built.workload).values())
 
 
 @pytest.mark.parametrize(

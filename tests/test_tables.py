@@ -8,8 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from profiler import views
-from profiler.analysis.flat_row import COLUMNS, flat_row
-from profiler.analysis.rows import rows
+from profiler.analysis.rows import COLUMNS, flat_row, rows
 from profiler.cli import answer
 from profiler.core import units
 from profiler.core.errors import UserError, load_function

@@ -12,9 +12,8 @@ from scipy import stats as peer
 
 from profiler.analysis import time_ratio
 from profiler.analysis.advice import BudgetPoint, advise, budget_frontier
-from profiler.analysis.flat_row import flat_row
 from profiler.analysis.pairing import ALIGN, read_sides, times
-from profiler.analysis.rows import SURE, Row, is_beaten, rows, time_verdict_of
+from profiler.analysis.rows import SURE, Row, flat_row, is_beaten, rows, time_verdict_of
 from profiler.analysis.time_ratio import (
     TimeRatio,
     estimated,

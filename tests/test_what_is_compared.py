@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
-from profiler.measuring.meters import step_results
+from profiler.measuring.meters import equality
 from profiler.measuring.trial import measure
 from profiler.training.models.user import as_workload
 from tests import make
@@ -106,4 +106,4 @@ def test_a_buffer_is_compared_whatever_its_name():
 def test_a_tensor_that_holds_others_is_compared_by_what_they_hold():
     held = TwoTensor(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
 
-    assert step_results.copied(held).tolist() == [1, 2, 3, 4]
+    assert equality.copied(held).tolist() == [1, 2, 3, 4]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from profiler.analysis import flat_row
 from profiler.analysis.axes import exponent
+from profiler.analysis.rows import TABLE as COLUMNS
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, Choice
 from profiler.core.record import Environment
@@ -155,7 +155,7 @@ class Quantity(NamedTuple):
 
     about: str
     kind: str  # a key of UNITS
-    column: str | Callable[[Row], Any]  # of flat_row.TABLE, or how a row is read
+    column: str | Callable[[Row], Any]  # of a row's table, or how a row is read
     sampled: bool = False  # from times, which have a spread
     is_growth: bool = False
 
@@ -181,7 +181,7 @@ class Quantity(NamedTuple):
         return (base - mine) / (base - smallest) if base > smallest else None
 
     def _read(self, row: Row) -> Any:
-        return flat_row.TABLE[self.column][1](row) if isinstance(self.column, str) else self.column(row)
+        return COLUMNS[self.column][1](row) if isinstance(self.column, str) else self.column(row)
 
 
 def _without_k(case: Case) -> tuple[str, dict[str, str]]:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from profiler import __version__
 from profiler.analysis import progress
-from profiler.analysis.sanity import impossible
+from profiler.analysis.progress import impossible
 from profiler.core import catalogue, schedule
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.errors import UserError

@@ -36,8 +36,7 @@ from profiler.core.record import IN_BUILD, Environment, Note, Outcome, Record, S
 from profiler.core.safe_files import hide
 from profiler.core.units import GIB, KIB, MIB
 from profiler.measuring import devices as measured_devices
-from profiler.measuring.devices import environment, open_device, versions
-from profiler.measuring.devices.cpu import available_bytes
+from profiler.measuring.devices import available_bytes, environment, open_device, versions
 from profiler.measuring.failure_causes import CAUSE, CLOSURE, WHERE, lacks_closure
 from profiler.predicting import prediction
 from profiler.predicting.traced_case import code_way

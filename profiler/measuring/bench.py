@@ -20,8 +20,8 @@ from profiler.core.record import IN_BUILD, Note
 from profiler.core.safe_files import hide
 from profiler.core.units import bytes_text
 from profiler.measuring.devices import of_rank, open_device
+from profiler.measuring.meters.equality import StepDigests
 from profiler.measuring.meters.memory_growth import Leftovers
-from profiler.measuring.meters.step_results import StepDigests
 from profiler.measuring.ranks import ALONE, Group, Ranks
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.observed_forward import Seen, remembering

@@ -24,8 +24,8 @@ from profiler.core.record import (
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
 from profiler.measuring.failure_causes import CAUSE, explanation, what_moves
-from profiler.measuring.meters import equality, step_results, wrong_gradients
-from profiler.measuring.meters.step_results import Gradients, GradientStep, Ran, Results, weights_kept
+from profiler.measuring.meters import equality, wrong_gradients
+from profiler.measuring.meters.equality import Gradients, GradientStep, Ran, Results, weights_kept
 from profiler.measuring.ranks import Group
 from profiler.training import kept_state, optimizers
 from profiler.training.assemble import Assembled
@@ -205,9 +205,9 @@ class _Comparison:
 
     def _mend(self, result: Equality, cause: str) -> None:
         """Compare with a step in which what may be wrong is not, and keep why it is if they differ."""
-        plain = step_results.collect(lambda: self._gradients(self._case))
+        plain = equality.collect(lambda: self._gradients(self._case))
         with wrong_gradients.mended():
-            right = step_results.collect(lambda: self._gradients(self._case))
+            right = equality.collect(lambda: self._gradients(self._case))
         found = equality.compare(right, plain)
         allowed = max(NOISE_MARGIN * (result.noise_floor or 0.0), reproducible(self._case.precision))
         if (found.largest_difference or 0.0) > allowed:
@@ -218,7 +218,7 @@ class _Comparison:
         """Whether the gradients are as near to `none`'s as those are to fp32's, by the norm of all."""
         plain = self._case.baseline
         cases = (plain, self._case, msgspec.structs.replace(plain, precision="fp32"))
-        ours, own, exact = (step_results.collect(partial(self._gradients, case)).gradients for case in cases)
+        ours, own, exact = (equality.collect(partial(self._gradients, case)).gradients for case in cases)
         apart, rounded = equality.distance(ours, own), equality.distance(exact, ours)
         if apart > rounded:
             return False
@@ -230,9 +230,9 @@ class _Comparison:
         """Return why a recompute may give other gradients: what it finds changed, or that it stops too early."""
         if found := what_moves(self._bench.build_unwatched(self._case).workload, None):
             return found
-        plain = step_results.collect(lambda: self._gradients(self._case.baseline))
+        plain = equality.collect(lambda: self._gradients(self._case.baseline))
         with set_checkpoint_early_stop(False):
-            whole = step_results.collect(lambda: self._gradients(self._case))
+            whole = equality.collect(lambda: self._gradients(self._case))
         return STOPPED if equality.compare(plain, whole).gradients_equal else None
 
     def judgement(self) -> str:
@@ -241,8 +241,8 @@ class _Comparison:
         Nothing if it is the baseline's, as is to be expected.
         """
         case = self._case
-        plain = step_results.collect(lambda: self._gradients(case.baseline)).gradients
-        own = step_results.collect(lambda: self._gradients(case)).gradients
+        plain = equality.collect(lambda: self._gradients(case.baseline)).gradients
+        own = equality.collect(lambda: self._gradients(case)).gradients
         side = wrong_gradients.side(self._bench.build(case.baseline), plain, own)
         if side == "first":
             return ""
@@ -274,7 +274,7 @@ class _Comparison:
 
     def _across(self, result: Equality) -> Equality:
         """Compare also with one process that runs all ranks' batches, one after the other."""
-        batch = step_results.digest(tensors(self._bench.build().workload.batch))
+        batch = equality.digest(tensors(self._bench.build().workload.batch))
         if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
             text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
             self._bench.note("GCP035", text)
@@ -309,7 +309,7 @@ class _Comparison:
     def _run(self, built: Assembled, *, nudge: bool = False) -> Ran:
         module = built.workload.module
         if nudge:
-            step_results.nudge(built.workload)
+            equality.nudge(built.workload)
         before = kept_state.image(module)
         looks = self._case == self._case.baseline == built.case and self._group.mesh is None
         watching = self._doubts.watching() if looks else nullcontext()
@@ -321,10 +321,10 @@ class _Comparison:
         if built.case.precision == self._case.precision:
             parameters = compared(built.workload).values()
             gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-            self.tells = self.tells or step_results.tells(gradients)
+            self.tells = self.tells or equality.tells(gradients)
             self.trains = self.trains or any(parameter.requires_grad for parameter in parameters)
         if built.case == self._case:
-            self._lost = step_results.without_gradient(built.workload.module)
+            self._lost = equality.without_gradient(built.workload.module)
 
         def again() -> torch.Tensor:
             optimizer, _ = built.trainer()
@@ -369,10 +369,10 @@ def verify_averaging(
     in the last bit, which shows the effect of rounding. It is run only if the gradients are not bit-equal. `attempt`
     runs what one process runs alone, and returns None if it fails: `result` is then returned as it is.
     """
-    own = step_results.collect(step)
+    own = equality.collect(step)
 
     def mean_of(ways: Callable[[int], GradientStep]) -> Results | None:
-        mean = attempt(lambda: _mean([step_results.collect(ways(rank)) for rank in range(group.size)], group.rank))
+        mean = attempt(lambda: _mean([equality.collect(ways(rank)) for rank in range(group.size)], group.rank))
         return mean if all(group.gather(mean is not None)) else None
 
     mean = mean_of(alone)

@@ -21,8 +21,8 @@ from profiler.measuring.devices import Device, Span, environment
 from profiler.measuring.equality_pass import compare
 from profiler.measuring.failure_causes import explained
 from profiler.measuring.meters import memory_growth, operators
+from profiler.measuring.meters.equality import StepDigests, weights_kept
 from profiler.measuring.meters.memory_growth import lasting_bytes, with_state
-from profiler.measuring.meters.step_results import StepDigests, weights_kept
 from profiler.measuring.passes import (
     COUNTED,
     built_only,

@@ -15,8 +15,7 @@ from profiler.core.errors import NotOnce, Unsupported, UserError
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace, live
 from profiler.core.units import parse_budget
-from profiler.measuring.devices import open_device
-from profiler.measuring.devices.cpu import available_bytes
+from profiler.measuring.devices import available_bytes, open_device
 from profiler.measuring.failure_causes import UNKNOWN
 from profiler.planning import candidates
 from profiler.planning.chain import Chain

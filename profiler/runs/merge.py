@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.analysis import progress
-from profiler.analysis.sanity import impossible
+from profiler.analysis.progress import impossible
 from profiler.core import plan_file, schedule
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError

@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple, force_setattr
 
 from profiler.analysis import progress
-from profiler.analysis.sanity import impossible_reading, unsound
+from profiler.analysis.progress import impossible_reading, unsound
 from profiler.core import catalogue, safe_files
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.errors import UserError

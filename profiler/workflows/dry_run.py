@@ -12,8 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from profiler import engines
-from profiler.analysis import cost
-from profiler.analysis.cost import Speed, SweepCost
+from profiler.analysis.progress import Speed, SweepCost, cost
 from profiler.core import gpu_specs
 from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError
@@ -78,7 +77,7 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
     measured = [trial for trial in trials if not trial.case.is_predicted and not trial.case.is_rehearsed]
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
-        return Estimate(cost=cost.cost(trials, {}, start_seconds=0.0))
+        return Estimate(cost=cost(trials, {}, start_seconds=0.0))
     kind = _kind(on_gpu[0].case.device, devices, EngineChoice(where))
     speeds, basis = _speeds(on_gpu, kind, checked.data_directory) if kind else ({}, None)
     is_here = EngineChoice(where).name in engines.HERE
@@ -87,7 +86,7 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
         began, device = time.monotonic(), on_gpu[0].case.device
         engine.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not answer")
         seconds = time.monotonic() - began
-    total = cost.cost(trials, speeds, start_seconds=seconds)
+    total = cost(trials, speeds, start_seconds=seconds)
     why = f"not predicted within {PATIENCE_SECONDS:g} s" if kind else "no GPU is named whose rates are known"
     return Estimate(
         cost=total,

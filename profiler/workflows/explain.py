@@ -10,9 +10,8 @@ import msgspec
 from profiler import engines
 from profiler.analysis.explanation import Explanation
 from profiler.analysis.explanation import explain as explain_trace
-from profiler.analysis.live_bytes import peak
+from profiler.analysis.live_bytes import SnapshotExplanation, explain_snapshot, peak
 from profiler.analysis.progress import calibrations
-from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
 from profiler.core.case import Case, Choice, Trial, encode, split_choices
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label

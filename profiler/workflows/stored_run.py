@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
-from profiler.analysis.flat_row import COLUMNS, flat_row
-from profiler.analysis.rows import Row
+from profiler.analysis.rows import COLUMNS, Row, flat_row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core.units import count_text
 from profiler.runs import run_folder, store

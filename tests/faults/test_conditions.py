@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from profiler.core.record import Conditions
-from profiler.measuring.devices import cuda
-from profiler.measuring.devices.cpu import Cpu
+from profiler.measuring.devices import Cpu, cuda
 from tests.nvml import ANSWERS, NotSupported, Nvml, process
 
 MISMATCH = "Driver/library version mismatch"
@@ -99,8 +98,8 @@ def test_one_of_the_processes_on_the_board_is_this_one(monkeypatch, processes, o
 def test_what_this_process_computes_is_nobody_elses(monkeypatch):
     spent = SimpleNamespace(user=10.0, system=2.0, idle=50.0, iowait=5.0, guest=3.0, steal=1.0)
     mine = iter([1.0, 3.0])
-    monkeypatch.setattr("profiler.measuring.devices.cpu.psutil.cpu_times", lambda: spent)
-    monkeypatch.setattr("profiler.measuring.devices.cpu.psutil.cpu_count", lambda: 4)
+    monkeypatch.setattr("profiler.measuring.devices.psutil.cpu_times", lambda: spent)
+    monkeypatch.setattr("profiler.measuring.devices.psutil.cpu_count", lambda: 4)
     monkeypatch.setattr(time, "process_time", lambda: next(mine))
 
     device = Cpu("cpu")

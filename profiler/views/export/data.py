@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from profiler.analysis import progress
-from profiler.analysis.flat_row import COLUMNS, flat_row
-from profiler.analysis.rows import Row, rows
+from profiler.analysis.rows import COLUMNS, Row, flat_row, rows
 from profiler.core.case import encode
 from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.runs.store import Run

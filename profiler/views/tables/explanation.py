@@ -9,8 +9,7 @@ import msgspec
 
 from profiler.analysis.explanation import CHUNKS, Explanation
 from profiler.analysis.live_bytes import HIDDEN as TEMPORARIES
-from profiler.analysis.live_bytes import Holder, Peak, peak
-from profiler.analysis.snapshot import SnapshotExplanation
+from profiler.analysis.live_bytes import Holder, Peak, SnapshotExplanation, peak
 from profiler.core.case import encode
 from profiler.core.record import Evidence
 from profiler.core.trace_data import BlockChoice, BlockChoices, Trace

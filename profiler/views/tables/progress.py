@@ -17,8 +17,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from profiler.analysis.cost import Bounds, SweepCost
-from profiler.analysis.progress import FAILURES
+from profiler.analysis.progress import FAILURES, Bounds, SweepCost
 from profiler.analysis.rows import rows
 from profiler.core import safe_files
 from profiler.core.case import Case, Choice
