@@ -250,6 +250,19 @@ def test_a_pattern_chooses_by_name_and_a_star_does_not_go_past_a_dot(pattern, ex
     assert find_blocks(found, pattern) == expected
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("h.*.mlp,h.*.attn", ("h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp")),
+        ("head,h.1,h.0", ("head", "h.1", "h.0")),
+    ],
+)
+def test_patterns_that_are_alike_up_to_a_star_are_taken_in_the_order_of_the_structure(pattern, expected):
+    layers = nn.ModuleList(module(attn=nn.Linear(2, 2), mlp=nn.Linear(2, 2)) for _ in range(2))
+
+    assert find_blocks(module(h=layers, head=nn.Linear(2, 2)), pattern) == expected
+
+
 def test_where_nothing_is_found_the_reason_names_the_option():
     with pytest.raises(Unsupported, match="no blocks match 'layers"):
         find_blocks(nn.Linear(2, 2), "layers.*")

@@ -34,12 +34,12 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
     These are the children of the ModuleLists whose children are of one class (encoder and decoder may be two stacks);
     else what the outermost Sequentials hold, flattened, without heads and stems; else the module's children. `pattern`
     selects by name instead, as in `model.layers.*`: a `*` does not match a dot, and several patterns, `enc1,enc2,mid`,
-    are taken in their order. Raises Unsupported if a pattern matches nothing, or a block is within another. A module
-    without children has no blocks.
+    are taken in their order; those alike up to a `*`, as `h.*.attn,h.*.mlp`, together in that of the structure. Raises
+    Unsupported if a pattern matches nothing, or a block is within another. A module without children has no blocks.
     """
     if pattern is None:
         return tuple(_stacks(module) or _flattened(module) or _children(module))
-    names: dict[str, None] = {}
+    names: dict[str, str] = {}
     for one in re.split(r",(?![^\[]*\])", pattern):  # a comma inside brackets does not separate
         matching = _matching(module, one)
         if not matching:
@@ -47,7 +47,9 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
             ends = " to ".join(dict.fromkeys((found[0], found[-1]))) if found else ""
             instead = f"; where none are named they are {ends}" if found else ""
             raise Unsupported(f"no blocks match '{one}'{instead}")
-        names |= dict.fromkeys(matching)
+        names |= dict.fromkeys(matching, one.partition("*")[0] if "*" in one else one)
+    groups, structure = list(dict.fromkeys(names.values())), [name for name, _ in module.named_modules()]
+    names = dict(sorted(names.items(), key=lambda item: (groups.index(item[1]), structure.index(item[0]))))
     for name in names:
         if outer := next((other for other in names if name.startswith(f"{other}.")), None):
             raise Unsupported(f"block '{name}' is within block '{outer}': name one of them")
