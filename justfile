@@ -78,6 +78,10 @@ bench-worth *names:
 bench-readers:
     {{python}} -m benchmarks.readers
 
+# kill -9 of the parent, then of workers, at random moments
+bench-kill times="50":
+    {{python}} -m tests.kill --times {{times}}
+
 # how often times are told apart that should be, and should not, beside busy processes too: writes docs/tables/noise.md
 bench-noise *words:
     {{python}} -m benchmarks.noise -o docs/tables/noise.md {{words}}
@@ -151,6 +155,10 @@ fuzz *words:
 # users' modules made by chance, measured, against plain PyTorch: eight minutes
 fuzz-modules *words:
     {{python}} -m tests.fuzz_modules {{words}}
+
+# a run of 10,000 trials, one of 1,000 real ones and 500 rehearsals: costs, and what is left behind
+bench-load *words:
+    {{python}} -m tests.load {{words}}
 
 # wheels, one pure and one for Linux with the prebuilt libraries of the hollow device, and source distribution in dist/,
 # looked through; then the wheel in an empty folder, without test packages

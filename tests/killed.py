@@ -1,55 +1,46 @@
 """A run of the real program that something ends: what it printed, what it stored, what of it lives on."""
 
 import os
-import random
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import IO
 
+import msgspec
 import psutil
 
 from profiler.analysis import progress
+from profiler.analysis.rows import latest
 from profiler.runs import store
 from profiler.runs.store import Run
 
+SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "4", "--samples", "3", "--device", "cpu")
 PATIENCE_SECONDS = 2.0  # on a machine with a core for every process that works
 ROOT = Path(__file__).parents[1]
-SESSION_SECONDS = 600.0  # a run that takes longer hangs
 TAG = "GCPROF_KILL_TAG"  # in the environment of a run, and so of every process that it starts
 
 Key = tuple[str, str, int]  # model, strategy, round
 
 
-def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float) -> list[str]:
-    """Start the run, or resume it, end it by kill -9 after some seconds; what is wrong with what is left."""
-    before, is_killed = stored(folder), False
-    tag = f"{os.getpid()}-{random.getrandbits(64):x}"
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            words(folder, sweep), env=environment(tag), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )  # fmt: skip
-        try:
-            process.wait(timeout=after)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            is_killed = True
-        code = process.wait(timeout=SESSION_SECONDS)
-        left = survivors(tag, patience=patience)
-        errors.seek(0)
-        said = errors.read().decode(errors="replace")
-    wrong = [f"process {one.pid} lives on" for one in left]
-    wrong += violations(printed(said), before=before, found=stored(folder))
-    return wrong + ([f"exit code {code}: {said.splitlines()[-1:]}"] if code and not is_killed else [])
+def undisturbed(folder: Path, sweep: tuple[str, ...]) -> tuple[Run, float]:
+    """The run that the others are compared with, and the seconds that it took."""
+    began = time.monotonic()
+    subprocess.run(words(folder, sweep), check=True, env=environment("undisturbed"), capture_output=True)
+    return store.load(folder), time.monotonic() - began
 
 
-def finish(folder: Path, sweep: tuple[str, ...], peer: Run, *, patience: float) -> list[str]:
-    """Resume a run to its end; what is wrong with it then."""
-    return kill(folder, sweep, after=SESSION_SECONDS, patience=patience) or differences(store.load(folder), peer)
+def started(folder: Path, sweep: tuple[str, ...], *, tag: str, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The run at work, or going on where it is there; the tag finds all of its processes."""
+    return subprocess.Popen(
+        words(folder, sweep),
+        env=environment(tag),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+    )
 
 
 def violations(told: list[Key], *, before: list[Key], found: list[Key]) -> list[str]:
@@ -74,6 +65,12 @@ def differences(run: Run, peer: Run) -> list[str]:
     ]
 
 
+def settled(folder: Path) -> Run:
+    """A run with the last record of each trial alone: what readers see of it."""
+    run = store.load(folder)
+    return msgspec.structs.replace(run, records=tuple(latest(run.records)))
+
+
 def printed(said: str) -> list[Key]:
     """The trials that a run told as done, line by line; a torn last line was not told."""
     lines = [line for line in said.splitlines(keepends=True) if line.endswith("\n")]
@@ -95,6 +92,11 @@ def survivors(tag: str, *, patience: float = PATIENCE_SECONDS) -> list[psutil.Pr
     while (left := tagged(tag)) and time.monotonic() < until:
         time.sleep(0.02)
     return left
+
+
+def share() -> float:
+    """How many processes share a core at present, at least one: what takes a second then takes so many."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def tagged(tag: str) -> list[psutil.Process]:

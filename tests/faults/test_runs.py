@@ -28,7 +28,7 @@ from profiler.engines.local import Local, in_waves
 from profiler.runs import runs, store
 from profiler.runs.store import Writer
 from profiler.workflows import run as workflow
-from tests import examples, killed, make
+from tests import examples, kill, killed, make
 from tests.gpu_records import WELL, record
 from tests.program import PATIENCE_SECONDS, Started, next_words, row_names
 
@@ -89,9 +89,9 @@ def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_
 
     for quarter in range(4):  # start-up, and trials
         after = moments.uniform(1.8 * quarter, 1.8 * (quarter + 1))
-        assert killed.kill(folder, SWEEP, after=after, patience=PATIENCE_SECONDS) == []
+        assert kill.kill(folder, SWEEP, after=after, patience=PATIENCE_SECONDS).wrong == []
 
-    assert killed.finish(folder, SWEEP, store.load(here / "peer"), patience=PATIENCE_SECONDS) == []
+    assert kill.finish(folder, SWEEP, store.load(here / "peer")) == []
     assert stored(folder) == WHOLE
 
 

@@ -6,7 +6,6 @@ import sys
 import unicodedata
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -117,21 +116,6 @@ def test_fault_19_what_left_the_trials_session_is_ended_with_it(engine):
         child.wait(PATIENCE_SECONDS)
 
     assert gone({int(json.loads(child.lines[0])["pid"])})
-
-
-@pytest.mark.slow
-def test_many_trials_leave_neither_a_process_nor_a_descriptor(engine):
-    def held() -> tuple[int, int]:
-        tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        return len(tree), sum(one.num_fds() for one in tree)
-
-    list(engine.run([trial()]))
-    before = held()
-
-    records = [next(engine.run([trial()])) for _ in range(20)]
-
-    assert {record.outcome for record in records} == {"ok"}
-    assert held() == before
 
 
 # --- memory that is not there

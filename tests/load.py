@@ -1,0 +1,266 @@
+"""Long runs: what a trial costs beside its own steps, and what is left behind: `python -m tests.load`.
+
+Two runs through the runner, as `gcprof run` follows them. One of many trials by an engine that has its records ready:
+it must stay below 300 MiB, and cost at most 3 ms a trial: of the processor, which other work on the machine hardly
+changes, and beyond what writing and syncing the same line costs alone, which is the disk's and is told beside. One of
+many real, tiny trials by the fork server: at its end no process, file descriptor or file may be left that was not there
+before. Then many tiny rehearsals by the fork server that has the hollow device: besides, neither shared memory, nor the
+folder of its libraries, nor the server's own memory may grow, and no trial's log may tell of an abort. The last line is
+the summary; ends with 1 where something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from profiler.cli.output import Terminal
+from profiler.core.case import Choice, Trial, encode
+from profiler.core.record import Environment, Record
+from profiler.engines.local import Local, in_waves
+from profiler.rehearsal.build import cache_folder
+from profiler.runs import store
+from profiler.runs.merge import KNOWN
+from profiler.workflows.run import follow
+from tests import examples, make
+from tests.program import PATIENCE_SECONDS
+
+ROUNDS, FAILING = 5, 10  # every so manieth case is not ok, and loses its later rounds
+MEMORY_BYTES, OVERHEAD_SECONDS = 300 << 20, 0.003
+TORCHS_OWN = "torchinductor_"  # a cache for each user, which torch makes when it is imported first
+SYNCED = 300  # lines that are written alone
+SETTLED = 10  # rehearsals after which the server's memory is looked at first
+SERVER_GROWTH_BYTES = 4 << 20  # of its private memory
+ABORTS = ("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped", "CUDA error")
+
+
+class Costs(NamedTuple):
+    """Seconds, of the processor and of the clock."""
+
+    processor: float
+    clock: float
+
+    def each(self, number: int) -> Costs:
+        return Costs(self.processor / number, self.clock / number)
+
+    def __str__(self) -> str:
+        return f"{self.processor * 1e3:.2f} ms of the processor, {self.clock * 1e3:.2f} ms of the clock"
+
+
+class Left(NamedTuple):
+    """What a process has at one moment."""
+
+    descriptors: int
+    processes: int
+    files: tuple[str, ...]  # in the folder for temporary ones
+
+
+class Ready:
+    """An engine without processes: its records are made while it is asked for them."""
+
+    logs: Path | None = None
+
+    def __enter__(self) -> Ready:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def survey(self) -> dict[str, Environment]:
+        return {"cpu": examples.ENVIRONMENT}
+
+    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+        raise NotImplementedError(entry)
+
+    def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        return in_waves(lambda trials: map(answered, trials), plan, done)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="long runs: costs of a trial, and what is left behind")
+    parser.add_argument("--trials", type=int, default=10_000, help="by an engine that has its records ready")
+    parser.add_argument("--real", type=int, default=1000, help="tiny ones by the fork server")
+    parser.add_argument("--rehearsed", type=int, default=500, help="tiny ones on the hollow device")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gcprof-load-") as folder:
+        told, wrong = [], []
+        looks = ((long_run, asked.trials), (real_run, asked.real), (rehearsed_run, asked.rehearsed))
+        for look, number in ((look, number) for look, number in looks if number):
+            text, found = look(Path(folder) / look.__name__, number)
+            told.append(text)
+            wrong += found
+    for one in wrong:
+        print(f"  {one}")
+    print(f"{'; '.join(told)}; {len(wrong)} violations")
+    return int(bool(wrong))
+
+
+def long_run(folder: Path, number: int) -> tuple[str, list[str]]:
+    """Follow a run of so many trials; what it cost, and what of that is wrong."""
+    plan = tuple(planned(number))
+    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
+    alone = synced(folder.with_name("alone"), [encode(answered(trial)) + b"\n" for trial in plan[:SYNCED]])
+    alone = alone.each(len(plan[:SYNCED]))
+    made = costs(lambda: [answered(trial) for trial in plan]).each(len(plan))
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
+        spent = costs(lambda: follow(Ready(), store.load(folder), Terminal()))
+    records = store.load(folder).records
+    whole = spent.each(len(records))
+    overhead = whole.processor - alone.processor - made.processor
+    used = _peak_bytes()
+    print(f"a trial of {number:,}: {whole}; writing its line alone: {alone}; making its record: {made}", flush=True)
+    text = f"{number:,} trials: {overhead * 1e3:.2f} ms of the processor each beyond writing, {used >> 20} MiB"
+    return text, violations(records, number, overhead=overhead, used=used)
+
+
+def violations(records: tuple[Record, ...], number: int, *, overhead: float, used: int) -> list[str]:
+    """What is wrong with a long run."""
+    lost = number - len(records) - sum(ROUNDS - 1 for one in records if one.round == 1 and one.outcome != "ok")
+    wrong = [f"{lost} trials are not there"] if lost else []
+    wrong += [f"a trial costs {overhead * 1e3:.2f} ms"] if overhead > OVERHEAD_SECONDS else []
+    return wrong + ([f"the run takes {used >> 20} MiB"] if used > MEMORY_BYTES else [])
+
+
+def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
+    """Follow a run of so many real trials; what was left behind."""
+    temporary = _temporary(folder)
+    case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1)
+    plan = tuple(Trial(case=case, round=round_, passes=("time",)) for round_ in range(1, number + 1))
+    store.create(folder / "run", plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
+    before, began = left(temporary), time.monotonic()
+    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
+        engine.survey()
+        server = left(temporary)
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
+            follow(engine, store.load(folder / "run"), Terminal())
+        at_work = left(temporary)
+    seconds = time.monotonic() - began
+    records = store.load(folder / "run").records
+    strange = [path.name for path in (folder / "run").iterdir() if path.name not in KNOWN]
+    wrong = [f"{name} is left in the run folder" for name in strange]
+    wrong += leaks(server, at_work, "after the trials") + leaks(before, left(temporary), "after the engine's end")
+    wrong += [f"{len(records)} trials of {number}"] if len(records) != number else []
+    wrong += [f"a trial is {one.outcome}: {one.detail}" for one in records if one.outcome != "ok"][:3]
+    return f"{number:,} real trials in {seconds:.0f} s, nothing left of {at_work.processes} process", wrong
+
+
+def rehearsed_run(folder: Path, number: int) -> tuple[str, list[str]]:
+    """Rehearse a tiny step so many times by one fork server; what was left behind."""
+    temporary = _temporary(folder)
+    case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1, device="rehearse:h100")
+    trials = [Trial(case=case, round=round_, passes=("memory",)) for round_ in range(1, number + 1)]
+    before, began = left(temporary), time.monotonic()
+    with Local(stage_seconds=PATIENCE_SECONDS, logs=folder / "logs", rehearses=True) as engine:
+        records = list(engine.run(trials[:SETTLED]))
+        server, held, files = left(temporary), _server_bytes(), _kept_files()
+        records += engine.run(trials[SETTLED:])
+        at_work, grown, more = left(temporary), _server_bytes() - held, sorted(_kept_files() - files)
+    seconds = time.monotonic() - began
+    peaks = {one.readings.peak_bytes for one in records if one.readings}
+    wrong = leaks(server, at_work, "after the rehearsals") + leaks(before, left(temporary), "after the engine's end")
+    wrong += [f"{path} is left" for path in more] + aborts(folder / "logs")
+    wrong += [f"the server grew by {grown:,} bytes"] if grown > SERVER_GROWTH_BYTES else []
+    wrong += [f"{len(records)} rehearsals of {number}"] if len(records) != number else []
+    wrong += [f"a rehearsal is {one.outcome}: {one.detail}" for one in records if one.outcome != "ok"][:3]
+    wrong += [f"rehearsals of one step peak at {sorted(peaks)} bytes"] if len(peaks) > 1 else []
+    text = f"{number:,} rehearsals in {seconds:.0f} s, nothing left of {at_work.processes} process"
+    return f"{text}, whose {held >> 10:,} KiB grew by {grown >> 10:,} KiB", wrong
+
+
+def aborts(logs: Path) -> list[str]:
+    """Returns which logs of trials tell of a process that did not end well."""
+    texts = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in sorted(logs.glob("*"))}
+    return [f"{name}: {word}" for name, text in texts.items() for word in ABORTS if word in text]
+
+
+def leaks(before: Left, after: Left, when: str) -> list[str]:
+    """What there is more of than before."""
+    wrong = [f"{name} is left {when}" for name in after.files if name not in before.files]
+    more = {
+        "descriptors": after.descriptors - before.descriptors,
+        "processes": after.processes - before.processes,
+    }
+    return wrong + [f"{number} {name} more {when}" for name, number in more.items() if number > 0]
+
+
+def left(temporary: Path) -> Left:
+    """What this process has open, with all that it started, and what lies in the folder."""
+    own = psutil.Process()
+    started = own.children(recursive=True)
+    files = sorted(path.name for path in temporary.iterdir() if not path.name.startswith(TORCHS_OWN))
+    return Left(sum(one.num_fds() for one in (own, *started)), len(started), tuple(files))
+
+
+def _temporary(folder: Path) -> Path:
+    """Returns a new folder for the temporary files of this process and of those that it starts."""
+    temporary = folder / "temporary"
+    temporary.mkdir(parents=True)
+    tempfile.tempdir, os.environ["TMPDIR"] = str(temporary), str(temporary)
+    return temporary
+
+
+def _server_bytes() -> int:
+    """Returns the memory that the fork server that was started last by this process has for itself."""
+    server = max(psutil.Process().children(), key=lambda child: child.create_time())
+    return int(server.memory_full_info().uss)
+
+
+def _kept_files() -> set[Path]:
+    """Returns what lies in shared memory and in the folder of the hollow device's libraries."""
+    return {path for folder in (Path("/dev/shm"), cache_folder()) for path in folder.rglob("*")}
+
+
+def planned(number: int) -> Iterator[Trial]:
+    """Strategies in rounds, the baseline first."""
+    width = max(1, number // ROUNDS)
+    for at in range(number):
+        strategy = at % width
+        yield Trial(case=make.case(f"segments:k={strategy}" if strategy else "none"), round=at // width + 1)
+
+
+def answered(trial: Trial) -> Record:
+    """A record of a trial; some cases are not ok."""
+    number = trial.case.strategy.rpartition("=")[2]
+    if number.isdecimal() and int(number) % FAILING == 0:
+        return make.failed("", "skipped", "why", case=trial.case, round=trial.round)
+    return make.record(case=trial.case, round=trial.round)
+
+
+def synced(path: Path, lines: list[bytes]) -> Costs:
+    """What it costs to write these lines and wait after each until it is on disk."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write() -> None:
+        for line in lines:
+            os.write(file, line)
+            os.fsync(file)
+
+    try:
+        return costs(write)
+    finally:
+        os.close(file)
+
+
+def costs(work: Callable[[], object]) -> Costs:
+    """What a piece of work costs."""
+    used, began = time.process_time(), time.monotonic()
+    work()
+    return Costs(time.process_time() - used, time.monotonic() - began)
+
+
+def _peak_bytes() -> int:
+    """The largest size that this process had."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) << 10
+
+
+if __name__ == "__main__":
+    sys.exit(main())
