@@ -172,7 +172,10 @@ class Child:
                 return Ended(status=0, stage=self._stage)
             left = since + limit - time.monotonic()
             if left <= 0:
-                return self._stop(limit)
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    if not self._ended:
+                        self._kill(number)
+                return Ended(status=self._status, stage=stage, timed_out=True, limit=limit)
             self._read(left)
             if self._stage != stage:
                 stage, since = self._stage, time.monotonic()
@@ -193,13 +196,6 @@ class Child:
     def _ask(self) -> None:
         with suppress(ConnectionError):  # it has ended, which the next read finds
             os.write(self._channel, b"%r\n" % time.monotonic())
-
-    def _stop(self, limit: float) -> Ended:
-        late = self._stage
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if not self._ended:
-                self._kill(number)
-        return Ended(status=self._status, stage=late, timed_out=True, limit=limit)
 
     def _kill(self, number: int) -> None:
         """Have the server signal the child and its group, and give it time to end."""

@@ -177,15 +177,13 @@ class Local:
 
     def _over_devices(self, trials: Iterable[Trial]) -> Iterator[Record]:
         if not self._device_engines:
-            self._device_engines = [self._device_engine(uuid) for uuid in self.devices]
+            for uuid in self.devices:
+                engine = Local(stage_seconds=self.stage_seconds, entry=self.entry, visible=uuid)
+                engine._free = {SEVERAL: self._free_by_uuid[uuid]} if uuid in self._free_by_uuid else {}
+                self._device_engines.append(engine.__enter__())
         for engine in self._device_engines:
             engine.logs, engine.at_work = self.logs, self.at_work
         return run_on_devices([engine._one_by_one for engine in self._device_engines], trials, stop=self.stop)
-
-    def _device_engine(self, uuid: str) -> Local:
-        engine = Local(stage_seconds=self.stage_seconds, entry=self.entry, visible=uuid)
-        engine._free = {SEVERAL: self._free_by_uuid[uuid]} if uuid in self._free_by_uuid else {}
-        return engine.__enter__()
 
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
         """Run each trial in a fresh child, except groups of trials that share one."""
@@ -232,9 +230,8 @@ class Local:
             if num_fine == len(trials):
                 return
             alone = trials[num_fine:] if entry == RUN_TOGETHER else trials[num_fine : num_fine + 1]
-            self._ended_on = (
-                alone[0].case.torch_device if entry == RUN_TOGETHER else None
-            )  # the next waits for its memory
+            if entry == RUN_TOGETHER:  # the next waits for its memory
+                self._ended_on = alone[0].case.torch_device
             for trial in alone:
                 record = self._alone(trial)
                 yield record

@@ -131,7 +131,10 @@ class Slurm:
         """
         assert self.logs, "the shards go into the run folder"
         trials, settled = tuple(plan), tuple(done)
-        self._refuse_few_gpus(trials)
+        gpus = self.settings["gpus_per_node"]
+        most = max((trial.case.num_ranks for trial in trials if trial.case.device.startswith("cuda")), default=0)
+        if most > gpus:
+            raise UserError(f"{most} ranks take as many GPUs, and a job has {gpus}", hint=f"slurm:gpus_per_node={most}")
         shards = Shards(self.logs.parent, trials, settled)
         executor = self._made(shards.jobs_folder)
         jobs: dict[Path, Any] = {}
@@ -158,7 +161,11 @@ class Slurm:
                 if following:
                     time.sleep(POLL_SECONDS[self.executor])
         finally:
-            self._cancel(tuple(jobs.values()))
+            until = time.monotonic() + GRACE_SECONDS[self.executor]
+            for job in jobs.values():
+                job.cancel(check=False)
+            while time.monotonic() < until and not all(job.done() for job in jobs.values()):
+                time.sleep(0.05)
 
     def _submitted(self, executor: Any, owing: Sequence[Path], data: str | None) -> dict[Path, Any]:
         """Submit one array with a job for each of these shards. Raises UserError (exit code 3) where it is rejected."""
@@ -172,20 +179,6 @@ class Slurm:
                     safe_files.remove(shard)
             last = (hide(str(error)).strip().splitlines() or ["it does not say why"])[-1]
             raise UserError(f"nothing was submitted: {last}", hint="--resume submits again", exit_code=3) from error
-
-    def _cancel(self, jobs: Sequence[Any]) -> None:
-        """Cancel jobs of this call, and wait a little for them."""
-        until = time.monotonic() + GRACE_SECONDS[self.executor]
-        for job in jobs:
-            job.cancel(check=False)
-        while time.monotonic() < until and not all(job.done() for job in jobs):
-            time.sleep(0.05)
-
-    def _refuse_few_gpus(self, trials: Sequence[Trial]) -> None:
-        gpus = self.settings["gpus_per_node"]
-        most = max((trial.case.num_ranks for trial in trials if trial.case.device.startswith("cuda")), default=0)
-        if most > gpus:
-            raise UserError(f"{most} ranks take as many GPUs, and a job has {gpus}", hint=f"slurm:gpus_per_node={most}")
 
     def _made(self, folder: Path) -> Any:
         """Return submitit's executor with our settings. Raises UserError for a setting that it does not know."""
@@ -230,19 +223,12 @@ class Shards:
         owed = progress.owed(self._plan, self._records.values(), perhaps=True)
         placed = {(trial.case, trial.round): folder for folder, plan in self.plans.items() for trial in plan}
         new = [trial for trial in owed if (trial.case, trial.round) not in placed]
-        if new:
-            placed |= self._make(new, count)
-        owing = {placed[trial.case, trial.round] for trial in owed}
-        return [folder for folder in self.plans if folder in owing]
-
-    def _make(self, trials: Sequence[Trial], count: int) -> dict[Key, Path]:
         manifest, first = store.read_manifest(self._run), len(self.plans) + 1
         places = (manifest.shard.places if manifest.shard else ()) or range(len(manifest.plan))
         place_of = {(trial.case, trial.round): place for trial, place in zip(manifest.plan, places, strict=True)}
         sweep = manifest.shard.sweep if manifest.shard else schedule.digest(manifest.plan)
-        known = [msgspec.structs.replace(trial, data_directory=None) for trial in informed(trials, self._records)]
+        known = [msgspec.structs.replace(trial, data_directory=None) for trial in informed(new, self._records)]
         dealt = [part for part in schedule.deal(known, count) if part]
-        made: dict[Key, Path] = {}
         for number, part in enumerate(dealt, start=first):
             folder, plan = self._run / "shards" / str(number), tuple(known[index] for index in part)
             keys = [(trial.case, trial.round) for trial in plan]
@@ -254,8 +240,9 @@ class Shards:
                 environment=manifest.environment, shard=shard,
             )  # fmt: skip
             self.plans[folder] = plan
-            made |= dict.fromkeys(keys, folder)
-        return made
+            placed |= dict.fromkeys(keys, folder)
+        owing = {placed[trial.case, trial.round] for trial in owed}
+        return [folder for folder in self.plans if folder in owing]
 
     def news(self, shard: Path, *, why_over: str | None = None) -> Iterator[Record]:
         """Yield the records that a job has written since, as far as the job would not run their trials again.
@@ -278,15 +265,12 @@ class Shards:
             del self._offered[key]
             if key not in self._records and (record.round == 1 or first is None or first.outcome == "ok"):
                 self._records[key] = record
-                self._take_log(written, record)
+                log = written / "logs" / f"{store.log_name(record.case, record.round)}.log"
+                with suppress(OSError):  # what was printed is no reason to lose a result
+                    if safe_files.is_regular(log):
+                        (self._run / "logs").mkdir(exist_ok=True)
+                        shutil.copyfile(log, self._run / "logs" / log.name)
                 yield record
-
-    def _take_log(self, shard: Path, record: Record) -> None:
-        log = shard / "logs" / f"{store.log_name(record.case, record.round)}.log"
-        with suppress(OSError):  # what was printed is no reason to lose a result
-            if safe_files.is_regular(log):
-                (self._run / "logs").mkdir(exist_ok=True)
-                shutil.copyfile(log, self._run / "logs" / log.name)
 
 
 class Work:
@@ -306,7 +290,7 @@ class Work:
         try:
             run = store.load(self.shard)
             with Local(stage_seconds=self.stage_seconds, logs=self.shard / "logs") as engine:
-                _refuse_other(run.manifest, engine.survey(), self.shard.parents[1] / "jobs")
+                self._refuse_other(run.manifest, engine.survey())
                 plan = [
                     msgspec.structs.replace(trial, data_directory=self.data_directory) for trial in run.manifest.plan
                 ]
@@ -315,21 +299,21 @@ class Work:
         finally:
             writer.close()
 
+    def _refuse_other(self, manifest: Manifest, devices: Mapping[str, Environment]) -> None:
+        cases = [trial.case for trial in manifest.plan]
+        for device in dict.fromkeys(case.device for case in cases if not case.is_predicted):
+            if device not in devices:
+                raise UserError(f"this node has no '{device}': torch sees {', '.join(devices)}")
+            agreed = _agreed(self.shard.parents[1] / "jobs", device, devices[device])
+            first = msgspec.structs.replace(manifest, environment=agreed)
+            changes = store.changes(first, environment=devices[device], sources=store.code_digests(cases))
+            if changes:
+                hint = "ask for one kind of node, as constraint=NAME does"
+                raise UserError(f"this node is not as the first of the run: {'; '.join(changes)}", hint=hint)
+
     def checkpoint(self) -> Any:
         """Return what is submitted again when the time of a job is up; submitit calls the method by this name."""
         return load_module("submitit").helpers.DelayedSubmission(self)
-
-
-def _refuse_other(manifest: Manifest, devices: Mapping[str, Environment], jobs_folder: Path) -> None:
-    cases = [trial.case for trial in manifest.plan]
-    for device in dict.fromkeys(case.device for case in cases if not case.is_predicted):
-        if device not in devices:
-            raise UserError(f"this node has no '{device}': torch sees {', '.join(devices)}")
-        first = msgspec.structs.replace(manifest, environment=_agreed(jobs_folder, device, devices[device]))
-        changes = store.changes(first, environment=devices[device], sources=store.code_digests(cases))
-        if changes:
-            hint = "ask for one kind of node, as constraint=NAME does"
-            raise UserError(f"this node is not as the first of the run: {'; '.join(changes)}", hint=hint)
 
 
 def _agreed(folder: Path, device: str, mine: Environment) -> Environment:
