@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate
 
 import msgspec
 
 from profiler.analysis.live_bytes import floor
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.gpu_specs import Rates
-from profiler.core.trace_data import BlockChoice, BlockChoices, Followed, Trace, live, operator_seconds
+from profiler.core.trace_data import BlockChoice, BlockChoices, Followed, Trace, live, operator_seconds, resting
 from profiler.planning.candidates import all_stages
 from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
 from profiler.planning.simulator import simulate
@@ -21,13 +21,16 @@ from profiler.predicting.stage_operators import (
     held,
     refuse_backward_in_forward,
     spans,
-    static_bytes,
 )
 from profiler.predicting.stage_seconds import EVERY, NOTHING, TOGETHER, Seconds
 from profiler.training.assemble import Assembled
 from profiler.training.blocks import offered_blocks
 from profiler.training.workload import Workload
 
+EMPTY = Stage(
+    name="", forward_seconds=0.0, backward_seconds=0.0, output_bytes=0, saved_bytes=0, forward_extra_bytes=0,
+    backward_extra_bytes=0, pinned=True,
+)  # fmt: skip
 MOST_CHOICES = 24  # choices that are evaluated, the shallowest first
 
 
@@ -39,27 +42,26 @@ def chain_of(
     *,
     options: Mapping[str, Mapping[str, StageBytes]],
 ) -> Chain:
-    """Return the chain of a step without checkpointing.
+    """Return the chain of a step without checkpointing; where two blocks must not be computed together, an empty pinned
+    stage is between them.
 
     `prints` has the parameters of each block in order, `options` the bytes of stages under each save option, by name.
     """
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
-    made = [
-        _stage(
-            span,
-            bytes_,
-            time,
-            blocks=tuple(blocks[index] for index in span.blocks),
-            options={save: of[span.name] for save, of in options.items() if span.name in of},
-        )
-        for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True)
-    ]
+    made, before = list[Stage](), None
+    for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True):
+        if before and before.blocks and span.blocks and not before.feeds_next:
+            made.append(msgspec.structs.replace(EMPTY, name=f"between {before.name} and {span.name}"))
+        saves = {save: of[span.name] for save, of in options.items() if span.name in of and save in time.options}
+        own = tuple(blocks[index] for index in span.blocks)
+        made.append(_stage(span.name, bytes_, time, blocks=own, saves=saves))
+        before = span
     return Chain(
         input_bytes=0,  # the batch is live before the step
-        static_bytes=static_bytes(trace, stage_spans),
+        static_bytes=resting(trace, stage_spans[0].first - 1),
         floor_bytes=floor_bytes(trace),
         traced_peak_bytes=max(live(trace)),
-        stages=tuple(_apart(made, stage_spans)),
+        stages=tuple(made),
         doubts={
             {EVERY: RECOMPUTED, TOGETHER: INNER}.get(way, way): doubt
             for way, doubt in next((time.doubts for time in seconds if time.doubts), {}).items()
@@ -68,15 +70,10 @@ def chain_of(
 
 
 def _stage(
-    span: StageSpan,
-    bytes_: StageBytes,
-    time: Seconds,
-    *,
-    blocks: tuple[StageModule, ...],
-    options: Mapping[str, StageBytes],
+    name: str, bytes_: StageBytes, time: Seconds, *, blocks: tuple[StageModule, ...], saves: Mapping[str, StageBytes]
 ) -> Stage:
     return Stage(
-        name=span.name,
+        name=name,
         forward_seconds=time.forward,
         backward_seconds=time.backward,
         early_stop_seconds=time.early_stop,
@@ -84,46 +81,21 @@ def _stage(
         inner_error_seconds=time.inner_error,
         **msgspec.structs.asdict(bytes_),
         error_seconds=time.error,
-        options=tuple(_option(save, options[save], time) for save in options if save in time.options),
-        pinned=not span.blocks,
+        options=tuple(
+            SaveOption(
+                name=save,
+                saved_bytes=of.saved_bytes,
+                own_saved_bytes=of.own_saved_bytes,
+                forward_extra_bytes=of.forward_extra_bytes,
+                backward_extra_bytes=of.backward_extra_bytes,
+                forward_seconds=time.options[save][0],
+                backward_seconds=time.options[save][1],
+                error_seconds=time.option_errors.get(save, 0.0),
+            )
+            for save, of in saves.items()
+        ),
+        pinned=not blocks,
         blocks=blocks,
-    )
-
-
-def _option(save: str, bytes_: StageBytes, time: Seconds) -> SaveOption:
-    forward, backward = time.options[save]
-    return SaveOption(
-        name=save,
-        saved_bytes=bytes_.saved_bytes,
-        own_saved_bytes=bytes_.own_saved_bytes,
-        forward_extra_bytes=bytes_.forward_extra_bytes,
-        backward_extra_bytes=bytes_.backward_extra_bytes,
-        forward_seconds=forward,
-        backward_seconds=backward,
-        error_seconds=time.option_errors.get(save, 0.0),
-    )
-
-
-def _apart(made: Sequence[Stage], stage_spans: Sequence[StageSpan]) -> list[Stage]:
-    """Insert an empty pinned stage wherever two blocks must not be computed together."""
-    stages = [made[0]]
-    for (before, span), stage in zip(pairwise(stage_spans), made[1:], strict=True):
-        if before.blocks and span.blocks and not before.feeds_next:
-            stages.append(_nothing(f"between {before.name} and {span.name}"))
-        stages.append(stage)
-    return stages
-
-
-def _nothing(name: str) -> Stage:
-    return Stage(
-        name=name,
-        forward_seconds=0.0,
-        backward_seconds=0.0,
-        output_bytes=0,
-        saved_bytes=0,
-        forward_extra_bytes=0,
-        backward_extra_bytes=0,
-        pinned=True,
     )
 
 
@@ -137,48 +109,25 @@ def estimated_seconds(
     """Return the seconds of each stage with ideal kernels. `selective` has, for each save option, the trace of a step
     with it and that step's stages by name. The optimizer's time is counted in the last stage.
     """
-    clock = _Clock(trace, rates, precision)
-    others = {
-        save: (_Clock(selective_trace, rates, precision), spans) for save, (selective_trace, spans) in selective.items()
-    }
-    stage_seconds = [_estimated(stage, clock, others) for stage in stages]
-    inside = sum(stage.forward + stage.backward for stage in stage_seconds)
-    more, last = max(0.0, clock.between(1, len(trace.operators)) - inside), stage_seconds[-1]
+
+    def clock(trace: Trace) -> Callable[[int, int], float]:
+        until = [0.0, *accumulate(operator_seconds(operator, rates, precision) for operator in trace.operators)]
+        return lambda first, last: max(0.0, until[last] - until[first - 1])  # both included; 0 if there are none
+
+    def both(between: Callable[[int, int], float], span: StageSpan) -> tuple[float, float]:
+        return between(span.first, span.last), between(span.backward_first, span.backward_last)
+
+    between, found = clock(trace), list[Seconds]()
+    others = {save: (clock(selective_trace), spans) for save, (selective_trace, spans) in selective.items()}
+    for stage in stages:
+        forward, backward = both(between, stage)
+        saves = {save: both(clock, of[stage.name]) for save, (clock, of) in others.items() if stage.name in of}
+        stop = between(stage.first, min(stage.stop, stage.last))
+        found.append(Seconds(forward=forward, backward=backward, early_stop=stop, options=saves))
+    inside = sum(stage.forward + stage.backward for stage in found)
+    more, last = max(0.0, between(1, len(trace.operators)) - inside), found[-1]
     last = msgspec.structs.replace(last, forward=last.forward + more, early_stop=last.early_stop + more)
-    return [*stage_seconds[:-1], last]
-
-
-class _Clock:
-    """Cumulative seconds over the operators of a trace."""
-
-    def __init__(self, trace: Trace, rates: Rates, precision: str) -> None:
-        self._until = [0.0]
-        for operator in trace.operators:
-            self._until.append(self._until[-1] + operator_seconds(operator, rates, precision))
-
-    def between(self, first: int, last: int) -> float:
-        """Return the seconds of the operators `first` to `last`, both included; 0 if there are none."""
-        return max(0.0, self._until[last] - self._until[first - 1])
-
-    def both(self, stage: StageSpan) -> tuple[float, float]:
-        """Return the seconds of a stage's forward and backward."""
-        return self.between(stage.first, stage.last), self.between(stage.backward_first, stage.backward_last)
-
-
-def _estimated(
-    stage: StageSpan, clock: _Clock, others: Mapping[str, tuple[_Clock, Mapping[str, StageSpan]]]
-) -> Seconds:
-    forward, backward = clock.both(stage)
-    return Seconds(
-        forward=forward,
-        backward=backward,
-        early_stop=clock.between(stage.first, min(stage.stop, stage.last)),
-        options={
-            save: other_clock.both(spans[stage.name])
-            for save, (other_clock, spans) in others.items()
-            if stage.name in spans
-        },
-    )
+    return [*found[:-1], last]
 
 
 def proved_floor(trace: Trace, blocks: tuple[str, ...]) -> int:

@@ -34,21 +34,10 @@ aten = torch.ops.aten
 DEVICE = torch.ops.prim.device.default  # called by autograd several times for every tensor
 KNOWN = 1024  # elements: building a model reads no larger tensors
 FACTORIES = {
-    aten.arange.default,
-    aten.arange.start,
-    aten.arange.start_step,
-    aten.linspace.default,
-    aten.full.default,
-    aten.ones.default,
-    aten.zeros.default,
-    aten.scalar_tensor.default,
-    aten.eye.default,
+    *(aten.arange.default, aten.arange.start, aten.arange.start_step, aten.linspace.default, aten.full.default),
+    *(aten.ones.default, aten.zeros.default, aten.scalar_tensor.default, aten.eye.default),
 }
-QUANTIZERS = {
-    aten.quantize_per_tensor,
-    aten.quantize_per_tensor_dynamic,
-    aten.quantize_per_channel,
-}
+QUANTIZERS = {aten.quantize_per_tensor, aten.quantize_per_tensor_dynamic, aten.quantize_per_channel}
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 NUM_KNOWN = 2**24  # elements: the largest tensor with known values, such as a mask of tokens by experts
 _CHOOSING: dict[Any, tuple[int | None, int]] = {  # places of the indices (None: the sole result) and of `dim`
@@ -72,19 +61,9 @@ DEEPCOPY: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
 def fake_tensors(routing: str | None = None) -> Iterator[FakeTensors]:
     """Make every tensor created within fake; modules are neither initialized nor copied for a conversion.
 
+    Compiled code runs operator by operator: Inductor's kernels take addresses, which fake tensors do not have.
     `routing` (balanced, worst) sets where tokens go if data would decide; None leaves that unknown.
     """
-    with as_fake(), uncollected(), ExitStack() as stack:
-        fakes = FakeTensors(routing)
-        stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", fakes.most_known))
-        stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))  # it logs what it raises, at length
-        stack.enter_context(_as_written(fakes))
-        yield stack.enter_context(fakes)
-
-
-@contextmanager
-def _as_written(fakes: FakeTensors) -> Iterator[None]:
-    """Run compiled code operator by operator: Inductor's kernels take addresses, which fake tensors do not have."""
     compiler = torch.compile
 
     def compiled(*arguments: Any, **keywords: Any) -> Any:
@@ -93,28 +72,31 @@ def _as_written(fakes: FakeTensors) -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         return compiler(*arguments, **keywords)
 
-    with ExitStack() as stack, replaced(torch, compile=compiled):
-        yield
+    with as_fake(), uncollected(), ExitStack() as stack:
+        fakes = FakeTensors(routing)
+        stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", fakes.most_known))
+        stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))  # it logs what it raises, at length
+        stack.enter_context(replaced(torch, compile=compiled))
+        yield stack.enter_context(fakes)
 
 
 @contextmanager
 def unseen() -> Iterator[None]:
     """Make transformers treat fake tensors as real ones: otherwise it builds masks that a real run skips."""
     imports, masks = (sys.modules.get(f"transformers.{name}") for name in ("utils.import_utils", "masking_utils"))
-    every = getattr(masks, "fast_all", None)
+    every: Any = getattr(masks, "fast_all", None)
+
+    def fast_all(mask: torch.Tensor) -> Any:
+        out = every(mask)  # `mask.all()` by a sum; as with `all()`, a result of unknown value counts as true
+        out.is_true = True
+        return out
+
     with ExitStack() as stack:
         if imports:
             stack.enter_context(replaced(imports, is_fake_tensor=lambda tensor: False))
         if every:
-            stack.enter_context(replaced(masks, fast_all=partial(_as_all, every)))
+            stack.enter_context(replaced(masks, fast_all=fast_all))
         yield
-
-
-def _as_all(every: Callable[[torch.Tensor], Any], mask: torch.Tensor) -> Any:
-    """Run `every`, transformers' `mask.all()` by a sum; as with `all()`, a result of unknown value counts as true."""
-    out = every(mask)
-    out.is_true = True
-    return out
 
 
 class FakeTensors(FakeTensorMode):
@@ -186,7 +168,7 @@ class FakeTensors(FakeTensorMode):
             self.num_guesses += 1
             # ATen functions test a condition by comparing it with `true`
             is_test = args[0].dtype == torch.bool and args[0].ndim == 0
-            return _passed(args[0]) if is_test else args[0].shape == args[1].shape
+            return getattr(args[0], "is_true", False) if is_test else args[0].shape == args[1].shape
         if func in FACTORIES:
             return self._made(func, args, kwargs or {})
         if (_only_writes(func) and not _is_known(args[0])) or is_in_place(func, args):
@@ -199,14 +181,12 @@ class FakeTensors(FakeTensorMode):
         out: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func._overloadpacket is aten.all:
             out.is_true = True
-        if not chooses(func, args):
+        is_choice = chooses(func, args)
+        self._has_chosen = self._has_chosen or is_choice
+        if not (is_choice and self._routing):
             return out
-        self._has_chosen = True
-        return (
-            with_choices(out, func, args, kwargs or {}, self._routing, partial(self._made_of, make_constant=True))
-            if self._routing
-            else out
-        )
+        known = partial(self._made_of, make_constant=True)
+        return with_choices(out, func, args, kwargs or {}, self._routing, known)
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a new tensor, with its values if it is small."""
@@ -230,7 +210,7 @@ class FakeTensors(FakeTensorMode):
         if self._has_chosen and tensor.dtype == torch.bool and not self._routing:
             raise DataDependentOutputException(func)  # it may ask whether an expert has tokens
         self.num_guesses += 1
-        return _passed(tensor) if tensor.dtype == torch.bool else 0.0
+        return getattr(tensor, "is_true", False) if tensor.dtype == torch.bool else 0.0
 
 
 class _Converter(FakeTensorConverter):
@@ -238,10 +218,6 @@ class _Converter(FakeTensorConverter):
 
     def from_real_tensor(self, *arguments: Any, **keywords: Any) -> Any:
         return super().from_real_tensor(*arguments, **{**keywords, "trace": False})
-
-
-def _passed(test: torch.Tensor) -> bool:
-    return bool(getattr(test, "is_true", False))
 
 
 @cache
@@ -307,7 +283,7 @@ def as_fake() -> Iterator[None]:
     initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
     with ExitStack() as stack:
         for name in initialisers:
-            stack.enter_context(replaced(nn.init, **{name: _as_it_is}))
+            stack.enter_context(replaced(nn.init, **{name: lambda tensor, *_, **keywords: tensor}))
         stack.enter_context(replaced(nn.Module, _apply=_converted))
         stack.enter_context(replaced(torch.Tensor, __deepcopy__=_copied))
         stack.enter_context(replaced(torch, from_numpy=_real(torch.from_numpy), load=_loading(torch.load)))
@@ -315,10 +291,6 @@ def as_fake() -> Iterator[None]:
         for kind in LAZY:
             stack.enter_context(replaced(kind, __new__=_real(kind.__new__), materialize=_materialized))
         yield
-
-
-def _as_it_is(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    return tensor
 
 
 def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,10 +14,9 @@ from profiler.analysis import live_bytes
 from profiler.analysis.live_bytes import OUTSIDE, nbytes, stage_of
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
-from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline, timeline
+from profiler.core.record import PHASES, Note, PhaseBytes, Readings, Record, timeline
 from profiler.core.trace_data import (
     STATIC,
-    Allocation,
     BlockChoices,
     Followed,
     Trace,
@@ -76,32 +74,29 @@ def predict(
     built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
     rates = known_rates(case.device, trial.calibration)
     seconds = {} if assumed.is_unfused else _seconds(trial, trace, rates, build)  # fused kernels have no rate
-    return Record(
-        case=case,
-        round=trial.round,
-        outcome="ok",
-        built=built.describe(),
-        readings=Readings(**memory_readings(trace), timeline=_timeline(trace, built.workload.blocks), **seconds),
-        environment=_environment(rates),
-        notes=(
-            *_of_model(built, case, trace),
-            *_of_blocks(built, case, trace),
-            *_stated(trial, rates, assumed),
-        ),
-        stage_seconds={"build": time.monotonic() - began},
-    )
-
-
-def _timeline(trace: Trace, blocks: tuple[str, ...]) -> Timeline:
-    """Return the bytes live at each operator, and what the largest blocks hold at the peak."""
     peak = live_bytes.peak(trace)
-    largest = live_bytes.modules_at(trace, peak.number, blocks=blocks)[:NUM_LARGEST]
-    return timeline(
+    largest = live_bytes.modules_at(trace, peak.number, blocks=built.workload.blocks)[:NUM_LARGEST]
+    shown = timeline(
         by_category(trace),
         [(phase, first) for phase, first, last in trace.spans() if first <= last],
         operator=peak.operator,
         module=peak.module,
         modules={share.name: share.nbytes for share in largest},
+    )
+    return Record(
+        case=case,
+        round=trial.round,
+        outcome="ok",
+        built=built.describe(),
+        readings=Readings(**memory_readings(trace), timeline=shown, **seconds),
+        environment=msgspec.structs.replace(
+            versions(),
+            device_name=rates.name if rates else None,
+            device_bytes=rates.memory_bytes if rates else None,
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+        ),
+        notes=(*_of_model(built, case, trace), *_of_blocks(built, case, trace), *_stated(trial, rates, assumed)),
+        stage_seconds={"build": time.monotonic() - began},
     )
 
 
@@ -111,30 +106,21 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
     `with_choices` adds the floors and peaks of other block choices, if the hooks that these need do not fail; the case
     must be one without checkpointing.
     """
-    followed = partial(_followed, trial, build)
+
+    def followed(with_choices: bool) -> Followed:
+        built, trace, assumed = trace_case(
+            trial.case, calibration=trial.calibration, with_saves=with_choices, build=build
+        )
+        notes = *_of_model(built, trial.case, trace), *_stated(trial, None, assumed)
+        return followed_of(built, trace, (note.text for note in notes), with_choices=with_choices)
+
     return with_choices_if_known(followed, lambda: None) if with_choices else followed(False)
-
-
-def _followed(trial: Trial, build: Build | None, with_choices: bool) -> Followed:
-    built, trace, assumed = trace_case(trial.case, calibration=trial.calibration, with_saves=with_choices, build=build)
-    notes = *_of_model(built, trial.case, trace), *_stated(trial, None, assumed)
-    return followed_of(built, trace, (note.text for note in notes), with_choices=with_choices)
 
 
 def choices(case: Case, *, build: Build | None = None) -> BlockChoices:
     """Return floors and peaks of a case's blocks and of its model's other block choices. Raises as `predict` does."""
     built, trace, _ = trace_case(case.baseline, with_saves=True, build=build)
     return block_choices(trace, built.workload)
-
-
-def _environment(rates: Rates | None) -> Environment:
-    """Return the versions in this process, and what is known of the predicted device."""
-    return msgspec.structs.replace(
-        versions(),
-        device_name=rates.name if rates else None,
-        device_bytes=rates.memory_bytes if rates else None,
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
 
 
 def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | None) -> dict[str, Any]:
@@ -151,50 +137,34 @@ def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | Non
 
 def memory_readings(trace: Trace) -> dict[str, Any]:
     """Return the memory fields (bytes) and FLOP fields of Readings; what the allocator reserves is not known."""
-    held = live(trace)
-    peaks = [(phase, *_peak(trace, held, first, last)) for phase, first, last in trace.spans()]
+    alive, peaks = live(trace), list[tuple[str, int, int]]()
+    for name, first, last in trace.spans():
+        at = max(
+            range(first, last + 1), key=alive.__getitem__, default=last
+        )  # the operator at its peak; it may be empty
+        peaks.append((name, at, alive[at] if last >= first else resting(trace, last)))
     phase, at, peak = max(peaks, key=lambda item: item[2])
     forwards = [(first, last) for name, first, last in trace.spans() if name == "forward"]
+    before = [item for item in trace.allocations if not item.born]
     return {
-        "static_bytes": _static(trace),
-        "start_bytes": resting(trace, forwards[0][0] - 1),
-        "saved_bytes": max(_saved(trace, first, last) for first, last in forwards),
-        "phases": {
-            name: PhaseBytes(allocated=max(nbytes for phase, _, nbytes in peaks if phase == name)) for name in PHASES
+        "static_bytes": {
+            category: nbytes(item for item in before if item.category == category)
+            for category in dict.fromkeys((*STATIC, *(item.category for item in before)))
         },
+        "start_bytes": resting(trace, forwards[0][0] - 1),
+        "saved_bytes": max(  # what a forward allocates and leaves; older bytes that it frees do not count
+            nbytes(item for item in trace.allocations if first <= item.born <= last < item.died)
+            for first, last in forwards
+        ),
+        "phases": {name: PhaseBytes(allocated=max(most for of, _, most in peaks if of == name)) for name in PHASES},
         "peak_bytes": peak,
         "peak_phase": phase,
-        "peak_gradient_bytes": sum(
-            item.nbytes
-            for item in trace.allocations
-            if item.category == "gradients" and 0 < item.born < at <= item.died
+        "peak_gradient_bytes": nbytes(
+            item for item in trace.allocations if item.category == "gradients" and 0 < item.born < at <= item.died
         ),
         "forward_flops": sum(item.flops for item in trace.operators if item.phase == "forward"),
         "backward_flops": sum(item.flops for item in trace.operators if item.phase in ("backward", "recompute")),
     }
-
-
-def _peak(trace: Trace, held: list[int], first: int, last: int) -> tuple[int, int]:
-    """Return the operator at which most bytes are live in a range, and those bytes; the range may be empty."""
-    if last < first:
-        return last, resting(trace, last)
-    at = max(range(first, last + 1), key=held.__getitem__)
-    return at, held[at]
-
-
-def _saved(trace: Trace, first: int, last: int) -> int:
-    """Return the bytes that a forward allocates and leaves live at its end; older bytes that it frees do not count."""
-    made = [item for item in trace.allocations if first <= item.born <= last]
-    return sum(item.nbytes for item in made if item.died > last)
-
-
-def _static(trace: Trace) -> dict[str, int]:
-    """Return the bytes live before the step, by category."""
-    nbytes = dict.fromkeys(STATIC, 0)
-    for allocation in trace.allocations:
-        if not allocation.born:
-            nbytes[allocation.category] = nbytes.get(allocation.category, 0) + allocation.nbytes
-    return nbytes
 
 
 def _stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
@@ -233,19 +203,17 @@ def _of_blocks(built: Assembled, case: Case, trace: Trace) -> list[Note]:
         return []
     saved = [storage for storage in trace.allocations if storage.category == "saved" and storage.phase == "forward"]
 
-    def is_most(blocks: tuple[str, ...]) -> bool:
-        return 2 * _within(saved, blocks) > nbytes(saved)
+    def share(blocks: tuple[str, ...]) -> float:
+        stage = stage_of(blocks)
+        return nbytes(storage for storage in saved if stage(storage.module) != OUTSIDE) / nbytes(saved)
 
-    if not saved or is_most(workload.blocks) or not any(map(is_most, offered_blocks(workload.module).values())):
+    if not saved or share(workload.blocks) > 0.5:
         return []
-    percent = (1 - _within(saved, workload.blocks) / nbytes(saved)) * 100
+    if not any(share(blocks) > 0.5 for blocks in offered_blocks(workload.module).values()):
+        return []
+    percent = (1 - share(workload.blocks)) * 100
     text = f"{percent:.0f} % of what the forward saves is outside of the blocks that strategies checkpoint"
     return [Note(code="GCP051", text=f"{text}: `gcprof blocks MODEL` shows others, for --blocks")]
-
-
-def _within(saved: Sequence[Allocation], blocks: tuple[str, ...]) -> int:
-    stage = stage_of(blocks)
-    return nbytes(storage for storage in saved if stage(storage.module) != OUTSIDE)
 
 
 def _measured_seconds(trial: Trial, rates: Rates) -> float | None:

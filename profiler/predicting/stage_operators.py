@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import msgspec
 
 from profiler.analysis.live_bytes import stage_of
 from profiler.core.errors import NotOnce, Unsupported
-from profiler.core.trace_data import Call, Trace, live, resting, summed
+from profiler.core.trace_data import Trace, live, summed
 from profiler.predicting.step_tracer import INNER_BACKWARD
 from profiler.training.observed_forward import NOT_ONCE
 
@@ -59,8 +60,10 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
     ]
     if not linked:
         return stages
-    merged = _merged(trace, stages, linked)
-    return [msgspec.structs.replace(stage, feeds_next=_feeds_next(stage, linked)) for stage in merged]
+    return [
+        msgspec.structs.replace(stage, feeds_next=bool(stage.blocks) and linked[stage.blocks[-1]])
+        for stage in _merged(trace, stages, linked)
+    ]
 
 
 def refuse_backward_in_forward(trace: Trace) -> None:
@@ -72,21 +75,23 @@ def refuse_backward_in_forward(trace: Trace) -> None:
 
 
 def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:
-    """Merge into the block before it each block that overwrites its input, or that neither keeps its input nor saves
-    more than a checkpoint around it would keep.
-    """
+    """Yield the stages; a block that overwrites or drops its input and saves no more is one with the block before."""
     before = stages[0]
     for stage in stages[1:]:
         is_next = bool(stage.blocks) and before.last + 1 == stage.first  # nothing runs between them
-        together = is_next and _feeds_next(before, linked) and _passes(trace, before, stage)
-        if not together:
-            yield before
-        before = _both(before, stage) if together else stage
+        if is_next and before.blocks and linked[before.blocks[-1]] and _passes(trace, before, stage):
+            before = msgspec.structs.replace(
+                stage,
+                blocks=before.blocks + stage.blocks,
+                name=f"{before.name.partition('-')[0]}-{stage.name}",
+                first=before.first,
+                backward_last=before.backward_last,
+                stop=max(before.stop, stage.stop),
+            )
+            continue
+        yield before
+        before = stage
     yield before
-
-
-def _feeds_next(stage: StageSpan, linked: Sequence[bool]) -> bool:
-    return bool(stage.blocks) and linked[stage.blocks[-1]]
 
 
 def _passes(trace: Trace, before: StageSpan, stage: StageSpan) -> bool:
@@ -104,18 +109,7 @@ def _passes(trace: Trace, before: StageSpan, stage: StageSpan) -> bool:
     return sum(own) <= sum(held.nbytes for held in given)
 
 
-def _both(before: StageSpan, stage: StageSpan) -> StageSpan:
-    return msgspec.structs.replace(
-        stage,
-        blocks=before.blocks + stage.blocks,
-        name=f"{before.name.partition('-')[0]}-{stage.name}",
-        first=before.first,
-        backward_last=before.backward_last,
-        stop=max(before.stop, stage.stop),
-    )
-
-
-class _Piece(msgspec.Struct, frozen=True):
+class _Piece(NamedTuple):
     """The forward of a stage."""
 
     blocks: tuple[int, ...]
@@ -134,26 +128,19 @@ def _last(trace: Trace, phase: str) -> tuple[int, int]:
 def _pieces(trace: Trace, blocks: Sequence[str]) -> Iterator[_Piece]:
     """Yield the blocks in forward order, and whatever runs before, between and after them."""
     at, end = _last(trace, "forward")
+    inside = [call for call in trace.calls if call.before >= at - 1 and call.module in blocks]
+    outermost = {(call.module, call.last): call for call in inside}  # a checkpointed block calls itself; both end alike
+    calls = sorted(outermost.values(), key=lambda call: call.last)
+    if [call.module for call in calls] != list(blocks) or any(a.last > b.before for a, b in pairwise(calls)):
+        raise NotOnce(NOT_ONCE)
     done, name = bisect_left(trace.saves, at - 1, key=lambda save: save.packed), ""
-    for index, call in enumerate(_calls(trace, blocks, at)):
+    for index, call in enumerate(calls):
         if call.before >= at:
             between = f"between {name} and {call.module}" if name else f"before {call.module}"
             yield _Piece((), between, at, call.before, (done, call.saves[0]), call.inputs)
         yield _Piece((index,), call.module, call.before + 1, call.last, call.saves, call.outputs)
         at, done, name = call.last + 1, call.saves[1], call.module
     yield _Piece((), f"after {name}", at, end, (done, len(trace.saves)), ())
-
-
-def _calls(trace: Trace, blocks: Sequence[str], begin: int) -> list[Call]:
-    names = set(blocks)
-    inside = [call for call in trace.calls if call.before >= begin - 1 and call.module in names]
-    outermost = {
-        (call.module, call.last): call for call in inside
-    }  # a checkpointed block calls itself; both calls end together
-    calls = sorted(outermost.values(), key=lambda call: call.last)
-    if [call.module for call in calls] != list(blocks) or any(a.last > b.before for a, b in pairwise(calls)):
-        raise NotOnce(NOT_ONCE)
-    return calls
 
 
 def _starts(trace: Trace, blocks: Sequence[str], pieces: list[_Piece]) -> list[int]:
@@ -163,21 +150,13 @@ def _starts(trace: Trace, blocks: Sequence[str], pieces: list[_Piece]) -> list[i
     first_of: dict[str, int] = {}
     for number, operator in enumerate(trace.operators[begin - 1 : end], start=begin):
         first_of.setdefault(stage(operator.module), number)
-    starts: list[int | None] = [begin]
-    for piece in pieces[-2::-1]:
+    starts, at = list[int](), end + 1
+    for piece in pieces[:-1]:
         unpacking = [save.unpacked + 1 for save in trace.saves[slice(*piece.saves)] if save.unpacked is not None]
         own = [first_of[piece.name]] if piece.blocks and piece.name in first_of else []
-        starts.append(min((*unpacking, *own), default=None))
-    return _in_order(starts[::-1], end)
-
-
-def _in_order(starts: list[int | None], end: int) -> list[int]:
-    """Return the starts in forward order, made non-increasing; a missing one is that of the stage before (empty)."""
-    ordered, at = [], end + 1
-    for start in starts:
-        at = at if start is None else min(at, start)
-        ordered.append(at)
-    return ordered
+        at = min((at, *unpacking, *own))  # a stage begins no later than the one before it, which runs after it
+        starts.append(at)
+    return [*starts, min(at, begin)]
 
 
 class StageBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,47 +173,21 @@ class StageBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
     """Return the bytes of every stage, from a step in which all are kept."""
-    counted, later = [], 0
-    own = _own(trace, stages)
-    gone = [0, *(_gone(trace, *pair) for pair in pairwise(stages))]
-    alive = live(trace)
+    by_birth: dict[int, list[int]] = {}
+    for place, allocation in enumerate(trace.allocations):
+        by_birth.setdefault(allocation.born, []).append(place)
+    made = [(one.nbytes, one.born) for one in trace.allocations if one.category == "gradients"]
     between = ((one.nbytes, one.born, max(one.born, one.died) - 1) for one in trace.allocations)
-    rest = summed(between, len(trace.operators))  # live after each operator has ended
-    for stage, allocations, before in zip(stages[::-1], own[::-1], gone[::-1], strict=True):
-        gradients = _gradients(trace, stage)
-        base = rest[stage.first - 1] + later + gradients
-        counted.append(_without(before, _held(trace, stage, allocations, gradients, alive, base)))
+    alive, rest = live(trace), summed(between, len(trace.operators))  # the latter after each operator has ended
+    counted, later = [], 0
+    for stage, before in zip(stages[::-1], [*stages[-2::-1], None], strict=True):
+        own = [place for number in range(stage.first, stage.last + 1) for place in by_birth.get(number, ())]
+        gradients = sum(nbytes for nbytes, born in made if stage.backward_first <= born <= stage.backward_last)
         later += gradients
+        backward = max(alive[stage.backward_first : stage.backward_last + 1], default=0)
+        backward -= rest[stage.first - 1] + later
+        counted.append(_held(trace, stage, own, before, gradients=gradients, backward=backward))
     return counted[::-1]
-
-
-def _gone(trace: Trace, before: StageSpan, stage: StageSpan) -> int:
-    """Return the bytes of inputs that a pinned stage does not keep: `cat` does not keep a block's output."""
-    if stage.blocks:
-        return 0  # its checkpoint keeps its input
-    allocations = [trace.allocations[place] for place in before.outputs]
-    return sum(one.nbytes for one in allocations if before.first <= one.born and one.died <= stage.last)
-
-
-def _without(gone: int, held: StageBytes) -> StageBytes:
-    """Deduct input bytes that are freed early (`gone`) from what the stage saves.
-
-    Planners count an output as held until the next stage's backward.
-    """
-    taken = min(gone, held.saved_bytes)
-    own = min(held.own_saved_bytes, held.saved_bytes - taken)
-    return msgspec.structs.replace(
-        held,
-        saved_bytes=held.saved_bytes - taken,
-        own_saved_bytes=own,
-        forward_extra_bytes=held.forward_extra_bytes + taken,
-        backward_extra_bytes=held.backward_extra_bytes + held.own_saved_bytes - own,
-    )
-
-
-def static_bytes(trace: Trace, stages: Sequence[StageSpan]) -> int:
-    """Return the bytes that are live before the forward and remain so."""
-    return resting(trace, stages[0].first - 1)
 
 
 def floor_bytes(trace: Trace) -> int:
@@ -247,48 +200,31 @@ def floor_bytes(trace: Trace) -> int:
     )
 
 
-def _held(trace: Trace, stage: StageSpan, own: list[int], gradients: int, alive: list[int], base: int) -> StageBytes:
-    """Return the bytes of one stage.
+def _held(
+    trace: Trace, stage: StageSpan, own: list[int], before: StageSpan | None, *, gradients: int, backward: int
+) -> StageBytes:
+    """Return the bytes of one stage, which allocates its `own` and follows `before`.
 
-    `base` is what else is live in its backward: what was live before its forward, and the parameter gradients of later
-    stages and its own.
+    `gradients` are of its parameters, and `backward` is the most that its backward adds to what was live before its
+    forward and the gradients of its and later parameters. Planners count an output as held until the next stage's
+    backward; inputs that a pinned stage does not keep, as `cat` keeps no block's output, are deducted from its saves.
     """
-    own_outputs = [place for place in own if place in stage.outputs]
-    outputs = sum(trace.allocations[place].nbytes for place in own_outputs)
-    kept = [place for place in own if trace.allocations[place].died > stage.last or place in stage.outputs]
-    saved = sum(trace.allocations[place].nbytes for place in kept)
-    passing = sum(
-        trace.allocations[place].nbytes for place in own_outputs if trace.allocations[place].died < stage.backward_first
-    )
-    backward = max(alive[stage.backward_first : stage.backward_last + 1], default=0)
+    own_outputs = [trace.allocations[place] for place in own if place in stage.outputs]
+    outputs = sum(one.nbytes for one in own_outputs)
+    kept = (trace.allocations[place] for place in own if place not in stage.outputs)
+    saved = outputs + sum(one.nbytes for one in kept if one.died > stage.last)
+    own_saved = saved - sum(one.nbytes for one in own_outputs if one.died < stage.backward_first)
+    inputs = [trace.allocations[place] for place in before.outputs] if before and not stage.blocks else []
+    gone = sum(one.nbytes for one in inputs if before and before.first <= one.born and one.died <= stage.last)
+    taken = min(gone, saved)
     return StageBytes(
         output_bytes=outputs,
-        saved_bytes=saved,
-        own_saved_bytes=saved - passing,
-        forward_extra_bytes=max(0, _peak(trace, stage, own, saving=True) - saved),
+        saved_bytes=saved - taken,
+        own_saved_bytes=min(own_saved, saved - taken),
+        forward_extra_bytes=max(0, _peak(trace, stage, own, saving=True) - saved) + taken,
         plain_forward_extra_bytes=max(0, _peak(trace, stage, own, saving=False) - outputs),
-        backward_extra_bytes=backward - base - outputs - (saved - passing),
+        backward_extra_bytes=backward - outputs - min(own_saved, saved - taken),
         gradient_bytes=gradients,
-    )
-
-
-def _own(trace: Trace, stages: Sequence[StageSpan]) -> list[list[int]]:
-    """Return, by stage, the indices of the storages that its forward allocates."""
-    by_birth: dict[int, list[int]] = {}
-    for place, allocation in enumerate(trace.allocations):
-        by_birth.setdefault(allocation.born, []).append(place)
-    return [
-        [place for number in range(stage.first, stage.last + 1) for place in by_birth.get(number, ())]
-        for stage in stages
-    ]
-
-
-def _gradients(trace: Trace, stage: StageSpan) -> int:
-    """Return the bytes of parameter gradients that the stage's backward allocates."""
-    return sum(
-        allocation.nbytes
-        for allocation in trace.allocations
-        if allocation.category == "gradients" and stage.backward_first <= allocation.born <= stage.backward_last
     )
 
 

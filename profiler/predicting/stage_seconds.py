@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from statistics import median
@@ -29,7 +28,6 @@ from profiler.training.block_segments import (
     checkpoint_without_reentry,
 )
 from profiler.training.strategies import saving
-from profiler.training.workload import Step
 
 # Ways to run a step: without marks, as a user's step; every stage kept; each stage checkpointed alone; each run of
 # stages in one checkpoint. The other ways are save options, by name.
@@ -80,11 +78,10 @@ class _Extra(NamedTuple):
 
 
 NOTHING = Seconds(forward=0.0, backward=0.0, early_stop=0.0, options={})
-PooledSeconds = list[Seconds]
 Samples = Mapping[str, Sequence[StepSample]]
 
 
-def pooled(samples: Samples, works: Sequence[StageWork]) -> PooledSeconds:
+def pooled(samples: Samples, works: Sequence[StageWork]) -> list[Seconds]:
     """Return the seconds of every stage: equal for stages of one kind; the last one also has the time outside of all.
 
     The shares of kinds come from the marks in the steps, the sums from whole steps: what checkpoints add to all stages
@@ -95,21 +92,38 @@ def pooled(samples: Samples, works: Sequence[StageWork]) -> PooledSeconds:
     forward = _each([sample.forward for sample in plain or every], works, median)
     backward = _each([sample.backward for sample in every], works, median)
     whole = samples.get(WHOLE) or plain
-    recomputing = {way: taken for way, taken in samples.items() if way not in (WHOLE, PLAIN)}
+    inside_runs = {place for run in runs(works) for place in run}
+    in_runs = [work if place in inside_runs else StageWork(blocks=()) for place, work in enumerate(works)]
     extra = {
-        way: _extra(taken, plain, plain if way == TOGETHER else whole, _run_by(way, works))
-        for way, taken in recomputing.items()
+        way: _extra(taken, plain, plain if way == TOGETHER else whole, in_runs if way == TOGETHER else works)
+        for way, taken in samples.items()
+        if way not in (WHOLE, PLAIN)
     }
-    added = extra[EVERY].parts
+    checkpointed, inner = extra[EVERY], extra.get(TOGETHER)
     inside = sum(forward) + sum(backward)
-    step = median(sample.total for sample in whole or every) - (0.0 if whole else sum(added))
+    step = median(sample.total for sample in whole or every) - (0.0 if whole else sum(checkpointed.parts))
     scale = min(1.0, step / inside) if inside else 1.0
     found = [
-        _stage(forward[place] * scale, backward[place] * scale, place, extra) if work.blocks else NOTHING
+        Seconds(
+            forward=forward[place] * scale,
+            backward=backward[place] * scale,
+            early_stop=checkpointed.parts[place],
+            error=checkpointed.errors[place],
+            inner=(inner.parts[place] or None) if inner else None,
+            inner_error=inner.errors[place] if inner else 0.0,
+            options={
+                save: (forward[place] * scale, backward[place] * scale + of.parts[place])
+                for save, of in extra.items()
+                if save not in (EVERY, TOGETHER)
+            },
+            option_errors={save: of.errors[place] for save, of in extra.items() if save not in (EVERY, TOGETHER)},
+            doubts={way: of.doubt for way, of in extra.items()},
+        )
+        if work.blocks
+        else NOTHING
         for place, work in enumerate(works)
     ]
-    outside = max(0.0, step - inside * scale)
-    last = found[-1]
+    outside, last = max(0.0, step - inside * scale), found[-1]
     return [*found[:-1], msgspec.structs.replace(last, forward=last.forward + outside)]
 
 
@@ -124,30 +138,6 @@ def runs(works: Sequence[StageWork]) -> list[list[int]]:
     return [run for run in found if len(run) > 1]
 
 
-def _run_by(way: str, works: Sequence[StageWork]) -> list[StageWork]:
-    """Return the stages that a way recomputes, with empty work in place of the others."""
-    if way != TOGETHER:
-        return [*works]
-    inside = {place for run in runs(works) for place in run}
-    return [work if place in inside else StageWork(blocks=()) for place, work in enumerate(works)]
-
-
-def _stage(forward: float, backward: float, place: int, extra: Mapping[str, _Extra]) -> Seconds:
-    every, inner = extra[EVERY], extra.get(TOGETHER)
-    saves = {way: (of.parts[place], of.errors[place]) for way, of in extra.items() if way not in (EVERY, TOGETHER)}
-    return Seconds(
-        forward=forward,
-        backward=backward,
-        early_stop=every.parts[place],
-        error=every.errors[place],
-        inner=(inner.parts[place] or None) if inner else None,
-        inner_error=inner.errors[place] if inner else 0.0,
-        options={save: (forward, backward + more) for save, (more, _) in saves.items()},
-        option_errors={save: error for save, (_, error) in saves.items()},
-        doubts={way: of.doubt for way, of in extra.items()},
-    )
-
-
 def _extra(
     taken: Sequence[StepSample],
     plain: Sequence[StepSample] | None,
@@ -159,7 +149,12 @@ def _extra(
     """
     recompute = [sample.recompute for sample in taken]
     parts = _each(recompute, works, median)
-    noise = _each(recompute, works, _noise)
+
+    def relative_noise(pool: Sequence[float]) -> float:
+        middle, (low, high) = median(pool), interval(pool) or (min(pool), max(pool))
+        return (high - low) / 2 / middle if middle > 0 else 0.0
+
+    noise = _each(recompute, works, relative_noise)
     if plain is None or without is None:
         return _Extra(parts, [part * min(MOST_DOUBT, noise[place]) for place, part in enumerate(parts)])
     longer = [
@@ -173,15 +168,12 @@ def _extra(
     differences = [sample.total - other.total for sample, other in zip(taken, without, strict=False)]
     factor, doubt = _factor([difference / inside for difference in differences])
     is_whole = len(taken) == len(without) > 1
-    doubt = min(MOST_DOUBT, (doubt + _stolen([*taken, *without]) / inside) / factor) if is_whole else MOST_DOUBT
+    steps = [*taken, *without]
+    total, held = sum(one.total for one in steps), sum(one.held or one.total for one in steps)
+    stolen = (total - held) / len(steps) if held < HELD * total else 0.0  # without a core, if not too few to be certain
+    doubt = min(MOST_DOUBT, (doubt + stolen / inside) / factor) if is_whole else MOST_DOUBT
     parts = [part * factor for part in parts]
     return _Extra(parts, [part * min(MOST_DOUBT, doubt + noise[place]) for place, part in enumerate(parts)], doubt)
-
-
-def _stolen(samples: Sequence[StepSample]) -> float:
-    """Return the mean seconds of a step in which its thread had no core; 0 if they are too few to be certain."""
-    total, held = sum(sample.total for sample in samples), sum(sample.held or sample.total for sample in samples)
-    return (total - held) / len(samples) if held < HELD * total else 0.0
 
 
 def _factor(ratios: Sequence[float]) -> tuple[float, float]:
@@ -207,13 +199,6 @@ def _each(
     return [values[work.kind] if work.blocks else 0.0 for work in works]
 
 
-def _noise(pool: Sequence[float]) -> float:
-    """Return half the median's confidence interval, relative to it; from half the range if samples are too few."""
-    middle = median(pool)
-    low, high = interval(pool) or (min(pool), max(pool))
-    return (high - low) / 2 / middle if middle > 0 else 0.0
-
-
 ROUNDS = 4  # timed steps of each way, interleaved
 LEAST_ROUNDS = 3
 MOST_SECONDS = 2.0  # after which no round beyond LEAST_ROUNDS begins
@@ -230,7 +215,7 @@ def seconds(
     limit_seconds: float = inf,
     on_step: Callable[[str], None] = lambda step: None,
     in_calls: bool = False,
-) -> PooledSeconds:
+) -> list[Seconds]:
     """Time, interleaved, steps as they are, with every stage kept, with each stage checkpointed alone, with each run of
     stages that feed each other alone in one checkpoint, and under every save option.
 
@@ -258,12 +243,15 @@ def _timed(
     fits: Callable[[str], bool],
     limit_seconds: float,
     on_step: Callable[[str], None],
-) -> PooledSeconds:
-    step.keep_memory()
-    ways = [way for way in ways if way == EVERY or fits(way)]
-    samples: dict[str, list[StepSample]] = {way: [] for way in ways}
-    with _settled():
+) -> list[Seconds]:
+    step.device.keep_memory()
+    samples: dict[str, list[StepSample]] = {way: [] for way in ways if way == EVERY or fits(way)}
+    gc.collect()
+    gc.freeze()  # collecting existing objects took longer than a step in some steps
+    try:
         _sample(step, samples, on_step, limit_seconds)
+    finally:
+        gc.unfreeze()
     return pooled(samples, works)
 
 
@@ -300,17 +288,6 @@ def _is_slow(way: str, samples: Mapping[str, Sequence[StepSample]]) -> bool:
     return is_save and len(looks) >= LOOKS and all(mine.total >= checkpointed.total for mine, checkpointed in looks)
 
 
-@contextmanager
-def _settled() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, which took longer than a step in some steps."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def step_text(done: int, left: Sequence[int], *, seconds: float) -> str:
     """Return the progress text after `done` steps in `seconds`: `step 3 of 14, 4 s left`, of the most steps possible.
 
@@ -328,7 +305,7 @@ class _SwitchedStep:
 
     def __init__(self, case: Case, works: Sequence[StageWork], ways: Sequence[str], *, in_calls: bool) -> None:
         assembled = assemble(case, in_calls=in_calls)
-        self._device, self._works = open_device(case.device), works
+        self.device, self._works = open_device(case.device), works
         self._checkpoints: Mapping[str, Checkpoint] = {way: _checkpoint(way) for way in ways}
         self._way = PLAIN
         self._labels: list[tuple[str, int]] = []
@@ -338,49 +315,42 @@ class _SwitchedStep:
             for place, work in enumerate(works)
             if work.blocks
         }
+
+        def together_if_asked(*call: Any, **keywords: Any) -> Any:
+            return (checkpoint_without_reentry if self._way == TOGETHER else _kept)(*call, **keywords)
+
         held = runs(works) if TOGETHER in ways else []
-        together = [OwnCheckpoint([stages.pop(place) for place in run], self._run_together) for run in held]
+        together = [OwnCheckpoint([stages.pop(place) for place in run], together_if_asked) for run in held]
         self._switch = checkpoint_segments(assembled.workload, [*together, *stages.values()])
         _, self._step = assembled.trainer()
-
-    def keep_memory(self) -> None:
-        """Have the device keep freed memory for the following steps."""
-        self._device.keep_memory()
 
     def uncounted_ways(self, ways: Iterable[str]) -> list[str]:
         """Return the ways that need a warm-up step.
 
         On a CPU, WHOLE is enough: the others run the same code, in the memory that it has freed.
         """
-        return list(ways) if self._device.is_asynchronous or WHOLE not in ways else [WHOLE]
+        return list(ways) if self.device.is_asynchronous or WHOLE not in ways else [WHOLE]
 
     def sample(self, way: str) -> StepSample | None:
         """Time one step; None if it runs out of memory, which EVERY raises."""
-        self._way = way
+        self._way, self._labels = way, []
         self._switch(way != WHOLE)
+        self.device.synchronize()
+        watch = self.device.stopwatch()
+        self._mark, on_core = watch.mark, thread_time()
+        is_done = False
         try:
-            return self._sampled(self._step)
+            self._step(self._tell)
+            is_done = True
         except torch.OutOfMemoryError:
             if way == EVERY:
                 raise
-        self._device.release()
-        return None
-
-    def _sampled(self, step: Step) -> StepSample:
-        self._labels = []
-        self._device.synchronize()
-        watch = self._device.stopwatch()
-        self._mark = watch.mark
-
-        def mark(phase: str) -> None:
-            self._labels.append((phase, -1))
-            watch.mark()
-
-        on_core = thread_time()
-        step(mark)
-        held = None if self._device.is_asynchronous else thread_time() - on_core
-        sample = _read(list(zip(self._labels, watch.seconds(), strict=False)), len(self._works))
-        return msgspec.structs.replace(sample, held=held)
+        if not is_done:  # here the error, which holds the step's tensors, is gone
+            self.device.release()
+            return None
+        held = None if self.device.is_asynchronous else thread_time() - on_core
+        spans = list(zip(self._labels, watch.seconds(), strict=False))
+        return msgspec.structs.replace(_read(spans, len(self._works)), held=held)
 
     def _run(self, place: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Run a stage's call under the current checkpoint; marks enclose its own work, in the recompute too."""
@@ -397,12 +367,7 @@ class _SwitchedStep:
         self._tell(AFTER, place)
         return value
 
-    def _run_together(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Run a run's call, under one checkpoint if the way is TOGETHER."""
-        checkpoint = checkpoint_without_reentry if self._way == TOGETHER else _kept
-        return checkpoint(function, *arguments, **keywords)
-
-    def _tell(self, label: str, place: int) -> None:
+    def _tell(self, label: str, place: int = -1) -> None:
         self._labels.append((label, place))
         self._mark()
 

@@ -63,8 +63,6 @@ class _Compiled(Exception):
 
 
 class _Traced(NamedTuple):
-    """A step whose allocations are the allocator's blocks: what it gives is up to 1 MiB more than what is asked for."""
-
     built: Assembled
     trace: Trace
     is_unfused: bool = False
@@ -72,21 +70,14 @@ class _Traced(NamedTuple):
 
 
 def _trace(trial: Trial, case: Case, build: Build | None, *, with_saves: bool, in_calls: bool) -> _Traced:
-    if case.is_rehearsed:
-        open_device(case.device).release()
-        return _rehearsed(case, trial.data_directory, with_saves=with_saves, in_calls=in_calls)
-    built, trace, assumed = trace_case(
-        case.foreseen,
-        calibration=trial.calibration,
-        with_saves=with_saves,
-        build=build,
-        in_calls=in_calls,
-    )
-    return _Traced(built, trace, assumed.is_unfused)
-
-
-def _rehearsed(case: Case, data_directory: str | None, *, with_saves: bool, in_calls: bool) -> _Traced:
-    step = device_trace.trace_case(case, with_saves=with_saves, in_calls=in_calls, data_directory=data_directory)
+    """Trace a step; of a rehearsed one, allocations are the allocator's blocks: up to 1 MiB more than is asked for."""
+    if not case.is_rehearsed:
+        built, trace, assumed = trace_case(
+            case.foreseen, calibration=trial.calibration, with_saves=with_saves, build=build, in_calls=in_calls
+        )
+        return _Traced(built, trace, assumed.is_unfused)
+    open_device(case.device).release()
+    step = device_trace.trace_case(case, with_saves=with_saves, in_calls=in_calls, data_directory=trial.data_directory)
     if compiled_modules(step.built.workload.module):
         raise _Compiled
     return _Traced(step.built, step.trace, notes=step.remarks)
@@ -97,7 +88,12 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     built, trace, is_unfused, notes = _trace(trial, case, build, with_saves=True, in_calls=in_calls)
     workload = built.workload
     refuse_none(workload.blocks)
-    _refuse_compiled_around(workload)
+    compiled = compiled_modules(workload.module)
+    if any(is_left_alone(name, compiled) for name in workload.blocks):
+        raise Unsupported(
+            "the model compiles a module around its blocks, in which they have no costs of their own, and a checkpoint "
+            "of one breaks the compiled code; compile each block instead (block.compile()), or plan without compiling"
+        )
     refuse_backward_in_forward(trace)
     observed = observe(workload) if case.is_rehearsed else observe_case(case.foreseen, build, in_calls=in_calls)
     stage_spans = spans(trace, workload.blocks, linked=observed.linked)
@@ -105,8 +101,11 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     is_timed = rates is None and "time" in trial.passes
     works = [_work(trace, span, workload) for span in stage_spans] if is_timed else []
     del built, workload, observed  # a hollow device has one model at a time
-    offers = [] if is_unfused else _saves(trial, trace, stage_spans)  # Inductor overwrites what would be saved
-    found = {save: _selective(trial, case, save, build, in_calls=in_calls) for save in offers}
+    inside = [one.name for span in stage_spans if span.blocks for one in trace.operators[span.first - 1 : span.last]]
+    has_saves = "time" in trial.passes and not is_unfused  # Inductor overwrites what would be saved
+    found = {
+        save: _selective(trial, case, save, build, in_calls=in_calls) for save in (offered(inside) if has_saves else ())
+    }
     selective = {save: of for save, of in found.items() if of is not None}
 
     def chain(seconds: Sequence[Seconds]) -> Chain:
@@ -124,15 +123,6 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     return chain(_seconds(trial, works, trace, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
 
 
-def _refuse_compiled_around(workload: Workload) -> None:
-    compiled = compiled_modules(workload.module)
-    if any(is_left_alone(name, compiled) for name in workload.blocks):
-        raise Unsupported(
-            "the model compiles a module around its blocks, in which they have no costs of their own, and a checkpoint "
-            "of one breaks the compiled code; compile each block instead (block.compile()), or plan without compiling"
-        )
-
-
 def _rates(trial: Trial) -> Rates | None:
     """Return the rates of a device that is absent or hollow; None if time is measured or not requested."""
     if "time" not in trial.passes:
@@ -145,14 +135,6 @@ def _rates(trial: Trial) -> Rates | None:
         message = f"the speed of '{trial.case.device}' is not known"
         raise UserError(message, hint="name a GPU: --device fake:h100")
     return rates
-
-
-def _saves(trial: Trial, trace: Trace, stage_spans: Sequence[StageSpan]) -> list[str]:
-    """Return the save options for which the blocks have operators."""
-    inside = [
-        operator.name for span in stage_spans if span.blocks for operator in trace.operators[span.first - 1 : span.last]
-    ]
-    return offered(inside) if "time" in trial.passes else []
 
 
 def _seconds(
@@ -175,7 +157,8 @@ def _seconds(
     plain_peak = max(live(trace))
     kept = dict.fromkeys((WHOLE, PLAIN, TOGETHER), plain_peak)
     peaks = {**kept, **{save: max(live(of)) for save, (of, _, _) in selective.items()}}
-    room = _room(case.device)
+    total = None if case.device.startswith("cpu") else open_device(case.device).facts().total_bytes
+    room = available_bytes() if total is None else total  # what a step may take without running out of memory
     return stage_seconds.seconds(
         case,
         works,
@@ -185,12 +168,6 @@ def _seconds(
         on_step=on_step,
         in_calls=in_calls,
     )
-
-
-def _room(device: str) -> int:
-    """Return the bytes that a step may take without running its process out of memory."""
-    total = None if device.startswith("cpu") else open_device(device).facts().total_bytes
-    return available_bytes() if total is None else total
 
 
 def _work(trace: Trace, span: StageSpan, workload: Workload) -> StageWork:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
@@ -88,17 +89,6 @@ class BlockLives:
         return next((life for life in lives if life.died is None or life.died >= number), None)
 
 
-class Called(NamedTuple):
-    """One call of a module in a forward, with the storages that it takes and returns."""
-
-    module: str
-    before: int
-    last: int
-    saves: tuple[int, int]
-    inputs: list[int]
-    outputs: list[int]
-
-
 class Arrived(NamedTuple):
     """A gradient that has arrived: its parameter, the operators before, the module that owns it, and its storages."""
 
@@ -139,7 +129,7 @@ class StepTracer(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[Operator] = []
         self.marks: list[tuple[str, int]] = []
-        self.calls: list[Called] = []
+        self.calls: list[Call] = []  # with addresses of storages in place of indices
         self.saved: list[Saved] = []
         self.arrived: list[Arrived] = []
         self.phase = "before"
@@ -199,9 +189,8 @@ class StepTracer(TorchDispatchMode):
                 for one in self.saved
             ),
             calls=tuple(
-                Call(one.module, one.before, one.last, one.saves, step.found(one.inputs, one.before), outputs)
+                replace(one, inputs=step.found(one.inputs, one.before), outputs=step.found(one.outputs, one.last))
                 for one in self.calls
-                for outputs in (step.found(one.outputs, one.last),)
             ),
         )
 
@@ -218,14 +207,38 @@ class StepTracer(TorchDispatchMode):
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Note which modules run within, the gradients that arrive and, if asked for, what autograd saves."""
+        enter = saved_tensors_hooks.__enter__
+
+        def arrive(parameter: nn.Parameter) -> None:
+            storages, owner = self.storages(parameter.grad), self._owners[id(parameter)]
+            self.arrived.append(Arrived(parameter, len(self.operators), owner, storages))
+
+        def pack(tensor: torch.Tensor) -> tuple[Saved, torch.Tensor | None]:
+            saved = Saved(self.storages(tensor), len(self.operators))
+            self.saved.append(saved)
+            return saved, None if self._drops else tensor  # itself, so that memory is as without hooks
+
+        def unpack(packed: tuple[Saved, torch.Tensor | None]) -> torch.Tensor:
+            saved, tensor = packed
+            if tensor is None:
+                raise Unsupported(INNER_BACKWARD)
+            if saved.unpacked is None:
+                saved.unpacked = len(self.operators)
+            return tensor
+
+        def entered(hooks: Any) -> Any:
+            if not are_known(hooks):  # they would see what autograd saves first
+                raise Unsupported(f"{OWN_HOOKS}; {self.saved_elsewhere} for each strategy")
+            return enter(hooks)
+
         with ExitStack() as stack:
             for parameter in self._trained:
-                stack.enter_context(parameter.register_post_accumulate_grad_hook(self._arrive))
+                stack.enter_context(parameter.register_post_accumulate_grad_hook(arrive))
             if self._with_modules:
                 stack.enter_context(type(self).patched(nn.Module, __call__=self._calling()))
             if self._with_saves:
-                stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
-                stack.enter_context(_refused_hooks(f"{OWN_HOOKS}; {self.saved_elsewhere} for each strategy"))
+                stack.enter_context(saved_tensors_hooks(pack, unpack))
+                stack.enter_context(replaced(saved_tensors_hooks, __enter__=entered))
             yield
 
     def place(self, number: int) -> tuple[str, str, int]:
@@ -254,7 +267,7 @@ class StepTracer(TorchDispatchMode):
             self._stack.append(name or self._stack[-1])
             self._blocks += [module] if isinstance(module, CalledBlock) else []
             is_noted = self.phase == "forward" and name is not None
-            given = self.storages((args, kwargs)) if is_noted else []
+            given = tuple(self.storages((args, kwargs))) if is_noted else ()
             before, first = len(self.operators), len(self.saved)
             try:
                 out = call(module, *args, **kwargs)
@@ -262,42 +275,11 @@ class StepTracer(TorchDispatchMode):
                 self._stack.pop()
                 del self._blocks[len(self._blocks) - isinstance(module, CalledBlock) :]
             if is_noted:
-                saves = first, len(self.saved)
-                self.calls.append(Called(name or "", before, len(self.operators), saves, given, self.storages(out)))
+                saves, made = (first, len(self.saved)), tuple(self.storages(out))
+                self.calls.append(Call(name or "", before, len(self.operators), saves, given, made))
             return out
 
         return called
-
-    def _arrive(self, parameter: nn.Parameter) -> None:
-        storages, owner = self.storages(parameter.grad), self._owners[id(parameter)]
-        self.arrived.append(Arrived(parameter, len(self.operators), owner, storages))
-
-    def _pack(self, tensor: torch.Tensor) -> tuple[Saved, torch.Tensor | None]:
-        saved = Saved(self.storages(tensor), len(self.operators))
-        self.saved.append(saved)
-        return saved, None if self._drops else tensor  # itself, so that memory is as without hooks
-
-    def _unpack(self, packed: tuple[Saved, torch.Tensor | None]) -> torch.Tensor:
-        saved, tensor = packed
-        if tensor is None:
-            raise Unsupported(INNER_BACKWARD)
-        if saved.unpacked is None:
-            saved.unpacked = len(self.operators)
-        return tensor
-
-
-@contextmanager
-def _refused_hooks(reason: str) -> Iterator[None]:
-    """Raise Unsupported if the model enters hooks of its own within, which would see what autograd saves first."""
-    enter = saved_tensors_hooks.__enter__
-
-    def entered(hooks: Any) -> Any:
-        if not are_known(hooks):
-            raise Unsupported(reason)
-        return enter(hooks)
-
-    with replaced(saved_tensors_hooks, __enter__=entered):
-        yield
 
 
 def are_known(hooks: Any) -> bool:
@@ -419,9 +401,8 @@ def is_in_place(func: Any, args: Any) -> bool:
 
     It treats fake tensors as subclasses, as it does all under a dispatch mode: its formulas then are out of place
     (`areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp), and so is the sum of gradients of a tensor
-    that was used more than once (torch/csrc/autograd/input_buffer.cpp).
-
-    False if gradients are enabled: the backward itself is differentiated, or this is a recompute, not a formula.
+    that was used more than once (torch/csrc/autograd/input_buffer.cpp). False if gradients are enabled: the backward
+    itself is differentiated, or this is a recompute, not a formula.
     """
     if (func is not SUM and func not in NODES) or torch.is_grad_enabled():
         return False
@@ -431,7 +412,10 @@ def is_in_place(func: Any, args: Any) -> bool:
     if func is SUM:
         adds_itself = isinstance(node, BackwardCFunction) or node.name() in ADDING
         return not adds_itself and _is_sum(*args)
-    return node.name() in NODES[func] and _is_as_large(args[0], args[1])
+    written, factor = args[:2]  # `pos_weight`, which is multiplied by the target, may be smaller than the result
+    is_factor = isinstance(factor, torch.Tensor) and factor.is_floating_point()
+    is_as_large = not is_factor or torch.broadcast_shapes(written.shape, factor.shape) == written.shape
+    return node.name() in NODES[func] and is_as_large
 
 
 def _is_sum(first: torch.Tensor, second: Any) -> bool:
@@ -440,9 +424,3 @@ def _is_sum(first: torch.Tensor, second: Any) -> bool:
         return False
     num_holders = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
     return first._use_count() <= TENSOR_HOLDERS and num_holders <= STORAGE_HOLDERS and all(first.stride())
-
-
-def _is_as_large(written: torch.Tensor, factor: Any) -> bool:
-    """Whether the result has the shape of `written`, unlike a smaller `pos_weight` that is multiplied by the target."""
-    is_factor = isinstance(factor, torch.Tensor) and factor.is_floating_point()
-    return not is_factor or torch.broadcast_shapes(written.shape, factor.shape) == written.shape

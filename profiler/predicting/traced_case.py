@@ -323,23 +323,21 @@ def user_hooks(*, on_cuda: bool) -> Iterator[None]:
     """Trace save_on_cpu as on CUDA, and raise Unsupported at other hooks there; on a CPU, hooks run as they are."""
     enter = saved_tensors_hooks.__enter__
 
+    def to_host(tensor: torch.Tensor) -> torch.Tensor:
+        token = _ON_HOST.set(True)  # the storage of the copy is not on the traced device
+        try:
+            return torch.empty_like(tensor)
+        finally:
+            _ON_HOST.reset(token)
+
     def entered(hooks: Any) -> Any:
         is_moved = on_cuda and isinstance(hooks, save_on_cpu)
         if on_cuda and not is_moved and not are_known(hooks):
             raise Unsupported(OWN)
-        return enter(saved_tensors_hooks(_to_host, torch.empty_like) if is_moved else hooks)
+        return enter(saved_tensors_hooks(to_host, torch.empty_like) if is_moved else hooks)
 
     with replaced(saved_tensors_hooks, __enter__=entered):
         yield
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Leave out the storage of the copy: it is on the host, not on the traced device."""
-    token = _ON_HOST.set(True)
-    try:
-        return torch.empty_like(tensor)
-    finally:
-        _ON_HOST.reset(token)
 
 
 def keeps_workspaces() -> bool:
@@ -354,17 +352,17 @@ def with_workspaces(trace: Trace, nbytes: int) -> Trace:
     """Return the step with workspaces of `nbytes`: kept, by the forward's thread and autograd's, or of each product."""
     if not nbytes:
         return trace
-    if not keeps_workspaces():
-        return replace(trace, operators=tuple(_with_workspace(operator, nbytes) for operator in trace.operators))
-    phases = {operator.phase for operator in trace.operators if operator.name in NAMES}
-    num_threads = bool(phases & {"forward", "optimizer"}) + bool(phases & {"backward", "recompute"})
-    kept = Allocation(nbytes, 0, len(trace.operators), "cuBLAS", "", "before", WORKSPACES)
-    return replace(trace, allocations=(*trace.allocations, *[kept] * num_threads))
-
-
-def _with_workspace(operator: Operator, nbytes: int) -> Operator:
-    taken = 0 if operator.name not in NAMES else LT_WORKSPACE if operator.name in BIASED else nbytes
-    return replace(operator, hidden_bytes=taken) if taken > operator.hidden_bytes else operator
+    if keeps_workspaces():
+        phases = {operator.phase for operator in trace.operators if operator.name in NAMES}
+        num_threads = bool(phases & {"forward", "optimizer"}) + bool(phases & {"backward", "recompute"})
+        kept = Allocation(nbytes, 0, len(trace.operators), "cuBLAS", "", "before", WORKSPACES)
+        return replace(trace, allocations=(*trace.allocations, *[kept] * num_threads))
+    operators = []
+    for operator in trace.operators:
+        taken = 0 if operator.name not in NAMES else LT_WORKSPACE if operator.name in BIASED else nbytes
+        is_more = taken > operator.hidden_bytes
+        operators.append(replace(operator, hidden_bytes=taken) if is_more else operator)
+    return replace(trace, operators=tuple(operators))
 
 
 def taken_workspace(trace: Trace, nbytes: int) -> int:
