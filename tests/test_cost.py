@@ -34,33 +34,25 @@ def trial(strategy: str = "none", *, passes: tuple[str, ...] = PASSES, round: in
     return Trial(case=case, round=round, passes=passes)
 
 
-@pytest.mark.slow
-def test_the_steps_of_a_baseline_are_those_of_its_passes():
-    # equality two steps or four, flops one, memory two, operators two; one to settle, one to warm up, three pairs
-    assert num_steps(trial(passes=(*PASSES, OPERATORS))) == Bounds(2 + 1 + 2 + 2 + 2 + 6, 4 + 1 + 2 + 2 + 2 + 6)
-    assert num_steps(trial(passes=("equality", OPERATORS))) == Bounds(4 + 2, 4 + 2)
+LATER = {"passes": ("time",), "round": 2}
 
 
-def test_in_another_precision_a_baseline_is_compared_with_fp32_besides():
-    assert num_steps(trial(precision="bf16")).least - num_steps(trial()).least == 2
-
-
-def test_a_strategy_is_verified_by_the_memory_passs_steps_or_with_the_baseline_twice_and_itself_twice():
-    assert num_steps(trial("all")) == Bounds(1 + 2 + 2 + 6, 8 + 1 + 2 + 2 + 6)
-    assert num_steps(trial("all", verify="off")) == Bounds(1 + 2 + 2 + 6, 1 + 2 + 2 + 6)
-
-
-def test_a_later_round_only_takes_time_and_may_share_the_steps_without_a_strategy():
-    assert num_steps(trial("all", passes=("time",), round=2)) == Bounds(1 + 3, 1 + 1 + 6)
-    alone = trial("all", passes=("time",), round=2, repair_batchnorm=True)
-    assert num_steps(alone) == Bounds(1 + 1 + 6, 1 + 1 + 6)
-
-
-def test_what_cannot_be_switched_off_is_timed_alone():
-    compiled = trial("compile-budget", passes=("time",), round=2)
-    lonely = msgspec.structs.replace(trial("all", passes=("time",), round=2), is_paired=False)
-
-    assert num_steps(compiled) == num_steps(lonely) == Bounds(1 + 1 + 3, 1 + 1 + 3)
+@pytest.mark.parametrize(
+    ("asked", "least", "most"),
+    [  # equality two steps or four, flops one, memory two, operators two; one to settle, one to warm up, three pairs
+        (trial(passes=(*PASSES, OPERATORS)), 2 + 1 + 2 + 2 + 2 + 6, 4 + 1 + 2 + 2 + 2 + 6),
+        (trial(passes=("equality", OPERATORS)), 4 + 2, 4 + 2),
+        (trial(precision="bf16"), 2 + 2 + 1 + 2 + 2 + 6, 2 + 4 + 1 + 2 + 2 + 6),  # and compared with fp32
+        (trial("all"), 1 + 2 + 2 + 6, 8 + 1 + 2 + 2 + 6),  # by the memory pass's steps, or both of them twice
+        (trial("all", verify="off"), 1 + 2 + 2 + 6, 1 + 2 + 2 + 6),
+        (trial("all", **LATER), 1 + 3, 1 + 1 + 6),  # which may share the steps without a strategy
+        (trial("all", repair_batchnorm=True, **LATER), 1 + 1 + 6, 1 + 1 + 6),
+        (trial("compile-budget", **LATER), 1 + 1 + 3, 1 + 1 + 3),  # it cannot be switched off: timed alone
+        (msgspec.structs.replace(trial("all", **LATER), is_paired=False), 1 + 1 + 3, 1 + 1 + 3),
+    ],
+)
+def test_the_steps_of_a_trial_are_those_of_its_passes(asked, least, most):
+    assert num_steps(asked) == Bounds(least, most)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer.main
 
-from profiler.cli import application
-from profiler.runs import run_folder
 from profiler.training import STRATEGIES
 from tests import gallery, pages
 from tests.conftest import measured
@@ -158,23 +155,6 @@ def test_evidence_has_the_counts_of_its_tables(page, pattern):
 
 
 # --- the gallery shows every kind of picture, by commands that are as they stand
-
-
-def parsed(words: list[str]) -> dict[str, object]:
-    """The values of a command line, which is not carried out."""
-    group = typer.main.get_command(application(words))
-    command = group.commands[words[0]]  # type: ignore[attr-defined]
-    with command.make_context(words[0], words[1:]) as context:
-        return dict(context.params)
-
-
-@pytest.mark.parametrize("picture", gallery.PICTURES, ids=lambda one: one.name)
-def test_its_command_is_one_and_draws_what_is_shown(picture):
-    values = parsed(picture.words)
-
-    assert values["output"] == Path(f"{picture.name}.png")
-    if "run" in values:
-        assert (run_folder(str(values["run"])) / "manifest.json").is_file()
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,36 +33,19 @@ print(json.dumps(found), file=sys.stderr)
 """
 
 
-def look(*commands: str, cwd: Path, before: str = "") -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", before + SCRIPT, json.dumps([command.split() for command in commands])],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
-    return found
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A process that measured, wrote all derived files, and then read everything."""
-    cwd = tmp_path_factory.mktemp("parent")
-    found = look(
+def test_the_parent_of_a_whole_run_stays_small_and_never_imports_torch(tmp_path):
+    """A process that measures, writes all derived files, and then reads everything."""
+    commands = (
         "run --model mlp --segments 1,2,4 --device cpu --rounds 2 --samples 1 -o results/run",
         "show", "show --samples", "list", "export --to csv", "export --to latex", "export --to json -o run.json",
         "plot --kind memory -o memory.png", "plot --kind time -o time.svg", "models", "strategies segments",
-        cwd=cwd,
     )  # fmt: skip
-    return {**found, "written": sorted(path.name for path in (cwd / "results" / "run" / "derived").iterdir())}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps([command.split() for command in commands])],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True,
+    )  # fmt: skip
 
-
-def test_the_parent_never_imports_torch(parent):
-    assert not {"torch", "torchvision"} & set(parent["modules"])
-
-
-def test_the_parent_of_a_whole_run_stays_small(parent):
-    assert parent["mib"] < LARGEST_MIB
+    found = json.loads(done.stderr.splitlines()[-1])
+    assert set(found["codes"]) == {0}
+    assert found["mib"] < LARGEST_MIB
+    assert not {"torch", "torchvision"} & set(found["modules"])

@@ -193,21 +193,6 @@ def test_a_job_of_an_earlier_call_that_is_still_at_work_is_followed_and_nothing_
     assert cluster.jobs == []
 
 
-def test_jobs_that_are_not_over_are_cancelled_and_those_of_earlier_calls_are_left_at_work(run):
-    (before,) = Cluster(run).leave()
-    before.write()
-    with pytest.raises(KeyboardInterrupt):
-        Cluster(run).follow(interrupt)
-    assert before.state == "RUNNING"
-    before.end("TIMEOUT")
-    cluster = Cluster(run)
-
-    with pytest.raises(KeyboardInterrupt):
-        cluster.follow(interrupt)
-
-    assert [job.state for job in cluster.jobs] == ["CANCELLED"]
-
-
 def test_where_the_array_is_rejected_no_shard_keeps_another_engine_from_the_run(run):
     def rejected(work: Sequence[Work]) -> list[Job]:
         raise RuntimeError("sbatch: error: invalid partition")

@@ -14,7 +14,7 @@ from profiler.integrations.trackers import entries
 from profiler.runs import store
 from tests import examples, make
 from tests.make import MIB
-from tests.program import environment
+from tests.program import environment, gcprof
 
 RECORDS = [
     make.record("none", peak=100 * MIB, seconds=(0.1, 0.2, 0.3)),
@@ -87,21 +87,9 @@ def test_mlflow_reads_a_local_store_back_and_knows_what_is_there(run, capsys):
     assert "4 rows there already" in err
 
 
-def gcprof(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in environment().items() if not name.startswith("WANDB_")}
-    return subprocess.run(
-        [sys.executable, "-m", "profiler", *words],
-        env={**inherited, **more},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_wandb_is_written_offline_without_an_account(run):
     pytest.importorskip("wandb")
-    done = gcprof("export", "run", "--to", "wandb", "-o", "board")
+    done = gcprof("export", "run", "--to", "wandb", "-o", "board", cwd=run.folder.parent)
 
     assert (done.returncode, done.stdout) == (0, "")
     files = sorted(Path("board/wandb").glob("offline-run-*/*.wandb"))
