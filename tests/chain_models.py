@@ -36,18 +36,6 @@ def workload(module: nn.Module, blocks: tuple[str, ...]) -> Workload:
     return Workload(module=module, blocks=blocks, batch=torch.ones(2, 3), loss=lambda module, x: module(x).sum())
 
 
-class Branching(nn.Module):
-    """Its second block takes more than the first one's output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Counted() for _ in range(3)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = self.layers[0](x)
-        return self.layers[2](self.layers[1](first + x))
-
-
 class InTuples(nn.Module):
     """Blocks that return a tuple of one, as many models of Hugging Face do."""
 

@@ -434,14 +434,6 @@ def test_a_file_of_torchtitan_is_toml_with_its_names():
     assert "chunk-loss has no word in torchtitan" in text
 
 
-def test_accelerate_accumulates_by_itself():
-    code = emit_way(way("all+micro-batches:n=2+fused", EACH, batch_size=8), "accelerate")
-
-    assert "accelerator = Accelerator(gradient_accumulation_steps=2)\n" in code
-    assert "def backward" not in code
-    assert "The loader's batches are of 4" in code
-
-
 @pytest.mark.parametrize(
     ("label", "kind", "plan", "noun"),
     [

@@ -51,16 +51,6 @@ def test_mnist_is_read_from_idx_files(tmp_path, below):
     assert labels.tolist() == [0, 1, 2, 3]
 
 
-def test_one_seed_gives_one_batch_and_one_set_of_weights():
-    built = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        built.append(built_in.mlp(4))
-
-    assert torch.equal(built[0].batch[0], built[1].batch[0])
-    assert torch.equal(built[0].module[0].weight, built[1].module[0].weight)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "layers", "parameters"), [(3, 20, 0.27e6), (5, 32, 0.46e6), (7, 44, 0.66e6), (9, 56, 0.85e6)]

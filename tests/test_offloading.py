@@ -273,31 +273,3 @@ def test_the_sanitizer_finds_every_missing_wait_and_none_that_is_there(hollow, f
     reported = "CSAN detected a possible data race" in done.stderr or "freed too early" in done.stdout
     assert reported is (fault != "none"), done.stderr
     assert reported or "done" in done.stdout
-
-
-EMITTED_STEPS = """
-code = {}
-exec(EMITTED, code)
-module = nn.Sequential(*(Block() for _ in range(6))).cuda()
-code["apply_plan"](module)
-PLANTED
-with torch.utils.checkpoint.set_checkpoint_early_stop(False):
-    for _ in range(3):
-        module(torch.randn(1024, 1024, device="cuda")).sum().backward()
-print("done", flush=True)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["", "code['_wait'] = lambda event, device: None"], ids=["none", "no wait"])
-def test_the_sanitizer_finds_no_race_in_emitted_code_and_one_that_is_planted(hollow, fault):
-    blocks = {str(index): () for index in range(6)}
-    segments = tuple(Segment(blocks=(str(index),), fetched_at=str(index + 1)) for index in range(1, 5))
-    code = emit(PlanFile(schema=2, plan="by hand", segments=segments, fingerprint=blocks), "python")
-
-    steps = EMITTED_STEPS.replace("EMITTED", repr(code)).replace("PLANTED", fault)
-    done = hollow.run(OPEN + STEP + SANITIZED + steps + LEAVE)
-
-    reported = "CSAN detected a possible data race" in done.stderr or "freed too early" in done.stdout
-    assert reported is bool(fault), done.stderr
-    assert reported or "done" in done.stdout

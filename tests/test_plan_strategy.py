@@ -21,9 +21,8 @@ from profiler.training.block_segments import (
 )
 from profiler.training.strategies import carry_out
 from tests.chain_models import Counted, Looping, workload
-from tests.conftest import measured
 from tests.pasted import BUILDS, random_runs, stepped
-from tests.plans import Saving, plan_of, written
+from tests.plans import Saving, plan_of
 
 
 def chain(length: int = 4) -> nn.Sequential:
@@ -37,20 +36,6 @@ def plan(length: int = 4, runs: tuple[list[int], ...] = ([0, 1],)) -> PlanFile:
 def calls(module: nn.Module) -> list[int]:
     module(torch.ones(2, 3)).sum().backward()
     return [block.calls for block in module.children()]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("with_test_models")
-def test_a_plan_from_a_file_gives_equal_gradients_and_runs_each_block_as_often_as_it_says(tmp_path):
-    strategy = written("plan", "transformer", tmp_path)
-
-    record = measured("transformer", strategy, passes=("equality", "flops", "memory"))
-
-    assert record.equality.gradients_equal
-    assert record.equality.loss_equal
-    assert record.readings.block_calls == (3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1, 2)  # [[0-2] 3-5] 6-10 [11]
-    assert record.built.split == "blocks: [[0-2] 3-5] 11:matmul"
-    assert record.readings.saved_bytes < measured("transformer", "none").readings.saved_bytes
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """What strategies do to a module."""
 
 import inspect
-from functools import partial
+from functools import partial, partialmethod
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from profiler.predicting.prediction import predict
 from profiler.training import strategies
 from profiler.training.block_segments import checkpoint_segments, repaired
 from tests import make
-from tests.chain_models import Branching, Counted, InTuples, workload
+from tests.chain_models import Counted, InTuples, workload
 from tests.conftest import measured
 
 BY_BLOCKS = ("segments:k=1", "sqrt", "recursive", "from-start", "all", "every:k=1", "first:n=1", "selective:save=mm")
@@ -65,21 +65,6 @@ def calls(strategy: str, length: int = 6) -> list[int]:
 )
 def test_every_strategy_computes_each_block_as_often_as_it_says(strategy, expected):
     assert calls(strategy) == expected
-
-
-@pytest.mark.parametrize(("length", "root"), [(1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (100, 10), (301, 17)])
-def test_the_square_root_is_rounded_to_the_nearest(length, root):
-    from profiler.training.strategies import round_root
-
-    assert round_root(length) == root
-
-
-def test_blocks_that_do_not_feed_each_other_are_not_run_together_and_the_reason_names_them():
-    work = workload(Branching(), ("layers.0", "layers.1", "layers.2"))
-
-    with pytest.raises(Unsupported, match=r"'layers.0' and 'layers.1' cannot be run together"):
-        checkpoint_segments(work, [[0, 1]])
-    checkpoint_segments(work, [[1, 2]])  # these two do
 
 
 class LoopedOver(nn.Module):
@@ -218,53 +203,25 @@ def test_a_model_without_the_switch_of_hugging_face_is_skipped_with_the_reason()
         strategies.hugging_face(workload(nn.Sequential(Counted()), ("0",)))
 
 
-class Denoiser(nn.Module):
-    """A model with the switch of diffusers, whose checkpoints are its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.gradient_checkpointing = Counted(), False
-
-    def enable_gradient_checkpointing(self):
-        self.gradient_checkpointing = True
-
-    def disable_gradient_checkpointing(self):
-        self.gradient_checkpointing = False
-
-    def forward(self, x):
-        return checkpoint(self.inner, x, use_reentrant=False) if self.gradient_checkpointing else self.inner(x)
-
-
-def test_the_switch_of_diffusers_is_used():
-
-    module = Denoiser()
-
-    applied = strategies.hugging_face(workload(module, ("inner",)))
-    is_on = module.gradient_checkpointing
-    applied.switch(False)
-
-    assert applied.split == "1 switched on"
-    assert applied.keeps_own
-    assert is_on
-    assert not module.gradient_checkpointing
-
-
+@pytest.mark.parametrize("on", ["enable_gradient_checkpointing", "{}_checkpointing_enable"])
 @pytest.mark.parametrize("word", ["activation", "gradient"])  # the name since transformers 5.23, and the old one
-def test_the_switch_of_transformers_is_used_by_the_name_that_it_has(word):
+def test_the_switch_of_diffusers_and_of_transformers_is_used_by_the_name_that_it_has(on, word):
+    class Model(Counted):
+        gradient_checkpointing, given = False, ()
 
-    class Model(Denoiser):
-        def switch(self, on, kwargs=None):
-            self.gradient_checkpointing, self.given = on, kwargs
+        def switch(self, *given, on=True):
+            self.gradient_checkpointing, self.given = on, given
 
-    setattr(Model, f"{word}_checkpointing_enable", lambda self, given: self.switch(True, given))
-    setattr(Model, f"{word}_checkpointing_disable", lambda self: self.switch(False))
+    setattr(Model, on.format(word), Model.switch)
+    setattr(Model, on.format(word).replace("enable", "disable"), partialmethod(Model.switch, on=False))
     module = Model()
 
-    applied = strategies.hugging_face(workload(module, ("inner",)))
+    applied = strategies.hugging_face(workload(module, ("linear",)))
     is_on, given = module.gradient_checkpointing, module.given
     applied.switch(False)
 
-    assert (is_on, given) == (True, {"use_reentrant": False})
+    assert (is_on, given) == (True, ({"use_reentrant": False},) if "{" in on else ())
+    assert (applied.split, applied.keeps_own) == ("1 switched on", True)
     assert not module.gradient_checkpointing
 
 
@@ -279,15 +236,6 @@ def test_the_extra_flops_of_every_kth_block_equal_arithmetic(k):
     extra = [measured("transformer", s, passes=("flops",)).readings.backward_flops for s in ("none", f"every:k={k}")]
 
     assert extra[1] - extra[0] == (layers // k) * (2 * tokens * weights + attention)
-
-
-@pytest.mark.parametrize("strategy", ["recursive", "all", "every:k=2"])
-@pytest.mark.usefixtures("with_test_models")
-def test_batchnorm_is_repaired_however_often_it_is_recomputed(strategy):
-    record = measured("batchnorm", strategy, passes=("equality",), repair_batchnorm=True)
-
-    assert record.equality.buffers_equal
-    assert record.equality.gradients_equal
 
 
 def twice(module, x, *, checkpointed):
