@@ -5,8 +5,7 @@ import io
 import msgspec
 
 from profiler.analysis.comparison import Comparison
-from profiler.views.tables import comparison, grid
-from profiler.views.tables.grid import Paper
+from profiler.views.tables import Paper, comparison, text
 from tests import examples, make
 from tests.compared_runs import compare_runs
 
@@ -28,5 +27,5 @@ def before_and_after() -> Comparison:
 
 def printed(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> str:
     file = io.StringIO()
-    print(grid.text(comparison.tables(found), Paper(width, encoding)).plain, file=file)
+    print(text(comparison.tables(found), Paper(width, encoding)).plain, file=file)
     return file.getvalue()

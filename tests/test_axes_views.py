@@ -10,9 +10,8 @@ from matplotlib.text import Text
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.views.plots.plot import draw
-from profiler.views.tables import details, grid
-from profiler.views.tables.grid import Paper
+from profiler.views.plots import draw
+from profiler.views.tables import Paper, details, text
 from tests import examples, golden_files, make
 
 CASES = {
@@ -32,7 +31,7 @@ CASES = {
 
 def printed(name: str, **how) -> str:
     records, over = CASES[name]
-    return f"{grid.text(details.over_axes(examples.table(records), over=over), Paper(**how)).plain}\n"
+    return f"{text(details.over_axes(examples.table(records), over=over), Paper(**how)).plain}\n"
 
 
 def legend(figure):
@@ -176,7 +175,7 @@ def test_a_hundred_columns_are_strips_with_the_names_before_each():
     ]
 
     tables = details.over_axes(examples.table(records), over=("batch_size", "strategy"))
-    lines = grid.text(tables, Paper(80)).plain.splitlines()
+    lines = text(tables, Paper(80)).plain.splitlines()
 
     peaks = lines[lines.index("peak memory (MiB) by batch size") : lines.index("saved memory (MiB) by batch size")]
     assert max(map(len, lines)) <= 80

@@ -8,8 +8,8 @@ import pytest
 import profiler
 from profiler.analysis.explanation import explain
 from profiler.cli import answer
+from profiler.views.tables import Paper, text
 from profiler.views.tables.explanation import document, tables
-from profiler.views.tables.grid import Paper, text
 from tests.long_explanation import longest
 from tests.traced import by_hand
 from tests.user_models.wrapped_optimizers import make

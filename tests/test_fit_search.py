@@ -13,7 +13,7 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
 from profiler.planning.chain import Chain, Plan, Stage
 from profiler.training.levers import label as label_of
-from profiler.views.plots import frontier, plot
+from profiler.views.plots import frontier, picture
 from profiler.workflows import fit_search
 from profiler.workflows.fit_search import Search, Way
 from profiler.workflows.plan_fitting import moves_enough
@@ -180,7 +180,7 @@ def test_the_picture_has_a_step_line_for_each_curve(tmp_path, monkeypatch):
     drawn = dict[str, list[tuple[float, float]]]()
 
     def kept(*panels: Any, **words: Any) -> Any:
-        figure = plot.picture(*panels, **words)
+        figure = picture(*panels, **words)
         for line in figure.axes[0].get_lines():
             drawn[str(line.get_label())] = [(float(x), float(y)) for x, y in line.get_xydata()]
         return figure

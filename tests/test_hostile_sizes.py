@@ -14,9 +14,9 @@ from profiler.analysis.rows import rows
 from profiler.core.case import Trial
 from profiler.core.record import Record
 from profiler.engines.local import Local
+from profiler.views import tables as layout
 from profiler.views.report.section import prediction_pairs
-from profiler.views.tables import grid as table_grid
-from profiler.views.tables.grid import Column, words
+from profiler.views.tables import Column, words
 from tests import make
 
 
@@ -87,12 +87,12 @@ def test_of_many_no_more_functions_are_called_for_each(calls):
 
 
 def laid_out(columns: list[Column], width: int) -> list[int] | None:
-    return table_grid._widths([table_grid._sizes(column, width) for column in columns], width)
+    return layout._widths([layout._sizes(column, width) for column in columns], width)
 
 
 def one_by_one(natural: list[int], least: list[int], width: int) -> list[int] | None:
     """The widths where the widest column gives way by one, as often as it takes."""
-    excess = sum(natural) + len(table_grid.GAP) * (len(natural) - 1) - width
+    excess = sum(natural) + len(layout.GAP) * (len(natural) - 1) - width
     for _ in range(excess):
         giving = [at for at in range(len(natural)) if natural[at] > least[at]]
         if not giving:

@@ -13,7 +13,7 @@ from profiler.cli import answer
 from profiler.core.record import Note
 from profiler.engines.local import Local
 from profiler.measuring import devices
-from profiler.views.redaction import hidden
+from profiler.views.sanitize import hidden
 from tests import examples, make
 
 HERE = str(Path.home() / "secret" / "project" / "train.py")

@@ -9,10 +9,9 @@ from profiler.cli import answer
 from profiler.core.case import Choice, encode
 from profiler.core.record import Record
 from profiler.runs import store
-from profiler.views.tables import details, grid
-from profiler.views.tables import grid as grids
+from profiler.views import tables as layout
+from profiler.views.tables import Paper, details
 from profiler.views.tables.columns import UNSHOWN, main
-from profiler.views.tables.grid import Paper
 from tests import examples, make
 
 RUNS = {
@@ -35,7 +34,7 @@ def test_the_table_needs_no_reading_that_is_dropped(tmp_path, name):
 
 def tables(run: store.Run) -> list[str]:
     table = rows(run.records)
-    return [grid.text([*main(table), *details.ranks(table)], Paper(width)).plain for width in (None, 80)]
+    return [layout.text([*main(table), *details.ranks(table)], Paper(width)).plain for width in (None, 80)]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -67,7 +66,7 @@ def test_a_run_of_many_rows_is_shown_alike_without_what_styles_need(tmp_path, mo
     examples.run(tmp_path / "run", RUNS["rounds"])
     assert answer(["show", str(tmp_path / "run")]) == 0
     styled = capsys.readouterr()
-    monkeypatch.setattr(grids, "MOST_STYLED", 2)
+    monkeypatch.setattr(layout, "MOST_STYLED", 2)
 
     assert answer(["show", str(tmp_path / "run")]) == 0
 

@@ -11,8 +11,7 @@ from profiler.planning import chain as chains
 from profiler.planning.candidates import none, ways
 from profiler.planning.solver import best, frontier
 from profiler.views.plots import frontier as plots
-from profiler.views.tables import grid, plans
-from profiler.views.tables.grid import Paper
+from profiler.views.tables import Paper, plans, text
 from profiler.views.tables.plans import ComparedPlan
 from tests import golden_files, make
 from tests.plan_text import parse
@@ -65,7 +64,7 @@ TABLES = {
 
 
 def printed(name: str, **how) -> str:
-    return f"{grid.text([TABLES[name]()], Paper(**how)).plain}\n"
+    return f"{text([TABLES[name]()], Paper(**how)).plain}\n"
 
 
 @pytest.mark.parametrize(
@@ -89,8 +88,8 @@ def test_the_tables_look_as_they_did(name):
 def test_what_was_not_measured_has_no_columns():
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    bare = grid.text([plans.table([ComparedPlan(way=way) for way in found], CHAIN, title="t", none=NONE)]).plain
-    whole = grid.text([plans.table(shown(), CHAIN, title="t", none=NONE)]).plain
+    bare = text([plans.table([ComparedPlan(way=way) for way in found], CHAIN, title="t", none=NONE)]).plain
+    whole = text([plans.table(shown(), CHAIN, title="t", none=NONE)]).plain
 
     assert "measured" not in bare
     assert "gradients" not in bare

@@ -13,8 +13,7 @@ from profiler.analysis.rows import Row, rows
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.views import PLOTS
-from profiler.views.plots import theme
-from profiler.views.plots.plot import draw, plot
+from profiler.views.plots import draw, plot, theme
 from profiler.views.plots.theme import Label, place
 from tests import examples, make
 

@@ -19,7 +19,8 @@ from profiler.core.safe_files import HIDDEN
 from profiler.core.units import MISSING
 from profiler.runs.store import Run, load
 from profiler.views import report
-from profiler.views.report import MOST_BYTES, pictures, render
+from profiler.views.report import MOST_BYTES, render
+from profiler.views.report.section import frontier
 from tests import examples, make
 from tests.make import MIB
 
@@ -216,7 +217,7 @@ def test_a_command_loses_its_folders(tmp_path):
 
 
 def test_points_and_budget_lie_where_the_frontier_is_drawn():
-    found = pictures.frontier(rows(examples.sweep()), "a")
+    found = frontier(rows(examples.sweep()), "a")
 
     assert found is not None
     lowest = min(found["points"], key=lambda point: point["peak_bytes"])

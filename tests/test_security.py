@@ -8,7 +8,7 @@ import pytest
 from profiler.core.errors import UserError
 from profiler.engines.child import Log
 from profiler.runs.store import Writer
-from profiler.views.export import files
+from profiler.views import export
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1] / "profiler"
@@ -115,8 +115,8 @@ def test_what_is_written_follows_no_link(tmp_path):
     mine, link = links(tmp_path)
 
     with pytest.raises(UserError, match="is there already"):
-        files.write_whole(link, b"new")
-    files.write_whole(link, b"new", force=True)
+        export.write_whole(link, b"new")
+    export.write_whole(link, b"new", force=True)
 
     assert (mine.read_text(), link.read_text(), link.is_symlink()) == ("mine", "new", False)
 

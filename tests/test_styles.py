@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from profiler.analysis.rows import Row, rows
 from profiler.runs import store
 from profiler.views import PLOTS
-from profiler.views.plots.plot import draw, plot
+from profiler.views.plots import draw, plot
 from profiler.views.plots.settings import luminance
 from profiler.views.plots.theme import IN_GREY, STYLES
 

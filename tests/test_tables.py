@@ -13,8 +13,7 @@ from profiler.cli import answer
 from profiler.core import units
 from profiler.core.errors import UserError, load_function
 from profiler.core.units import GIB, KIB, MIB
-from profiler.views.export import data, markdown
-from profiler.views.export.files import write_whole
+from profiler.views import export
 from profiler.views.tables.columns import main
 from tests import examples, golden_files, make
 
@@ -38,7 +37,7 @@ def read_parquet(folder, records):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_pandas_reads_back_every_cell_of_the_csv(name):
-    text = data.table(rows(CASES[name]))
+    text = export.csv_table(rows(CASES[name]))
 
     found = pd.read_csv(io.StringIO(text), dtype={"case": str}).to_dict("records")
 
@@ -85,15 +84,14 @@ def test_parquet_is_not_written_to_a_terminal(here, monkeypatch, capsys):
     assert answer(["export", str(run.folder), "--to", "csv"]) == 0
 
 
-def test_where_pyarrow_is_missing_the_extra_is_named(monkeypatch):
+def test_where_pyarrow_is_missing_it_is_named(tmp_path, monkeypatch):
+    run = examples.run(tmp_path / "run", [])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "profiler.views.export.parquet", raising=False)
 
     with pytest.raises(UserError) as refused:
-        load_function(views.EXPORTS["parquet"])
+        export.render_parquet(run)
 
-    assert refused.value.message == "this needs pyarrow"
-    assert refused.value.hint == "pip install pyarrow"
+    assert (refused.value.message, refused.value.hint) == ("this needs pyarrow", "pip install pyarrow")
 
 
 # --- test_units
@@ -158,9 +156,9 @@ def test_a_ratio_is_shown_as_a_signed_percentage(ratio, text):
 @pytest.mark.parametrize(("name", "suffix"), [("csv", "csv"), ("markdown", "md"), ("latex", "tex")])
 def test_the_export_looks_as_it_did(name, suffix):
     render = {
-        "csv": data.table,
-        "markdown": lambda rows: markdown.markdown(main(rows)),
-        "latex": lambda rows: markdown.latex(main(rows)),
+        "csv": export.csv_table,
+        "markdown": lambda rows: export.markdown(main(rows)),
+        "latex": lambda rows: export.latex(main(rows)),
     }[name]
 
     golden_files.compare(f"troubled.{suffix}", render(examples.table(examples.troubled())))
@@ -168,6 +166,6 @@ def test_the_export_looks_as_it_did(name, suffix):
 
 def test_a_folder_in_place_of_the_file_is_not_replaced(tmp_path):
     with pytest.raises(UserError):
-        write_whole(tmp_path, b"", force=True)
+        export.write_whole(tmp_path, b"", force=True)
 
     assert not [path for path in tmp_path.parent.iterdir() if path.name.endswith(".new")]

@@ -25,12 +25,11 @@ from profiler.planning.candidates import Way
 from profiler.planning.simulator import Cost
 from profiler.runs import store
 from profiler.runs.merge import merge
-from profiler.views import redaction
-from profiler.views.export.markdown import markdown
-from profiler.views.plots.plot import draw
-from profiler.views.tables import comparison, evidence, fit, plans
-from profiler.views.tables.grid import Paper
-from profiler.views.tables.grid import text as text_of
+from profiler.views import sanitize
+from profiler.views.export import markdown
+from profiler.views.plots import draw
+from profiler.views.tables import Paper, columns, comparison, plans
+from profiler.views.tables import text as text_of
 from profiler.views.tables.progress import trial_line
 from tests import examples, three_kinds
 from tests.compared_runs import compare_runs
@@ -75,7 +74,7 @@ READERS: dict[str, Callable[..., str]] = {
     "json": command("export", "RUN", "--to", "json"),
     "show json": command("show", "RUN", "--json"),
     "validate json": command("validate", "RUN", "--json"),
-    **{f"report {level}": report(level) for level in redaction.LEVELS},
+    **{f"report {level}": report(level) for level in sanitize.LEVELS},
     "notebook": lambda folder, capsys: profiler.load(str(folder))._repr_html_(),
     "frame": lambda folder, capsys: profiler.load(str(folder)).to_pandas().to_string(),
     "trackers": lambda folder, capsys: str([[entry.tags, entry.metrics] for entry in entries(store.load(folder))]),
@@ -207,7 +206,7 @@ def test_the_list_of_runs_names_the_kinds_and_the_gpu(device, tmp_path, capsys):
 
     out = capsys.readouterr().out
     assert "6/6 measured, rehearsed and predicted" in " ".join(out.split())
-    assert evidence.device_word(device) in out
+    assert columns.device_word(device) in out
 
 
 @pytest.mark.parametrize("device", REHEARSED_ON)
@@ -240,7 +239,7 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     place = Place(case=record.case, limit=100 * MIB, context_bytes=0)
     rung = Rung(label=Choice("none"), reach=8, place=place, beyond=place, row=row, further=row)
     way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
-    largest = text_of([fit.sizes_table([rung], of_batches=True, chosen=rung, title="mine", below=())]).plain
+    largest = text_of([plans.sizes_table([rung], of_batches=True, chosen=rung, title="mine", below=())]).plain
     planned = text_of(
         [plans.table([plans.ComparedPlan(way=way, measured=row)], equal_stages(1), title="mine", none=way)]
     ).plain
@@ -249,7 +248,7 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     assert "rehearsed" in planned
     assert "measured" not in largest
     assert not re.search(r"measured|gradients|time +rehearsed", planned)
-    (strategy,) = json.loads(fit.sizes_document([rung], model="m", of_batches=True, chosen=rung, left_out={}))["ways"]
+    (strategy,) = json.loads(plans.sizes_document([rung], model="m", of_batches=True, chosen=rung, left_out={}))["ways"]
     document = plans.document(
         model="m", budget_bytes=1, none=way, points=[], lines=[plans.ComparedPlan(way=way, measured=row)], facts={}
     )

@@ -11,10 +11,9 @@ from profiler.core.record import Built, Note, Readings
 from profiler.core.stats import Sampling
 from profiler.core.units import MISSING
 from profiler.views.sanitize import plain
-from profiler.views.tables import grid
+from profiler.views.tables import Paper, show, text
 from profiler.views.tables.columns import group_table, main, remarks
 from profiler.views.tables.details import samples
-from profiler.views.tables.grid import Paper, show
 from tests import examples, make
 
 CODES = re.compile(r"\x1b\[[\d;]*m")
@@ -23,7 +22,7 @@ GREEN, BOLD = "\x1b[32m", "\x1b[1m"
 
 def printed(rows: tuple[Row, ...], *, width: int | None = None, encoding: str = "utf-8") -> str:
     file = io.StringIO()
-    print(grid.text(main(rows), Paper(width, encoding)).plain, file=file)
+    print(text(main(rows), Paper(width, encoding)).plain, file=file)
     return file.getvalue()
 
 
@@ -73,12 +72,12 @@ def test_a_pipe_gets_no_colours_and_a_terminal_does(monkeypatch):
     screen, pipe = Terminal(), io.StringIO()
     tables = main(examples.table([make.record("none")]))
 
-    grid.show(tables, file=screen)
-    grid.show(tables, file=pipe)
+    show(tables, file=screen)
+    show(tables, file=pipe)
 
     assert "\x1b[1m" in screen.getvalue()
     assert "\x1b" not in pipe.getvalue()
-    assert pipe.getvalue() == f"{grid.text(tables).plain}\n"
+    assert pipe.getvalue() == f"{text(tables).plain}\n"
 
 
 def test_the_samples_tell_their_warm_up_and_why_they_ended():
@@ -90,7 +89,7 @@ def test_the_samples_tell_their_warm_up_and_why_they_ended():
         for number, seconds, more in ((1, (0.1, 0.2, 0.3), limits), (2, (0.2, 0.2, 0.2), enough))
     ]
 
-    lines = grid.text(samples(examples.table(rounds))).plain.splitlines()
+    lines = text(samples(examples.table(rounds))).plain.splitlines()
 
     assert next(line for line in lines if line.startswith("warm-up")).split()[1:] == [
         "900.0", "500.0", "400.0", "800.0", "600.0",
@@ -109,7 +108,7 @@ def told(seconds: tuple[float, ...], **more) -> Readings:
 def test_a_row_whose_time_was_not_measured_says_so():
     untimed = make.record("none", readings=examples.untimed_readings(make.record().readings))
 
-    assert "none: time not measured" in grid.text(samples(examples.table([untimed]))).plain
+    assert "none: time not measured" in text(samples(examples.table([untimed]))).plain
 
 
 def test_a_baseline_without_a_time_is_no_baseline_of_times():

@@ -15,9 +15,8 @@ from profiler.core.case import Choice
 from profiler.core.record import BlockSummary, ModelSummary, Readings
 from profiler.core.stats import Sampling
 from profiler.training import models
-from profiler.views.tables import comparison, details, explanation, fit, listing
+from profiler.views.tables import Paper, Table, comparison, details, explanation, plans, text
 from profiler.views.tables.columns import main
-from profiler.views.tables.grid import Paper, Table, text
 from tests import examples, golden_files, make
 from tests.long_explanation import longest
 from tests.make import MIB
@@ -52,7 +51,7 @@ def _blocks() -> list[Table]:
         replace(layer, name="model.layers.1", feeds_next=False),
         BlockSummary(name="head", kind="Linear", num_parameters=1, output=None),
     )
-    return [listing.blocks(ModelSummary(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found))]
+    return [details.blocks(ModelSummary(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found))]
 
 
 def _fits() -> list[Table]:
@@ -79,8 +78,8 @@ def _fits() -> list[Table]:
         rung("all", 2, l4, t4, 20 * GIB, further=failed),
     ]
     return [
-        fit.sizes_table(batches, of_batches=True, chosen=batches[1], title="mine: the largest batch", below=()),
-        fit.sizes_table(gpus, of_batches=False, chosen=gpus[1], title="mine: the smallest GPU", below=("context",)),
+        plans.sizes_table(batches, of_batches=True, chosen=batches[1], title="mine: the largest batch", below=()),
+        plans.sizes_table(gpus, of_batches=False, chosen=gpus[1], title="mine: the smallest GPU", below=("context",)),
     ]
 
 
@@ -102,18 +101,18 @@ def _reproduction() -> list[Table]:
 
 
 def _list() -> list[Table]:
-    whole = listing.RunOverview(name="20261120T174900Z-mnist-cnn-3fa9c1", status="complete", num_ok=7, num_rows=7,
+    whole = details.RunOverview(name="20261120T174900Z-mnist-cnn-3fa9c1", status="complete", num_ok=7, num_rows=7,
                                created="2026-11-20T17:49:00Z", models=("mnist-cnn:channels=32", "mlp"),
                                devices=("cpu",), evidence=("measured",))  # fmt: skip
     part = replace(
         whole, status="partial", num_ok=12, num_rows=34, devices=("rehearse:h100:memory=8589934592", "fake:h100"),
         evidence=("rehearsed", "predicted"),
     )  # fmt: skip
-    return [listing.run_list([whole, part, listing.RunOverview(name="torn", status="unreadable")])]
+    return [details.run_list([whole, part, details.RunOverview(name="torn", status="unreadable")])]
 
 
 def _details() -> list[Table]:
-    return [listing.details(catalogue.read("transformer", models.TABLE))]
+    return [details.details(catalogue.read("transformer", models.TABLE))]
 
 
 MAIN = {

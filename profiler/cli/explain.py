@@ -138,7 +138,7 @@ def timeline(
 
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
-    from profiler.views.export.files import refuse_output
+    from profiler.views.export import refuse_output
     from profiler.workflows.explain import followed_steps, heading
 
     refuse_output(output, force=force)

@@ -75,7 +75,7 @@ def fit(
     Example: gcprof fit hf:gpt2 --memory 8GiB --device h100
     """
     from profiler.planning.plan_code import WAY_KINDS
-    from profiler.views.export.files import refuse_output
+    from profiler.views.export import refuse_output
     from profiler.workflows.absent_gpus import planned
     from profiler.workflows.fit import FitRequest
     from profiler.workflows.planner import PICTURES
@@ -149,11 +149,11 @@ def _size(text: str | None, *, flag: str) -> int | None:
 
 
 def _print(fitted: Fitted, *, json: bool) -> None:
-    from profiler.views.tables import fit as view
+    from profiler.views.tables import plans as view
 
     rows, chosen = fitted.shown, fitted.chosen
     if json:
-        document = view.document(
+        document = view.fit_document(
             rows, list(map(fitted.needed_bytes, rows)), list(map(fitted.fits, rows)), chosen=chosen,
             limit=fitted.limit_bytes, context_bytes=fitted.context_bytes, left_out=fitted.left_out,
             floors={"+".join(chosen): nbytes for chosen, nbytes in fitted.floors.items()},
@@ -178,8 +178,8 @@ def _draw(fitted: Fitted, path: Path, *, force: bool) -> None:
 def _print_sizes(sizes: Sizes, *, json: bool) -> None:
     from profiler.core.gpu_specs import parse, to_rehearse
     from profiler.request.spec import optimizer_text
-    from profiler.views.tables import fit as view
-    from profiler.views.tables.evidence import device_word
+    from profiler.views.tables import plans as view
+    from profiler.views.tables.columns import device_word
 
     rungs, chosen, of_batches = sizes.rungs, sizes.chosen, sizes.of_batches
     place = rungs[0].place
@@ -327,7 +327,7 @@ def _asked(
 ) -> Asked:
     """Return the command as it is to be rehearsed. Raises UserError for several GPUs, or a file it cannot write."""
     from profiler.scripts.report import Asked
-    from profiler.views.export.files import refuse_output
+    from profiler.views.export import refuse_output
 
     refuse_output(output, force=force, kinds=[".json"], hint=A_PLAN_ALONE)
     gpus = gpus_of(device, memory=None, context=context)
@@ -344,7 +344,7 @@ def _print_script(fitted: FittedScript, *, source: str | None = None) -> None:
     """Print a row for each way; `source` says how CUDA's context is known, None if it is not part of what must fit."""
     from profiler.core import gpu_specs
     from profiler.scripts.report import estimate_caveat
-    from profiler.views.tables import fit as view
+    from profiler.views.tables import plans as view
 
     whole, chosen = fitted.ways[0], fitted.chosen
     context_bytes = whole.variant.context_bytes if source else 0

@@ -41,7 +41,7 @@ def models(
     from profiler.core.case import Choice
     from profiler.training import OPTIMIZERS
     from profiler.training.models import TABLE, meant
-    from profiler.views.tables.listing import details, listing
+    from profiler.views.tables.details import details, listing
 
     if name is not None:
         table, kind = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
@@ -70,7 +70,7 @@ def strategies(
     from profiler.core import catalogue
     from profiler.core.case import Choice
     from profiler.training import STRATEGIES, levers
-    from profiler.views.tables.listing import details, listing
+    from profiler.views.tables.details import details, listing
 
     if name is not None:
         entry = catalogue.read(name, {**STRATEGIES, **levers.TABLE}, what="strategy")
@@ -108,7 +108,7 @@ def blocks(
     from profiler.core.record import ModelSummary
     from profiler.request import device_choice, spec
     from profiler.training.models import TABLE, meant
-    from profiler.views.tables.listing import blocks as table
+    from profiler.views.tables.details import blocks as table
     from profiler.workflows.stages import better_blocks_text
 
     chosen = catalogue.resolve(meant(Choice(model)), TABLE, what="model")
@@ -174,8 +174,8 @@ def doctor(
     if json:
         say_json(findings)
     elif paste:
-        from profiler.views.export.markdown import fenced
-        from profiler.views.redaction import hidden
+        from profiler.views.export import fenced
+        from profiler.views.sanitize import hidden
 
         print(fenced(hidden(line) for line in _lines(findings)))  # for an issue: no host, no user, no folder
     else:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from profiler.core.case import Case
     from profiler.core.plan_file import PlanFile
     from profiler.runs.store import Run
-    from profiler.views.tables.grid import Table
+    from profiler.views.tables import Table
     from profiler.workflows import Show
 
 COLOR: ContextVar[str] = ContextVar("COLOR", default="auto")  # what --color asks for
@@ -121,7 +121,7 @@ def screen_width() -> int | None:
 
 def say(*tables: Table, columns: int | None = None) -> None:
     """Print a result, as wide as was asked for, or as the terminal is."""
-    from profiler.views.tables.grid import show
+    from profiler.views.tables import show
 
     if tables:
         show(tables, file=sys.stdout, width=columns or screen_width(), color=COLOR.get())
@@ -162,7 +162,7 @@ def aside(text: str) -> None:
         return
     shown = folded(plain(text), file=sys.stderr)
     if "GCP" in shown and sys.stderr.isatty():
-        from profiler.views.tables.grid import colored, linked
+        from profiler.views.tables import colored, linked
 
         shown = linked(shown) if colored(sys.stderr, COLOR.get()) else shown
     print(shown, file=sys.stderr)
@@ -182,7 +182,7 @@ def folded(text: str, *, file: TextIO) -> str:
 def write_plan(plan: PlanFile, path: Path, *, force: bool) -> None:
     """Write a plan as JSON and say where. Raises UserError."""
     from profiler.core.case import encode_indented
-    from profiler.views.export.files import write_whole
+    from profiler.views.export import write_whole
 
     write_whole(path, encode_indented(plan), force=force)
     aside(f"wrote {path}")

@@ -174,9 +174,9 @@ def _write(planned: Planned, points: list[Point], asked: PlanRequest) -> None:
     """Write the requested file, if any: the plan, or the frontier as a table or a picture."""
     from profiler.core.errors import load_module
     from profiler.planning.chain import plan_file_of
-    from profiler.views.export.files import write_whole
+    from profiler.views.export import write_whole
     from profiler.views.tables import plans
-    from profiler.views.tables.evidence import SAID
+    from profiler.views.tables.columns import SAID
 
     path, force = asked.output, asked.force
     if path is None or (asked.writes_plan and planned.plan is None):
@@ -227,9 +227,9 @@ def stages(
     Example: gcprof stages transformer -o costs.json
     """
     from profiler.core.case import encode_indented
-    from profiler.views.export.files import refuse_output, write_whole
+    from profiler.views.export import refuse_output, write_whole
     from profiler.views.tables import plans
-    from profiler.views.tables.evidence import SAID
+    from profiler.views.tables.columns import SAID
     from profiler.workflows.absent_gpus import planned
     from profiler.workflows.stages import ModelOnDevice
 
@@ -257,7 +257,7 @@ def stages(
 
 def _title_of(planned: Planned, *, costs: bool = False) -> str:
     """Return what is planned for; for a rehearsed GPU, also whether peaks are rehearsed or, as costs are, predicted."""
-    from profiler.views.tables.evidence import SAID
+    from profiler.views.tables.columns import SAID
 
     if planned.evidence != "rehearsed":
         return planned.title
@@ -344,7 +344,7 @@ def _unused_options(planned: Planned) -> list[str]:
 
 def _remarks(planned: Planned) -> list[str]:
     """Return lines on failures, recomputed buffers (GCP004, once), doubtful times, the choice, and the records."""
-    from profiler.views.tables.evidence import outcome
+    from profiler.views.tables.columns import outcome
     from profiler.workflows.plan_comparison import doubted, listed, sentence
 
     comparison = planned.comparison

@@ -117,7 +117,7 @@ def _dry_run(request: RunRequest) -> int:
 def _print_trials(checked: CheckedRequest) -> None:
     """Print one line per trial."""
     from profiler.views.sanitize import plain
-    from profiler.views.tables.evidence import device_word
+    from profiler.views.tables.columns import device_word
     from profiler.views.tables.progress import settings, varying
 
     more = [field for field in varying([trial.case for trial in checked.trials]) if field not in TOLD]
@@ -143,7 +143,7 @@ def print_run(ran: Ran, *, json: bool, is_kept: bool = True, is_look: bool = Fal
 
     from profiler.analysis import progress, rows
     from profiler.runs import store
-    from profiler.views.export.data import document
+    from profiler.views.export import document
     from profiler.views.tables.columns import main
     from profiler.workflows.run import derive
 
@@ -205,7 +205,7 @@ def _say_refused(run: Run) -> None:
 
 def _say_next(ran: Ran, run: Run) -> None:
     from profiler.analysis import progress, rows
-    from profiler.views.plots.panels import has_plane
+    from profiler.views.tables.details import has_plane
     from profiler.workflows.consent import resume_words
 
     lost = sum(record.outcome in progress.LOST for record in rows.latest(run.records))
@@ -386,7 +386,7 @@ def reproduce(
 
 
 def _list(systems: list[System]) -> None:
-    from profiler.views.tables.grid import Table, words
+    from profiler.views.tables import Table, words
 
     columns = (
         words("name", "", [system.name for system in systems]),
@@ -410,8 +410,7 @@ def _print(reproduced: Reproduced, *, json: bool) -> None:
 
 def _keep(system: System, reproduced: Reproduced) -> int:
     """Write the table into the run's folder; return the exit code."""
-    from profiler.views.export.files import write_whole
-    from profiler.views.export.markdown import markdown
+    from profiler.views.export import markdown, write_whole
     from profiler.views.tables import comparison
 
     folder = reproduced.run.folder

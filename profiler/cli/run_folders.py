@@ -30,7 +30,7 @@ def list_runs(
 
     Example: gcprof runs list
     """
-    from profiler.views.tables.listing import overviews, references, run_list
+    from profiler.views.tables.details import overviews, references, run_list
 
     if not os.path.isdir(folder) and folder != RESULTS:
         raise UserError(f"there is no folder '{folder}'", hint="name the folder that holds the run folders")
@@ -136,7 +136,7 @@ def merge(
     from profiler.runs import run_folder, store
     from profiler.runs.merge import merge as merged
     from profiler.runs.merge import write
-    from profiler.views.tables.evidence import counted
+    from profiler.views.tables.columns import counted
 
     whole = merged([run_folder(word) for word in runs])
     folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in whole.manifest.plan])
@@ -166,7 +166,7 @@ def validate(
     """
     from profiler.runs import run_folder
     from profiler.runs.merge import validate as look
-    from profiler.views.tables.grid import Table
+    from profiler.views.tables import Table
 
     reports = [look(run_folder(word)) for word in runs or ["last"]]
     if json:
@@ -181,7 +181,7 @@ def validate(
 
 def _finding_lines(reports: Iterable[Report]) -> Iterator[str]:
     """Yield one line per finding, and one per run."""
-    from profiler.views.tables.evidence import counted
+    from profiler.views.tables.columns import counted
 
     for report in reports:
         for finding in report.findings:

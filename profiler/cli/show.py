@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from profiler.core.record import Record
     from profiler.runs.store import Run
     from profiler.scripts.records import Side
-    from profiler.views.tables.grid import Table
+    from profiler.views.tables import Table
 
 ALIGN = "model,strategy,batch_size,precision"
 FORMATS = ("table", "md", "json", "csv")
@@ -56,11 +56,11 @@ def show(
     loaded = read_run(run, without=UNSHOWN if is_table else ())
     variants = None if json else script.variants_of(loaded)
     if json:
-        from profiler.views.export.data import render_json
+        from profiler.views.export import render_json
 
         say_bytes(render_json(loaded))
     elif is_markdown:
-        from profiler.views.export.markdown import run_block
+        from profiler.views.export import run_block
 
         say_bytes(run_block(loaded).encode())
     elif variants is not None:
@@ -78,9 +78,8 @@ def show(
 def _show_rows(loaded: Run, word: str, *, samples: bool, over: str | None, columns: int | None) -> None:
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
-    from profiler.views.tables import details
+    from profiler.views.tables import MOST_STYLED, details
     from profiler.views.tables.columns import groups, main
-    from profiler.views.tables.grid import MOST_STYLED
 
     table = rows(loaded.records, largest=None if samples or over else MOST_STYLED)
     if over and table:
@@ -166,7 +165,7 @@ def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str,
 
 
 def _say(tables: Sequence[Table], document: bytes, csv: Callable[[], str], *, format: str, columns: int | None) -> None:
-    from profiler.views.export.markdown import markdown
+    from profiler.views.export import markdown
 
     if format == "table":
         say(*tables, columns=columns)
@@ -262,7 +261,7 @@ def plot(
         refuse_idle({"--over": over}, "on a script's run", hint="every variant is drawn; leave it out")
 
     # only once there is something to draw
-    draw = load_module(f"profiler.views.plots.{'bars' if variants else 'plot'}", needs="matplotlib")
+    draw = load_module(f"profiler.views.plots{'.bars' if variants else ''}", needs="matplotlib")
 
     from profiler.views.plots.theme import STYLES
 
@@ -302,7 +301,7 @@ def export(
     from profiler.core.errors import load_function
     from profiler.integrations import trackers
     from profiler.runs import REFERENCE
-    from profiler.views.export.files import write_whole
+    from profiler.views.export import write_whole
 
     kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
     is_file = kind in views.EXPORTS
@@ -367,11 +366,11 @@ def report(
     import webbrowser
 
     from profiler.core.errors import load_module
-    from profiler.views.export.files import refuse_output, write_whole
+    from profiler.views.export import refuse_output, write_whole
 
     page = load_module("profiler.views.report", needs="jinja2")
 
-    from profiler.views.redaction import LEVELS
+    from profiler.views.sanitize import LEVELS
 
     words = runs or ["last"]
     level = one_of(redact, LEVELS, flag="--redact")

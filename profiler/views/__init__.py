@@ -1,19 +1,19 @@
 """Rows to text, pictures, pages and files.
 
 The two tables list the export formats and the kinds of plot; reading them imports no view. An export is a function that
-returns the whole file as bytes. A plot is a `Plot` (plots/panels.py). A new export or plot takes one function, one line
-here, and its name in the help (cli/show.py).
+returns the whole file as bytes. A plot is a `Plot` (plots/__init__.py). A new export or plot takes one function, one
+line here, and its name in the help (cli/show.py).
 """
 
 from pathlib import Path
 
 NOTES = Path(__file__).parent / "notes.md"
 EXPORTS = {
-    "csv": "profiler.views.export.data:render_csv",
-    "parquet": "profiler.views.export.parquet:render",
-    "json": "profiler.views.export.data:render_json",
-    "md": "profiler.views.export.markdown:render",
-    "latex": "profiler.views.export.markdown:render_latex",
+    "csv": "profiler.views.export:render_csv",
+    "parquet": "profiler.views.export:render_parquet",
+    "json": "profiler.views.export:render_json",
+    "md": "profiler.views.export:render_markdown",
+    "latex": "profiler.views.export:render_latex",
 }
 PLOTS = {
     "frontier": "profiler.views.plots.frontier:PLOT",

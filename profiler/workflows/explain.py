@@ -21,8 +21,7 @@ from profiler.engines import REHEARSED, WORKER, Engine, read_answer
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.runs import is_run, run_folder, store
-from profiler.views.tables.columns import batch, optimizer
-from profiler.views.tables.evidence import device_word
+from profiler.views.tables.columns import batch, device_word, optimizer
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.absent_gpus import for_gpus
 from profiler.workflows.consent import refuse_cases

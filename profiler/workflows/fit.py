@@ -23,8 +23,8 @@ from profiler.planning import plan_code
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.training.levers import label as label_of
-from profiler.views.tables import fit as view
-from profiler.views.tables.grid import Table
+from profiler.views.tables import Table
+from profiler.views.tables import plans as view
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.explain import followed
 from profiler.workflows.fit_search import CONSENTS, OFFLOAD, Levers, Search
@@ -113,7 +113,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
         taken = {str(lever) for row in rows if self.fits(row) for lever in row.case.label.parts[1:]}
         below += view.left_out_lines({word: why for word, why in self.left_out.items() if str(word) not in taken})
         below += self.missing if chosen is None else ["it fits as it is"] if chosen is rows[0] else []
-        return view.table(
+        return view.fit_table(
             rows, list(map(self.needed_bytes, rows)), list(map(self.fits, rows)), chosen=chosen, places=self.places,
             below=below,
         )  # fmt: skip

@@ -19,7 +19,7 @@ from profiler.planning.chain import Chain, Plan, plan_file_of
 from profiler.planning.solver import Frontier, best
 from profiler.request import device_choice
 from profiler.request.spec import Request, flags
-from profiler.views.export.files import refuse_output
+from profiler.views.export import refuse_output
 from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.plan_comparison import EXACT_PASSES, PlanComparison, compare_plans

@@ -28,8 +28,8 @@ from profiler.request.spec import CheckedRequest, Request, command_line, given
 from profiler.runs import RESULTS, store
 from profiler.runs.store import Run, Writer
 from profiler.training import models
-from profiler.views.export import files
-from profiler.views.tables.evidence import card, device_word
+from profiler.views import export
+from profiler.views.tables.columns import card, device_word
 from profiler.workflows import SILENT, STARTING, Interrupted, Screen, consent
 
 UNTOLD = "GCP031"  # the note that a device reports nothing about itself
@@ -128,7 +128,7 @@ def started(request: RunRequest, words: Request, screen: Screen) -> Iterator[Sta
         with screen.doing(STARTING):
             engine = stack.enter_context(engines.connect(request.engine, plan=trials))
             if request.is_kept and not all(trial.case.is_predicted for trial in trials):
-                files.prepare_pictures()  # while the engine imports torch
+                export.prepare_pictures()  # while the engine imports torch
             devices = survey(engine, request)
         checked = checked_on(devices, words, shard)
         if not checked.trials:
@@ -327,7 +327,7 @@ def derive(run: Run) -> tuple[int, list[str]]:
     if not run.records:
         return 0, lines
     try:
-        for path in files.write_derived(run):
+        for path in export.write_derived(run):
             lines.append(f"wrote {path}")
     except UserError as error:
         if error.exit_code != 1:

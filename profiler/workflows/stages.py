@@ -28,7 +28,7 @@ from profiler.request import device_choice, spec
 from profiler.request.spec import Request, command_line, flags, optimizer_text
 from profiler.runs import store
 from profiler.runs.store import Run
-from profiler.views.tables.evidence import device_word
+from profiler.views.tables.columns import device_word
 from profiler.views.tables.explanation import better_text
 from profiler.workflows import SILENT, STARTING, Screen
 from profiler.workflows.run import follow

@@ -12,7 +12,7 @@ from profiler.analysis.rows import COLUMNS, Row, flat_row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core.units import count_text
 from profiler.runs import run_folder, store
-from profiler.views.export.markdown import run_html
+from profiler.views.export import run_html
 
 KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "object"}  # integers stay so beside NA
 

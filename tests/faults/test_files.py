@@ -14,7 +14,7 @@ from profiler.core.case import Choice, encode
 from profiler.core.record import SCHEMA, Record
 from profiler.runs import store
 from profiler.runs.merge import validate
-from profiler.views.export import data as csv_view
+from profiler.views import export as csv_view
 from profiler.views.sanitize import plain
 from tests import examples, make
 from tests.make import MIB
@@ -132,7 +132,7 @@ def records(text: str) -> list[Record]:
 
 @hostile
 def test_fault_56_no_csv_cell_is_a_formula_and_pandas_reads_them_back(text):
-    written = csv_view.table(examples.table(records(text)))
+    written = csv_view.csv_table(examples.table(records(text)))
 
     found = pd.read_csv(io.StringIO(written), dtype=str, keep_default_na=False)
     assert not any(cell.startswith(csv_view.FORMULA) for column in ("model", "strategy") for cell in found[column])

@@ -18,7 +18,7 @@ from profiler.core.errors import UserError
 from profiler.request import spec
 from profiler.request.spec import CheckedRequest, Request
 from profiler.runs import store
-from profiler.views.export import files
+from profiler.views import export
 from tests import examples
 from tests.program import PATIENCE_SECONDS, environment
 
@@ -150,7 +150,7 @@ def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(UserError, match="No space left on device") as caught:
-        files.write_whole(target, b"new", force=True)
+        export.write_whole(target, b"new", force=True)
 
     assert (caught.value.exit_code, caught.value.hint) == (74, "free some space")
     assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]

@@ -22,7 +22,8 @@ from profiler.engines.worker import attempt
 from profiler.measuring.bench import switches
 from profiler.measuring.trial import measure
 from profiler.runs import store
-from profiler.views.tables import columns, grid, progress
+from profiler.views import tables
+from profiler.views.tables import columns, progress
 from tests import examples, make
 from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial
 from tests.program import PATIENCE_SECONDS, next_words
@@ -66,7 +67,7 @@ def test_what_goes_wrong_is_a_row_that_says_why_and_the_others_run(here, shared,
         assert (row.peak_ratio, row.time_ratio, row.on_frontier) == (None, None, False)
     if outcome == "invalid":  # its numbers are there, greyed
         assert row.readings.peak_bytes is not None
-        assert any(span.style == "dim" for span in grid.text(columns.main([row])).spans)
+        assert any(span.style == "dim" for span in tables.text(columns.main([row])).spans)
     if kind == "segv":
         assert "\n    planted: about to read at 0" in err.partition("the last it printed (")[2]
 

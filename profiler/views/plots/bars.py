@@ -17,14 +17,11 @@ from profiler.analysis.rows import Row
 from profiler.core.errors import UserError
 from profiler.core.units import byte_unit, scaled, second_unit
 from profiler.scripts.report import Process, Variant, name_of, phase_name
-from profiler.views.plots import theme
-from profiler.views.plots.panels import Plot, alike
-from profiler.views.plots.plot import MOST, picture, write
+from profiler.views.plots import MOST, Plot, alike, picture, theme, write
 from profiler.views.plots.theme import BLUE, FONT, GREEN, GREY, INK, ORANGE, SKY, USUAL, VERMILLION, Style, sized
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.columns import change, ratio_text
+from profiler.views.tables.columns import change, marked, outcome, ratio_text
 from profiler.views.tables.details import samples_of
-from profiler.views.tables.evidence import marked, outcome
 
 WIDTH = 9.0  # inches
 BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar with its gap; the smaller one for more than CROWD bars

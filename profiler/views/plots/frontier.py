@@ -17,9 +17,7 @@ from profiler.planning.candidates import KINDS, largest_stage, none
 from profiler.planning.chain import Chain
 from profiler.planning.simulator import Cost
 from profiler.planning.solver import Point
-from profiler.views.plots import theme
-from profiler.views.plots.panels import Plot, alike
-from profiler.views.plots.plot import Panel, picture, write
+from profiler.views.plots import Panel, Plot, alike, picture, theme, write
 from profiler.views.plots.theme import (
     BLUE,
     GREEN,
@@ -33,8 +31,7 @@ from profiler.views.plots.theme import (
     Pair,
     sized,
 )
-from profiler.views.tables.columns import heading, is_point
-from profiler.views.tables.evidence import marked
+from profiler.views.tables.columns import heading, is_point, marked
 
 CROWD = 100  # points
 ALL_NAMED = 14  # up to this many points are all labeled; of more, only the frontier and the extremes

@@ -17,12 +17,11 @@ from profiler.analysis.axes import exponent, grid, nearest_growth, rising, two
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.units import byte_unit, bytes_text, scaled
-from profiler.views.plots import theme
-from profiler.views.plots.panels import Plot, batches, curves, planes, space_of
+from profiler.views.plots import Plot, batches, curves, theme
 from profiler.views.plots.theme import FAINT, FONT, GREY, INK, LINE_COLOURS, VERMILLION, Label, Pair, sized
 from profiler.views.sanitize import short
-from profiler.views.tables.columns import COUNTED
-from profiler.views.tables.evidence import marked, value_words
+from profiler.views.tables.columns import COUNTED, marked, value_words
+from profiler.views.tables.details import planes, space_of
 
 CELL = 0.5  # inches of height
 DARK = 0.213  # relative luminance: below it white is read more easily than INK (WCAG 2)

@@ -25,10 +25,9 @@ from profiler.core.plan_file import strategy_label
 from profiler.core.trace_data import BUCKETS, GATHERED, WORKSPACES
 from profiler.core.units import bytes_text
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.columns import batch, environment_of, model, one_strategy, setting
-from profiler.views.tables.evidence import device, device_word
+from profiler.views.tables import broken
+from profiler.views.tables.columns import batch, device, device_word, environment_of, model, one_strategy, setting
 from profiler.views.tables.explanation import CATEGORIES
-from profiler.views.tables.grid import broken
 
 FONT = 11.0  # points: the type size for which all lengths in the plots are given
 EM = 0.62  # letter width over type size: wider than nearly every text in DejaVu Sans

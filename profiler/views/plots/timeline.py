@@ -19,11 +19,10 @@ from profiler.core.plan_file import strategy_label
 from profiler.core.record import Timeline
 from profiler.core.trace_data import Trace
 from profiler.core.units import byte_unit, bytes_text
-from profiler.views.plots import theme
-from profiler.views.plots.plot import picture, write
+from profiler.views.plots import picture, theme, write
 from profiler.views.plots.theme import FONT, INK, USUAL
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.evidence import peak_name
+from profiler.views.tables.columns import peak_name
 from profiler.views.tables.explanation import where
 
 NUM_POINTS = 2000  # across a panel, about one a pixel

@@ -23,12 +23,10 @@ from profiler.core.units import MISSING, bytes_text, count_text, few
 from profiler.runs.store import Run
 from profiler.scripts.records import variants
 from profiler.scripts.report import name_of
-from profiler.views.redaction import redacted
 from profiler.views.report.section import PageLimits, prediction_pairs, section
-from profiler.views.sanitize import plain, short
-from profiler.views.tables.columns import groups, setting
-from profiler.views.tables.evidence import device
-from profiler.views.tables.grid import Table, of_lines
+from profiler.views.sanitize import plain, redacted, short
+from profiler.views.tables import Table, of_lines
+from profiler.views.tables.columns import device, groups, setting
 from profiler.views.tables.script import explained, process_table, sentence
 
 MOST_PROCESSES = 200  # of a run of a script

@@ -1,14 +1,19 @@
-"""The columns, headings, reasons and notes that every table of rows shows, as text."""
+"""The columns, headings, reasons and notes of tables of rows, and evidence, devices and outcomes in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import get_args
 
+from msgspec.structs import replace
+
+from profiler.analysis.axes import Axis
 from profiler.analysis.rows import Row, is_all_out_of_memory, smallest_request
 from profiler.analysis.time_ratio import NOISY
 from profiler.core.case import SWITCHES, Case, Choice
+from profiler.core.gpu_specs import FAKE, HOLLOW, MOST_BYTES, parse
 from profiler.core.plan_file import files_of_labels, strategy_label, strategy_labels
-from profiler.core.record import IN_BUILD, Environment
+from profiler.core.record import IN_BUILD, Environment, Evidence
 from profiler.core.units import (
     MISSING,
     batch_text,
@@ -24,8 +29,7 @@ from profiler.core.units import (
     spread_text,
     uncertainty_text,
 )
-from profiler.views.tables.evidence import device, outcome
-from profiler.views.tables.grid import Column, Table, byte_columns, numbers, telling, words
+from profiler.views.tables import Column, Table, byte_columns, numbers, telling, words
 
 SAVES = 0.995  # of the peak without checkpointing: a saving below half a percent is not marked as one
 COUNTED = "counting CUDA itself and all that is reserved"  # how it is checked whether a prediction fits
@@ -69,7 +73,7 @@ def group_table(rows: Sequence[Row], *, is_bare: bool = False) -> Table:
         title="" if is_bare else heading(rows),
         columns=(words("strategy", "", labels, unbeaten), *memory, *time, *telling(verdict)),
         cuts=(1, 1 + len(memory)),
-        below=() if is_bare else tuple(below(rows)),
+        below=() if is_bare else tuple(lines_below(rows)),
         marks=tuple("frontier" if row.on_frontier else MARKS.get(row.outcome, "bad") for row in rows),
     )
 
@@ -174,7 +178,7 @@ def remarks(rows: Iterable[Row]) -> list[str]:
     return lines
 
 
-def below(rows: Sequence[Row]) -> list[str]:
+def lines_below(rows: Sequence[Row]) -> list[str]:
     """Return the lines below a table: why rows are not ok, noise floor, what was compared, notes, files of plans."""
     floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
     lines = reasons(rows)
@@ -295,3 +299,93 @@ def setting(rows: Sequence[Row]) -> list[str]:
         "parallel": str(case.parallel or ""),
     }
     return [word for field, word in words.items() if word and len({getattr(row.case, field) for row in rows}) == 1]
+
+
+SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # for what no device ran
+SIZES = {"bytes": "with", "context_bytes": "context", "cudnn_workspace_bytes": "cuDNN workspace"}  # of Device
+
+
+def device_word(device: str) -> str:
+    """Return a case's device as people read it: `rehearse:h100:memory=...` is `h100 with 1.27 GiB`, `fake:t4` `t4`."""
+    asked = parse(device)
+    if asked.is_predicted:
+        return device.removeprefix(FAKE)
+    if not asked.is_rehearsed or ":" in asked.name:  # gcprof writes no such name, but a file may contain anything
+        return device
+    asked = replace(asked, bytes=None) if asked.bytes == MOST_BYTES else asked  # room for any step
+    sizes = [
+        f"{word} {bytes_text(size)}" for field, word in SIZES.items() if (size := getattr(asked, field)) is not None
+    ]
+    gpu = asked.name + (f":{asked.count}" if asked.count > 1 else "")
+    return f"{gpu} {', '.join(sizes)}" if asked.bytes is not None else ", ".join([gpu, *sizes])
+
+
+def card(name: str | None) -> str:
+    """Return the name of a device; that of a rehearsed GPU is the name of the GPU that it stands for."""
+    return (name or "").removeprefix(HOLLOW)
+
+
+def kinds(rows: Iterable[Row]) -> tuple[Evidence, ...]:
+    """Return the kinds of evidence of the rows, each once."""
+    return in_order({row.evidence for row in rows})
+
+
+def kinds_text(present: Collection[Evidence]) -> str:
+    """Return `measured, rehearsed and predicted`, as far as they are present."""
+    *before, last = in_order(present) or ("",)
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def in_order(present: Collection[Evidence]) -> tuple[Evidence, ...]:
+    """Return these kinds in the usual order: measured, rehearsed, predicted."""
+    return tuple(kind for kind in get_args(Evidence) if kind in present)
+
+
+def counted(counts: Mapping[Evidence, int]) -> str:
+    """Return `, rehearsed` or `, 2 measured, 2 predicted`, to follow a number of records; "" if all are measured."""
+    present = in_order(counts.keys())
+    if len(present) > 1:
+        return "".join(f", {counts[kind]} {kind}" for kind in present)
+    return "" if present in ((), ("measured",)) else f", {present[0]}"
+
+
+def marked(quantity: str, rows: Iterable[Row]) -> str:
+    """Return the name of a quantity for an axis, with the kinds of evidence of the rows if one is rehearsed."""
+    present = kinds(rows)
+    return f"{kinds_text(present)} {quantity}" if "rehearsed" in present else quantity
+
+
+def value_words(axis: Axis, rows: Sequence[Row]) -> list[str]:
+    """Return the values of an axis as people read them; devices with their kind of evidence, if there are several."""
+    if axis.name != "device":
+        return [str(value) for value in axis.values]
+    kind_of = {row.case.device: row.evidence for row in rows}
+    words = {device: device_word(device) for device in map(str, axis.values)}
+    if len(set(kind_of.values())) < 2:
+        return list(words.values())
+    return [f"{word} ({kind_of[device]})" if device in kind_of else word for device, word in words.items()]
+
+
+def device(rows: Sequence[Row]) -> str:
+    """Return the device of these rows in words; of several devices only the kinds of evidence are named."""
+    if len({row.case.device for row in rows}) > 1:
+        present = kinds(rows)
+        words = ", ".join(f"some {kind}" for kind in present)
+        return f"several devices: {words if len(present) > 1 else SAID.get(present[0], present[0])}"
+    name = next((row.environment.device_name for row in rows if row.environment and row.environment.device_name), None)
+    asked = device_word(rows[0].case.device)
+    name = card(name)
+    text = f"{asked} ({name})" if name and name != asked else asked
+    said = SAID.get(rows[0].evidence)
+    return f"{text}: {said}" if said else text
+
+
+def outcome(row: Row) -> str:
+    """Return the outcome in words; a prediction or a rehearsal always says that it is one."""
+    words, kind = row.outcome.replace("_", " "), row.evidence
+    return words if kind == "measured" else kind if row.outcome == "ok" else f"{words} ({kind})"
+
+
+def peak_name(row: Row) -> str:
+    """Return "peak", with its kind of evidence if it was not measured."""
+    return "peak" if row.evidence == "measured" else f"{row.evidence} peak"

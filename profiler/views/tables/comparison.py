@@ -26,9 +26,9 @@ from profiler.core.units import (
 )
 from profiler.scripts.records import WHOLE, Pair
 from profiler.scripts.records import Comparison as ScriptComparison
-from profiler.views.export.data import csv_text, safe
-from profiler.views.tables.evidence import SAID, card, device_word
-from profiler.views.tables.grid import Column, Table, numbers, of_lines, words
+from profiler.views.export import csv_text, safe
+from profiler.views.tables import Column, Table, numbers, of_lines, words
+from profiler.views.tables.columns import SAID, card, device_word
 
 SCHEMA = 1
 SCRIPT_KEYS = ("device", "strategy", "values", "process", "phase")  # of a pair of phases

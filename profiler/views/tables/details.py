@@ -1,17 +1,25 @@
-"""Behind the rows of a table: every raw time sample, the memory of each rank, and numbers over two axes."""
+"""Behind the rows of a table: samples, ranks, numbers over two axes; lists of names, blocks and run folders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
+from profiler.analysis import axes, progress
 from profiler.analysis.advice import device_memory, holds, samples_per_second, throughput_frontier
-from profiler.analysis.axes import Axis, Value, grid, nearest_growth, two
-from profiler.analysis.rows import Row
+from profiler.analysis.axes import Axis, Space, Value, grid, nearest_growth, two
+from profiler.analysis.rows import Row, rows
+from profiler.core import catalogue
+from profiler.core.case import Case
+from profiler.core.catalogue import KINDS, Entry
+from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
-from profiler.core.record import RankBytes
+from profiler.core.record import Evidence, ModelSummary, RankBytes, evidence
 from profiler.core.stats import spread, uncertainty
 from profiler.core.units import (
     MISSING,
@@ -19,15 +27,27 @@ from profiler.core.units import (
     bytes_text,
     bytes_texts,
     count_text,
+    few,
     in_unit_text,
     scaled,
     second_unit,
     spread_text,
 )
-from profiler.views.plots.panels import planes, space_of
-from profiler.views.tables.columns import COUNTED, groups, heading, reasons
-from profiler.views.tables.evidence import marked, value_words
-from profiler.views.tables.grid import Table, byte_columns, numbers, telling, words
+from profiler.runs import REFERENCE, read_tags, reference, reference_names, runs
+from profiler.runs.store import Run, load
+from profiler.training import models
+from profiler.views.tables import Table, byte_columns, numbers, telling, words
+from profiler.views.tables.columns import (
+    COUNTED,
+    device_word,
+    groups,
+    heading,
+    in_order,
+    kinds_text,
+    marked,
+    reasons,
+    value_words,
+)
 
 OUT, BEYOND = "OOM", "*"
 BATCHES = {"batch_size", "strategy"}  # the axes over which the throughput frontier is shown too
@@ -218,3 +238,177 @@ def _legend(rows: Sequence[Row], across: Axis) -> list[str]:
         *([f"{OUT}: ran out of memory"] if any(row.outcome == "out_of_memory" for row in rows) else []),
         *([f"n: {across.label}"] if across.is_number and len(across.values) > 2 else []),
     ]
+
+
+def planes(rows: Sequence[Row], over: Sequence[str]) -> list[list[Row]]:
+    """Return planes of rows over two settings, named by `over` or chosen, one for each value of the other settings.
+
+    Raises UserError if no two settings vary together.
+    """
+    space = space_of(rows)
+    chosen = axes.two(space, over)
+    panels = [
+        panel
+        for panel in axes.groups_over(rows, space, [axis.name for axis in chosen])
+        if len(space_of(panel).axes) > 1
+    ]
+    if not panels:
+        names = " and ".join(axis.label for axis in chosen)
+        raise UserError(f"nothing to lay out over two axes: {names} do not vary together", hint=axes.HINT)
+    return panels
+
+
+def has_plane(rows: Sequence[Row]) -> bool:
+    """Whether settings besides the strategy vary, so that a plane can show them."""
+    if len(groups(rows)) < 2:
+        return False
+    try:
+        return bool(planes(rows, ()))
+    except UserError:
+        return False
+
+
+def space_of(rows: Sequence[Row]) -> Space:
+    """Return the axes of these rows; model options that a case leaves out count with their defaults."""
+    return axes.space((row.case for row in rows), defaults([row.case for row in rows]))
+
+
+def defaults(cases: Sequence[Case]) -> Mapping[str, Mapping[str, str]]:
+    """Return the defaults of the options of each model in the catalogue, by its name; none for any other model.
+
+    The user's own code is never looked up, since a run folder may name any file.
+    """
+    defaults_of = {}
+    for name in {case.model.name for case in cases}:
+        entry = catalogue.listed(name, models.TABLE)
+        options = entry.options if entry else ()
+        defaults_of[name] = {option.name: option.default for option in options if option.default is not None}
+    return defaults_of
+
+
+LISTED_BYTES = 512 << 20  # the largest trials.jsonl that a list reads; 100,000 trials take half of it
+MOST_NAMED = 3  # blocks
+FEEDS = {True: "yes", False: "no", None: MISSING}
+
+
+def listing(entries: Sequence[Entry], *, title: str = "") -> Table:
+    """Return a line per name: its options with their defaults, and what it is about."""
+
+    def options(entry: Entry) -> str:
+        return " ".join(
+            f"{one.name}={f'<{one.kind}>' if one.default is None else one.default}" for one in entry.options
+        )
+
+    columns = (
+        words("name", "", [entry.name for entry in entries]),
+        words("options", "", [options(entry) or "-" for entry in entries]),
+        words("about", "", [entry.about for entry in entries]),
+    )
+    return Table(title=title, columns=columns)
+
+
+def details(entry: Entry) -> Table:
+    """Return one entry in full, each option with its kind and default."""
+    options = entry.options
+    columns = (
+        words("option", "", [option.name for option in options]),
+        numbers("default", "", ["must be given" if option.default is None else option.default for option in options]),
+        words("what it takes", "", [KINDS.get(option.kind, option.kind) for option in options]),
+    )
+    below = () if options else ("no options",)
+    return Table(title=entry.name, above=(entry.about,), columns=columns if options else (), below=below)
+
+
+def blocks(outline: ModelSummary, *, better: str | None = None) -> Table:
+    """Return a line per block in order, under the name of the model; `better`, a note on other blocks, goes below."""
+    listed = outline.blocks
+    head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(listed), "block")]
+    batch = [f"batch {outline.batch_size}"] if outline.batch_size else []
+    columns = (
+        words("block", "", [block.name for block in listed]),
+        words("class", "", [block.kind for block in listed]),
+        numbers("parameters", "", [str(block.num_parameters) for block in listed]),
+        words("output", "", [block.output or "not run" for block in listed]),
+        words("joins", "the next", [FEEDS[block.feeds_next] for block in listed]),
+    )
+    apart = [block.name for block in listed if block.feeds_next is False]
+    joined = (
+        f"a segment ends at a block with 'no', as the next takes more than its output: {few(apart, MOST_NAMED)}"
+        if apart
+        else None
+    )
+    below = [f"note: {line}" for line in (outline.remark or joined, better) if line]
+    return Table(title=", ".join([*head, *batch]), columns=columns, below=tuple(below))
+
+
+class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """What `gcprof runs list` shows of a run; None if its files could not be read."""
+
+    name: str
+    status: str  # complete, partial, unreadable, or large: not read for a list
+    created: str | None = None  # UTC, ISO 8601
+    models: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()  # measured, rehearsed, predicted
+    num_ok: int | None = None
+    num_rows: int | None = None  # of the whole plan
+    tags: tuple[str, ...] = ()
+
+
+def overviews(folder: Path) -> list[RunOverview]:
+    """Return every run below the folder, the newest last; a damaged one is listed as unreadable."""
+    unordered = (_read(path, path.name) for path in runs(folder))
+    return sorted(unordered, key=lambda run: (run.created or "", run.name))
+
+
+def references() -> list[RunOverview]:
+    """Return every run that comes with gcprof, by the name that commands take."""
+    return [_read(reference(name), f"{REFERENCE}{name}") for name in reference_names()]
+
+
+def overview(run: Run, name: str) -> RunOverview:
+    """Return the overview of a run: its planned models and devices, and how many rows are ok."""
+    planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records, largest=0)
+    known = {row.case: row.evidence for row in table}
+    of_first = {case: run.manifest.environment for case in planned if case.device == planned[0].device}
+    owed = {evidence(case, of_first.get(case)) for case in planned if case not in known}  # what rows will have
+    return RunOverview(
+        name=name,
+        status=run.status,
+        created=run.manifest.created,
+        models=tuple(dict.fromkeys(str(case.model) for case in planned)),
+        devices=tuple(dict.fromkeys(case.device for case in planned)),
+        evidence=in_order(owed | {*known.values()}),
+        num_ok=sum(row.outcome == "ok" for row in table),
+        num_rows=len(planned),
+        tags=read_tags(run.folder),
+    )
+
+
+def run_list(listed: Sequence[RunOverview]) -> Table:
+    """Return one line per run."""
+    columns = (
+        words("run", "", [run.name for run in listed]),
+        words("date (UTC)", "", [(run.created or MISSING)[:16].replace("T", " ") for run in listed]),
+        words("models", "", [", ".join(run.models) or MISSING for run in listed]),
+        words("device", "", [", ".join(map(device_word, run.devices)) or MISSING for run in listed]),
+        words("rows ok", "", [_rows_ok(run) for run in listed]),
+        *([words("tags", "", [", ".join(run.tags) for run in listed])] if any(run.tags for run in listed) else []),
+    )
+    return Table(columns=columns)
+
+
+def _read(path: Path, name: str) -> RunOverview:
+    """Return the overview of a folder; a damaged or large one neither stops nor delays the list."""
+    try:
+        if (path / "trials.jsonl").exists() and (path / "trials.jsonl").stat().st_size > LISTED_BYTES:
+            return RunOverview(name=name, status="large", tags=read_tags(path))
+        return overview(load(path), name)
+    except (UserError, OSError, MemoryError, RecursionError):
+        return RunOverview(name=name, status="unreadable", tags=read_tags(path))
+
+
+def _rows_ok(run: RunOverview) -> str:
+    """Return how many rows are ok of how many, their kinds of evidence, and the status unless it is complete."""
+    counted = [] if run.num_ok is None else [f"{run.num_ok}/{run.num_rows} {kinds_text(run.evidence)}"]
+    return ", ".join([*counted, *([run.status] if run.status != "complete" else [])])

@@ -15,7 +15,7 @@ from profiler.core.record import Evidence
 from profiler.core.trace_data import BlockChoice, BlockChoices, Trace
 from profiler.core.units import byte_unit, bytes_text, bytes_texts, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
-from profiler.views.tables.grid import Column, Table, byte_columns, numbers, words
+from profiler.views.tables import Column, Table, byte_columns, numbers, words
 
 OUTSIDE = "loss and top-level code"  # what runs in no submodule
 BEFORE_STEP = "(before the step)"

@@ -25,9 +25,8 @@ from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
 from profiler.core.units import bytes_text, count_text, left_text, seconds_text
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import group_table, groups
-from profiler.views.tables.evidence import device_word
-from profiler.views.tables.grid import Paper, text
+from profiler.views.tables import Paper, text
+from profiler.views.tables.columns import device_word, group_table, groups
 
 NUM_LINES = 20
 NUM_BYTES = 64 << 10  # read from the end of a log; a longer line loses its beginning

@@ -25,8 +25,8 @@ from profiler.core.units import (
     seconds_text,
 )
 from profiler.scripts.report import IN_STEPS, Process, Variant, estimate_caveat, name_of, phase_name, phase_text
+from profiler.views.tables import Table, byte_columns, numbers, telling, words
 from profiler.views.tables.columns import CLOSE, NOISE, UNSURE
-from profiler.views.tables.grid import Table, byte_columns, numbers, telling, words
 
 SCHEMA = 1
 KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay

@@ -24,7 +24,7 @@ from profiler.training.block_segments import apply_strategy, repaired, with_note
 from profiler.training.models.user import call
 from profiler.training.strategies import carry_out
 from profiler.training.workload import Workload
-from profiler.views.tables.grid import Table, text
+from profiler.views.tables import Table, text
 from profiler.views.tables.script import watched
 from profiler.workflows.in_process.arguments import in_words_of_python
 from profiler.workflows.in_process.results import Shown

@@ -23,9 +23,8 @@ from profiler.engines import Engine
 from profiler.planning import candidates
 from profiler.planning.chain import plan_file_of
 from profiler.request.spec import Request, optimizer_text
-from profiler.views.tables.columns import OWN_OPTIMIZER
-from profiler.views.tables.evidence import device_word
-from profiler.views.tables.grid import Table
+from profiler.views.tables import Table
+from profiler.views.tables.columns import OWN_OPTIMIZER, device_word
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows import SILENT
 from profiler.workflows.fit import FitRequest, Room, searched

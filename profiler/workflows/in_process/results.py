@@ -20,11 +20,9 @@ from profiler.core.units import bytes_text
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.solver import Point
-from profiler.views.export import markdown as languages
-from profiler.views.tables import explanation, plans
-from profiler.views.tables.columns import main
-from profiler.views.tables.evidence import device_word
-from profiler.views.tables.grid import Table, text
+from profiler.views import export as languages
+from profiler.views.tables import Table, explanation, plans, text
+from profiler.views.tables.columns import device_word, main
 from profiler.workflows.fit import Fitted
 
 

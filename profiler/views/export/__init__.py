@@ -1,1 +1,0 @@
-"""Files for other programs: CSV, JSON, Parquet, Markdown, LaTeX."""
