@@ -90,13 +90,6 @@ def test_a_step_that_leaves_nothing_or_fills_a_queue_with_an_end_is_not_told(how
     assert told(how) == []
 
 
-def test_a_plain_loop_keeps_nothing_where_nothing_is_told():
-    assert {how: truth(how) for how in ("nothing", "last", "recent")} == {
-        how: [0] * 4 for how in ("nothing", "last", "recent")
-    }
-    assert truth("queue") == [8 * 32 * 4] * 4  # until there are 64 of them, as the deque says
-
-
 def test_a_cycle_is_told_from_what_is_never_freed():
     assert "until Python's collector runs" in told("cycle")[0]
     assert "until Python's collector runs" not in told("outputs")[0]

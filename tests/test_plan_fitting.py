@@ -14,7 +14,7 @@ from profiler.planning import chain as chains
 from profiler.planning.candidates import PLAN, ways
 from profiler.planning.chain import Chain, Plan, StageModule, render
 from profiler.planning.simulator import simulate
-from profiler.planning.solver import Point, best, frontier
+from profiler.planning.solver import best, frontier
 from profiler.workflows import plan_comparison, plan_fitting
 from tests import make
 from tests.planning_chains import FOLDER
@@ -85,18 +85,6 @@ def fitted(engine: Scripted, budget: int = BUDGET, *, measure: bool = True, devi
     steps = plan_fitting.Steps(engine, case, CHAIN, passes=("memory",) if measure else ())
     found = plan_fitting.fit_plan(steps.run, FRONTIER, budget, is_rehearsed=case.is_rehearsed, say=told.append)
     return found, told
-
-
-@pytest.mark.slow
-def test_a_plan_that_fits_as_foreseen_is_the_one():
-    engine = Scripted(by_costs, by_costs)
-
-    found, told = fitted(engine)
-
-    point = best(FRONTIER, BUDGET)
-    assert (found.point, found.needed_bytes) == (point, by_costs(point.plan))
-    assert told == []
-    assert [predicted for predicted, _ in engine.asked] == [False]
 
 
 def compared(engine: Comparing) -> plan_fitting.TriedPlan | None:
@@ -238,15 +226,6 @@ def test_the_rivals_are_the_fastest_of_each_kind_that_fit_and_all_that_need_not(
     assert all(way.cost == simulate(CHAIN, way.plan) for way in found)
     assert all(way.cost.peak_bytes <= BUDGET for way in found[:-1])
     assert all(way.cost.step_seconds >= found[0].cost.step_seconds for way in found[:-1])
-
-
-def test_a_plan_that_a_strategy_does_too_is_one_way_and_is_called_both():
-    plan = candidates.uniform(CHAIN, 7)
-
-    found = ways(CHAIN, Point(peak_bytes=0, step_seconds=0.0, plan=plan), BUDGET)
-
-    assert [way.name for way in found] == ["plan = uniform(7) = first(6)", "all"]
-    assert found[0].is_catalogue
 
 
 def test_each_way_is_measured_in_rounds_and_predicted_once(tmp_path):

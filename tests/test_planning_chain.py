@@ -44,13 +44,13 @@ def test_a_plan_costs_what_the_peer_says(name):
         assert cost.step_seconds == pytest.approx(one["step_seconds"], abs=1e-9)
 
 
-def test_a_chain_is_read_as_it_was_written(tmp_path):
-    for seed in range(10):
-        chain = random_chain(seed, 4, options=True, pins=True)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_chain_is_read_as_it_was_written(tmp_path, seed):
+    chain = random_chain(seed, 4, options=True, pins=True)
 
-        (tmp_path / "chain.json").write_bytes(encode_indented(chain))
+    (tmp_path / "chain.json").write_bytes(encode_indented(chain))
 
-        assert read(tmp_path / "chain.json") == chain
+    assert read(tmp_path / "chain.json") == chain
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,8 @@ def test_a_chain_is_read_as_it_was_written(tmp_path):
         ('{"input_bytes": 1, "stages": [{"name": "a", "forward_seconds": 1e999}]}', "out of range"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"saved_bytes": 10**30}]}), "saved_bytes"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE, STAGE]}), "called 'a'"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE], "static_bytes": 5, "traced_peak_bytes": 4}), "5 are held"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE], "floor_bytes": 5, "traced_peak_bytes": 4}), "5 are held"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"blocks": [BLOCK, BLOCK]}]}), "two blocks are called 'b'"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"own_saved_bytes": 4}]}), "own_saved_bytes of 'a'"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"options": [OPTION, OPTION]}]}), "options of 'a'"),
@@ -81,16 +83,6 @@ def test_a_damaged_file_is_refused_with_a_hint(tmp_path, text, said):
     assert said in caught.value.message
     assert str(path) in caught.value.message
     assert caught.value.hint
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-    path = tmp_path / "none.json"
-
-    with pytest.raises(UserError) as caught:
-        read(path)
-
-    assert caught.value.message == f"cannot read '{path}': No such file or directory"
-    assert caught.value.hint == "a JSON file with a chain's stages"
 
 
 def stage(**costs: float) -> Stage:
@@ -131,13 +123,6 @@ def test_only_the_others_of_a_recompute_take_what_is_measured_of_runs():
     )
 
 
-def test_gradients_of_parameters_stay():
-    """The first stage at work last: its output's gradient, what it saved, and the gradients of both."""
-    chain = Chain(input_bytes=1, stages=(stage(gradient_bytes=30), stage(gradient_bytes=50)))
-
-    assert simulate(chain, parse("1-2", 2)).peak_bytes == 1 + 1 + 3 + 50 + 30
-
-
 def test_no_plan_goes_below_the_floor():
     chain = Chain(input_bytes=1, stages=(stage(),), floor_bytes=500)
 
@@ -152,15 +137,6 @@ def test_the_step_without_checkpointing_fits_by_its_trace_whatever_its_costs():
     assert (whole_bytes(chain), whole_bytes(traced)) == (whole, whole - 2)
     assert cost_limit(chain, whole - 2) == whole - 2
     assert [cost_limit(traced, whole + more) for more in (-3, -2, 1)] == [whole - 3, whole, whole + 1]
-
-
-@pytest.mark.parametrize("part", ["static_bytes", "floor_bytes"])
-def test_a_traced_peak_below_what_is_always_held_is_refused(tmp_path, part):
-    path = tmp_path / "chain.json"
-    path.write_text(json.dumps({"input_bytes": 1, "stages": [STAGE], part: 5, "traced_peak_bytes": 4}))
-
-    with pytest.raises(UserError, match="traced_peak_bytes are 4, and 5 are held whatever is recomputed"):
-        read(path)
 
 
 @pytest.mark.parametrize(

@@ -157,14 +157,6 @@ def test_a_frontier_falls(seed, number, levels, points):
     assert len(found)
 
 
-def test_the_best_plan_is_the_fastest_that_fits():
-    found = frontier(random_chain(7, 6), levels=None)
-
-    for index, peak in enumerate(found.peak_bytes):
-        assert best(found, peak).step_seconds == pytest.approx(found.step_seconds[index])
-        assert best(found, peak - 1) == (found.point(index - 1) if index else None)
-
-
 @pytest.mark.slow
 def test_thinned_frontiers_lose_no_more_than_they_say():
     for seed in range(20):
@@ -175,17 +167,6 @@ def test_thinned_frontiers_lose_no_more_than_they_say():
         assert 0 <= lost <= thinned.lost_fraction * exact.step_seconds[-1] + 1e-9
         assert exact.lost_fraction == 0 < thinned.lost_fraction
         assert len(thinned) <= 8
-
-
-def test_gradients_that_backward_leaves_are_counted():
-    """Two plain stages: what the first's backward finds is the second's gradient."""
-    stage = equal_stages(1).stages[0]
-    stages = replace(stage, backward_extra_bytes=10), replace(stage, gradient_bytes=100)
-    chain = chains.Chain(input_bytes=1, stages=stages)
-
-    found = frontier(chain)
-
-    assert found.peak_bytes[-1] == 1 + 1 + 1 + 10 + 100  # input, output's gradient, what it saved, more, left
 
 
 @pytest.mark.parametrize("levels", [1, 3])

@@ -73,21 +73,6 @@ def test_a_step_is_the_sum_of_its_stages_and_of_what_is_around_them():
     assert around.forward == pytest.approx(OUTSIDE)
 
 
-def test_what_checkpoints_take_on_the_host_is_in_the_costs_of_the_stages():
-    """All checkpointed, the step takes 3 s more, of which the marks around the recomputes tell 2 s."""
-    works = [work("a"), work("a"), AROUND]
-    samples = {
-        PLAIN: [plain(1.0, 1.0)] * 6,
-        EVERY: [step((1, 1, 2), (1, 1, 2), outside=OUTSIDE + 1)] * 6,
-    }
-    samples = {way: [padded(sample) for sample in taken] for way, taken in samples.items()}
-
-    first, second, _ = pooled(samples, works)
-
-    assert first.early_stop == second.early_stop == pytest.approx(1.5)
-    assert first.error == 0.0
-
-
 def test_what_tensors_saved_under_a_checkpoint_take_is_in_the_costs_of_a_run():
     """In one checkpoint the step takes 3 s more; the recomputes are 2 s of it."""
     works = [replace(work("a"), feeds_next=True), work("a"), AROUND]
@@ -144,25 +129,6 @@ def test_what_a_selective_context_takes_is_in_the_costs_of_its_option():
     assert forward + backward - first.forward - first.backward == pytest.approx(0.25 + 0.25 + 0.25)
 
 
-def test_the_noisier_the_steps_the_wider_the_interval_and_the_nearer_their_factor_to_one():
-    works = [work("a"), AROUND]
-
-    def taken(spread: float):
-        ends = (1 - spread, 1 + spread) * 3
-        return pooled(
-            {
-                PLAIN: [padded(plain(1.0))] * 6,
-                EVERY: [padded(step((1, 1, 2), outside=OUTSIDE + end)) for end in ends],
-            },
-            works,
-        )[0]
-
-    quiet, noisy = taken(0.1), taken(0.9)
-
-    assert 1 < noisy.early_stop < quiet.early_stop < 2
-    assert 0 < quiet.error < noisy.error
-
-
 def test_what_other_processes_took_of_the_steps_is_in_doubt():
     works = [work("a"), AROUND]
 
@@ -187,21 +153,6 @@ def test_where_no_step_fits_without_checkpoints_the_recomputes_are_as_they_were_
 
     assert (stage.forward, stage.early_stop, stage.backward) == pytest.approx((1, 0.75, 2))
     assert around.forward == pytest.approx(OUTSIDE)
-
-
-def test_however_noisy_the_steps_a_recompute_takes_time():
-    works = [work("a"), AROUND]
-    ends = (-9.0, 20.0) * 3
-
-    stage, _ = pooled(
-        {
-            PLAIN: [padded(plain(1.0))] * 6,
-            EVERY: [padded(step((1, 1, 2), outside=OUTSIDE + end)) for end in ends],
-        },
-        works,
-    )
-
-    assert 0 < stage.error < stage.early_stop
 
 
 @pytest.mark.slow

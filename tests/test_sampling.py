@@ -37,16 +37,6 @@ def test_sampling_goes_on_until_the_median_is_sure():
     assert len(device.left) == 1
 
 
-def test_what_is_found_to_be_warm_up_is_kept_and_marked():
-    device = Scripted([9.0, 5.0, 4.0, 3.0, *[1.0] * 12])
-
-    found = timing.read(device, step, warmup=1, samples=5, sampling=Sampling(max_seconds=99))
-
-    assert found["warmup_seconds"] == (9.0, 5.0, 4.0, 3.0)
-    assert found["step_seconds"] == (1.0,) * 6
-    assert found["stopped"] == "target"
-
-
 def test_no_step_that_was_run_is_missing_from_the_record():
     seconds = [9.0, 4.0, *(1 + index % 7 / 10 for index in range(60))]
     device = Scripted(seconds)
@@ -90,20 +80,11 @@ def planned(**words) -> list[Case]:
     return [trial.case for trial in check(Request(segments="2", **words), lambda word: word).trials]
 
 
-def test_without_words_the_ratio_is_sampled_to_three_percent():
-    none = planned(device="cpu")[0]
+def test_the_ratio_is_sampled_to_three_percent_unless_a_number_is_asked_for_or_nothing_runs():
+    (none, *_), (fixed, *_) = planned(device="cpu"), planned(device="cpu", samples=5)
 
     assert none.sampling == Sampling(precision_target=0.03, max_samples=100, max_seconds=2.0)
-    assert none.samples == 4
-
-
-def test_samples_are_a_fixed_number():
-    none = planned(device="cpu", samples=5)[0]
-
-    assert (none.sampling, none.samples) == (UNSET, 5)
-
-
-def test_a_prediction_samples_nothing():
+    assert (none.samples, fixed.sampling, fixed.samples) == (4, UNSET, 5)
     assert planned(device="fake:cpu")[0].sampling is UNSET
 
 

@@ -77,17 +77,6 @@ def test_a_live_module_is_predicted_as_its_factory_is(make, device):
     assert live.case.model == type(module).__name__
 
 
-def test_a_live_module_is_measured_on_copies():
-    module, batch = chain(layers=4)
-    before = copy.deepcopy(module.state_dict())
-
-    record = profiler.measure(module, strategy="all", batch=batch, loss=nn.functional.mse_loss, samples=1)
-
-    assert record.equality.gradients_equal
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert all(parameter.grad is None for parameter in module.parameters())
-
-
 @pytest.mark.parametrize("call", [gcprof.explain, gcprof.predict, gcprof.measure])
 def test_a_live_optimizer_is_taken_as_it_is_and_the_result_prints_as_the_screen(call, capsys):
     module, batch = chain(layers=4)
