@@ -57,7 +57,7 @@ class Costs:
         kinds: dict[object, int] = {}
         self.kinds = [
             -1,
-            *(kinds.setdefault(_figures(stage), len(kinds)) for stage in stages),
+            *(kinds.setdefault(replace(stage, name="", blocks=()), len(kinds)) for stage in stages),
             -1,
         ]  # the same for equal stages
         self._forward_sums = np.array([*accumulate(self.forward_ticks)], dtype=np.int64)
@@ -97,15 +97,16 @@ class Costs:
     def plain_forward(self, first: int, target: int) -> Whole:
         """Return the peak of a forward that saves nothing, from `first` to each stage before `target` or a pin."""
         while len(self._plain) <= first:
-            self._plain.append(self._plain_from(len(self._plain)))
+            begin = len(self._plain)
+            last = next(
+                (stage for stage in range(begin, self.num_stages + 1) if self.pinned[stage]), self.num_stages + 1
+            )
+            made = self.output[begin:last]
+            needed = [
+                sum(three) for three in zip([0, *made][: len(made)], made, self.plain_extra[begin:last], strict=True)
+            ]
+            self._plain.append(np.array([*accumulate(needed, max)], dtype=np.int64))
         return self._plain[first][: target - first] + (self.output[target] + self.left[target + 1])
-
-    def _plain_from(self, first: int) -> Whole:
-        last = next((stage for stage in range(first, self.num_stages + 2) if self.pinned[stage]), self.num_stages + 1)
-        made, extra = self.output[first:last], self.plain_extra[first:last]
-        before = [0, *made[:-1]]
-        needed = [sum(three) for three in zip(before, made, extra, strict=True)] if made else []
-        return np.array([*accumulate(needed, max)], dtype=np.int64)
 
     def forward_sums(self, first: int, number: int) -> Whole:
         """Return the ticks of the forward from `first` to each of so many stages."""
@@ -124,11 +125,6 @@ def _ticks_in_a_second(chain: Chain) -> int:
     while slowest * second > LARGEST / 2:
         second //= 10
     return second
-
-
-def _figures(stage: Stage) -> Stage:
-    """Return the stage without its name and modules, for comparing costs."""
-    return replace(stage, name="", blocks=())
 
 
 class Segments(Struct, frozen=True, kw_only=True):
@@ -179,32 +175,29 @@ class Table:
     def fill(self, targets: Iterable[int]) -> Table:
         """Solve all intervals that end in these targets, which are in ascending order; return this table.
 
-        Intervals with a pinned stage are solved only for the chain's end.
+        Intervals with a pinned stage are solved only for the chain's end; those of equal stages with equal inputs share
+        a front.
         """
+        costs = self.costs
         for target in targets:
-            loss = target > self.costs.num_stages
+            loss = target > costs.num_stages
             for first in range(target, 0, -1):
-                if self.costs.pinned[first] and not loss:
+                if costs.pinned[first] and not loss:
                     break
-                self._enter(first, target)
+                behind = self._numbers[first + 1, target] if first < target else -1 - costs.left[target + 1]
+                key = int(behind), costs.kinds[first], costs.output[first - 1]
+                if key not in self._known:
+                    self._add(self._solve(first, target), input_bytes=costs.output[first - 1])
+                    self._known[key] = len(self._fronts) - 1
+                self._numbers[first, target] = self._known[key]
         return self
-
-    def _enter(self, first: int, target: int) -> None:
-        key = self._key(first, target)
-        if key not in self._known:
-            self._add(self._solve(first, target), input_bytes=self.costs.output[first - 1])
-            self._known[key] = len(self._fronts) - 1
-        self._numbers[first, target] = self._known[key]
-
-    def _key(self, first: int, target: int) -> Hashable:
-        """Return a key that is the same for intervals of equal stages with equal inputs."""
-        behind = self._numbers[first + 1, target] if first < target else -1 - self.costs.left[target + 1]
-        return int(behind), self.costs.kinds[first], self.costs.output[first - 1]
 
     def _add(self, front: ParetoFront, *, input_bytes: int) -> None:
         number = len(self._fronts)
-        if number == len(self._lost):
-            self._grow()
+        if number == len(self._lost):  # double the room for fronts
+            for name in ("_lost", "_here", "_behind", "_here_counts", "_behind_counts"):
+                array = getattr(self, name)
+                setattr(self, name, np.concatenate([array, np.empty_like(array)]))
         self._fronts.append(front)
         unsplit, behind = front.counts(self.edges), front.counts(self.edges - input_bytes)
         self._lost[number] = front.lost
@@ -213,18 +206,14 @@ class Table:
         self._here_counts[number] = unsplit
         self._behind_counts[number] = behind
 
-    def _grow(self) -> None:
-        """Double the room for fronts."""
-        for name in ("_lost", "_here", "_behind", "_here_counts", "_behind_counts"):
-            array = getattr(self, name)
-            setattr(self, name, np.concatenate([array, np.empty_like(array)]))
-
     def _solve(self, first: int, target: int) -> ParetoFront:
         costs = self.costs
         if first == target:
             return single(*costs.last(target))
-        behind = self.of(first + 1, target)
-        parts = [self._kept(behind, first, target, number) for number in range(len(costs.ways(first, target)))]
+        behind, parts = self.of(first + 1, target), list[Points]()
+        for number, way in enumerate(costs.ways(first, target)):  # the first stage kept; several may be at the floor
+            nbytes = np.maximum(behind.nbytes + way.saved, costs.keep_floor(first, target, way))
+            parts.append(Points(nbytes=nbytes, ticks=behind.ticks + way.ticks, choice=-number))
         lost = behind.lost
         forward = costs.plain_forward(first, target)
         if len(forward):
@@ -234,14 +223,6 @@ class Table:
         front = lowest(parts)
         front.lost = lost
         return thinned(front, self.points)
-
-    def _kept(self, behind: ParetoFront, first: int, target: int, number: int) -> Points:
-        """Return the points with the first stage kept in one of its ways; several may be at the floor."""
-        way = self.costs.ways(first, target)[number]
-        floor = self.costs.keep_floor(first, target, way)
-        return Points(
-            nbytes=np.maximum(behind.nbytes + way.saved, floor), ticks=behind.ticks + way.ticks, choice=-number
-        )
 
     def _kept_times(self, first: int, target: int) -> list[Whole]:
         """Return the time at every edge with the first stage kept, for each way of keeping it."""

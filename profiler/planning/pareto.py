@@ -32,6 +32,10 @@ class ParetoFront:
         """Return how many points are at or below each of these memory sizes."""
         return self.nbytes.searchsorted(nbytes, "right")
 
+    def points(self, less: int = 0) -> Points:
+        """Return its points, with so many bytes less."""
+        return Points(nbytes=self.nbytes - less, ticks=self.ticks, choice=self.choices)
+
     def after(self, counts: Whole, beyond: int) -> Whole:
         """Return the time of the last of so many points, for ascending counts; `beyond` where the count is 0."""
         ticks = self.ticks[counts - 1]  # -1 reads the last, and is overwritten
@@ -146,9 +150,10 @@ def _two_sided(cuts: Cuts, inner: Sides, alive_cuts: Whole, alive: npt.NDArray[n
     last = alive.shape[1] - alive[:, ::-1].argmax(axis=1)
     apart = np.arange(len(alive_cuts)) * (edges[-1] + 1)
     sides = [_between(side, alive_cuts, first, last, apart) for side in (inner, cuts.outer)]
-    lowest = np.maximum.reduce(
-        [cuts.floors[alive_cuts], *(_least_bytes(side, alive_cuts) for side in (inner, cuts.outer))]
-    )
+    lowest = cuts.floors[alive_cuts]
+    for side in (inner, cuts.outer):
+        least = np.array([side.fronts[number].nbytes[0] for number in side.numbers[alive_cuts].tolist()])
+        lowest = np.maximum(lowest, least + side.held[alive_cuts])
     keys = np.concatenate([lowest + apart, *(keys for keys, _ in sides)])
     owner = keys // (edges[-1] + 1)
     nbytes = keys - apart[owner]
@@ -172,11 +177,3 @@ def _between(side: Sides, alive_cuts: Whole, first: Whole, last: Whole, apart: W
     keys = np.concatenate([steps.nbytes[span] for steps, span in slices])
     keys += (apart + side.held[alive_cuts]).repeat(ends - starts)
     return keys, np.concatenate([steps.ticks[span] for steps, span in slices])
-
-
-def _least_bytes(side: Sides, alive_cuts: Whole) -> Whole:
-    """Return the least memory of each cut, including what is held."""
-    return (
-        np.array([side.fronts[number].nbytes[0] for number in side.numbers[alive_cuts].tolist()])
-        + side.held[alive_cuts]
-    )

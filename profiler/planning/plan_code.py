@@ -281,21 +281,19 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
 def emit_way(way: Way, kind: str) -> str:
     """Return the code of a way, of one of WAY_KINDS. Raises UserError for what that cannot express."""
-    if "offload-inputs" in way.names and way.plan:
-        way = msgspec.structs.replace(way, plan=_offloaded(way.plan))
+    if "offload-inputs" in way.names and way.plan:  # each input waits until the block after its segment runs backward
+        after = dict(pairwise(way.plan.fingerprint))
+        segments = tuple(
+            msgspec.structs.replace(one, fetched_at=after.get(names(one)[-1])) for one in way.plan.segments
+        )
+        plan_file = msgspec.structs.replace(way.plan, schema=OFFLOADING, segments=segments)
+        way = msgspec.structs.replace(way, plan=plan_file)
     said, code = WAY_KINDS[kind](way)
     plan = f", {' '.join(words(way.plan).split())}" if way.plan and way.plan.segments else ""
     head = f"{way.label}{plan}: written by gcprof {__version__}, which this does not need."
     if "expandable-segments" in way.names:
         said = [*said, ALLOCATOR]
     return "".join(f"# {line}\n" for text in (head, *said) for line in wrap(text, WIDTH - 2)) + code
-
-
-def _offloaded(plan: PlanFile) -> PlanFile:
-    """Return the plan with the inputs of its segments in host memory, each until the block after it runs backward."""
-    after = dict(pairwise(plan.fingerprint))
-    segments = [msgspec.structs.replace(segment, fetched_at=after.get(names(segment)[-1])) for segment in plan.segments]
-    return msgspec.structs.replace(plan, schema=OFFLOADING, segments=tuple(segments))
 
 
 def _python_of_levers(way: Way) -> tuple[list[str], str]:
@@ -352,10 +350,12 @@ def _trainer(way: Way) -> tuple[list[str], str]:
     if "in-backward" in way.names:
         raise UserError("--emit hf: a Trainer clips gradients before it steps, so that in-backward is not possible",
                         hint="--emit python")  # fmt: skip
-    known = _fields("transformers", "training_args.py", "TrainingArguments")
+    spec = find_spec("transformers")
+    source = Path(spec.origin).with_name("training_args.py").read_text("utf-8") if spec and spec.origin else ""
     calls = []
     if way.plan and way.plan.segments:
         if _is_every_block(way.plan):
+            known = re.findall(r"^    (\w+): ", source, re.MULTILINE)  # fields of TrainingArguments
             word = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
             arguments += [f"{word}=True", f'{word}_kwargs={{"use_reentrant": False}}']
         else:
@@ -441,18 +441,6 @@ def _accumulated(way: Way, kind: str, size: str, steps: str) -> list[str]:
                         hint="--emit python has parts of any size")  # fmt: skip
     sizes = [size.format(way.batch_size // way.parts)] if size and way.batch_size else []
     return [*sizes, *([steps.format(way.parts)] if steps else [])]
-
-
-def _fields(package: str, file: str, kind: str) -> set[str]:
-    """Return the fields of a class of an installed package, from its source; none where it is not installed."""
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        return set()
-    tree = ast.parse(Path(spec.origin).with_name(file).read_text("utf-8"))
-    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind]
-    return {
-        node.target.id for node in found.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
 
 
 WAY_KINDS: dict[str, Callable[[Way], tuple[list[str], str]]] = {

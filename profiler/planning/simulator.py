@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from math import fsum, hypot
 
 import msgspec
@@ -122,22 +121,18 @@ class _Machine:
     def step(self, items: tuple[Item, ...]) -> None:
         last = len(self.stages) - 1
         for item in items:
-            if isinstance(item, tuple) and next(flat(item)) in self.offloaded:
-                self.offloading_forward(item)
-            else:
-                self.forward(item, self.saving_forward)
+            if isinstance(item, int) or next(flat(item)) not in self.offloaded:
+                self.forward(item)
+                continue
+            first, *_ = stages = tuple(flat(item))  # it runs while its input is copied to the host
+            ended = self.copy(first)
+            self.plain_forward(stages)
+            self.wait(ended)
+            self.release("output", first - 1)
+            self.fetched_at[stages[-1] + 1] = first
         self.release("output", last)  # the loss has run, forward and backward
         self.gradient(last)
         self.backward(items)
-
-    def offloading_forward(self, run: tuple[Item, ...]) -> None:
-        """Run a checkpointed run while its input is copied to the host."""
-        first, *_ = stages = tuple(flat(run))
-        ended = self.copy(first)
-        self.plain_forward(stages)
-        self.wait(ended)
-        self.release("output", first - 1)
-        self.fetched_at[stages[-1] + 1] = first
 
     def copy(self, first: int) -> float:
         """Begin to copy a run's input after all other copies; return when it ends."""
@@ -157,43 +152,36 @@ class _Machine:
             self.hold("output", first - 1, self.stages[first - 1].output_bytes)
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
-    def forward(self, item: Item, save: Callable[[int], None]) -> None:
+    def forward(self, item: Item, *, again: bool = False) -> None:
         if isinstance(item, int):
-            save(item)
+            self.save(item, again=again)
         else:
             self.plain_forward(tuple(flat(item)))
 
     def backward(self, items: tuple[Item, ...]) -> None:
+        """Run the backward; that of a checkpointed run after its recompute."""
         for item in reversed(items):
             if isinstance(item, int):
                 self.stage_backward(item)
-            else:
-                self.run_again(item)
+                continue
+            *before, last = item
+            first = next(flat(item))
+            if first in self.landed:
+                self.wait(self.landed.pop(first))
+            assert isinstance(last, int)
+            for inner in before:
+                self.forward(inner, again=True)
+            self.stopping_forward(last)
+            self.backward(item)
 
-    def run_again(self, run: tuple[Item, ...]) -> None:
-        """Run the recompute of a checkpointed run, and its backward."""
-        *before, last = run
-        first = next(flat(run))
-        if first in self.landed:
-            self.wait(self.landed.pop(first))
-        assert isinstance(last, int)
-        for item in before:
-            self.forward(item, self.inner_recompute)
-        self.stopping_forward(last)
-        self.backward(run)
-
-    def saving_forward(self, stage: int) -> None:
-        costs, plain = self.kept[stage], self.stages[stage]
-        if isinstance(costs, SaveOption):
+    def save(self, stage: int, *, again: bool = False) -> None:
+        """Run a forward that saves, of a step or within a recompute."""
+        costs, plain = self.stages[stage] if again else self.kept[stage], self.stages[stage]
+        seconds = plain.inner_seconds if again else costs.forward_seconds
+        if again:
+            self.doubtful[INNER, plain.inner_seconds, plain.inner_error_seconds] += 1
+        elif isinstance(costs, SaveOption):
             self.doubtful[costs.name, max(0.0, plain.added_seconds(costs)), costs.error_seconds] += 1
-        self.save(costs, stage, costs.forward_seconds)
-
-    def inner_recompute(self, stage: int) -> None:
-        costs = self.stages[stage]
-        self.doubtful[INNER, costs.inner_seconds, costs.inner_error_seconds] += 1
-        self.save(costs, stage, costs.inner_seconds)
-
-    def save(self, costs: Stage | SaveOption, stage: int, seconds: float) -> None:
         self.work(seconds, costs.saved_bytes + costs.forward_extra_bytes, needs=(("output", stage - 1),))
         self.hold("saved", stage, costs.own_bytes)
         self.hold("output", stage, costs.saved_bytes - costs.own_bytes)

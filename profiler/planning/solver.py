@@ -214,13 +214,13 @@ class OffloadTable:
         away = {held: self._away(first, held, max(helds), here) for held in helds}
         lost = self._lost
         for held in helds:
-            parts = [_points(front) for front in here.values()]
-            parts += [_points(front, held) for front in away[held].values()]
+            parts = [front.points() for front in here.values()]
+            parts += [front.points(held) for front in away[held].values()]
             self._by_held[first][held] = self._front(parts, lost)
         self._any.add(self._by_held[first][before], first, before, LONGER, 0, 0)
         for treatment, front in here.items() if costs.fetches[first] else ():
-            parts = [_points(front)]
-            parts += [_points(away[before][treatment], before)] if treatment in away[before] else []
+            parts = [front.points()]
+            parts += [away[before][treatment].points(before)] if treatment in away[before] else []
             self._treated[first][treatment] = self._front(parts, lost)
             at_fetch = self._at_fetch(first, treatment)
             self._fetching.add(self._treated[first][treatment], first, before, treatment, *at_fetch)
@@ -243,20 +243,17 @@ class OffloadTable:
 
     def _here(self, first: int) -> dict[int, ParetoFront]:
         """Return the fronts of plans whose first item has its input on the device, by treatment of the first stage."""
-        plain, *options = (self._kept(first, number) for number in range(len(self._costs.keeps[first])))
+        costs, kept = self._costs, list[Points]()
+        for number, way in enumerate(costs.keeps[first]):
+            behind, floor = self._by_held[first + 1][way.freed], costs.keep_floor(first, costs.num_stages + 1, way)
+            nbytes = np.maximum(behind.nbytes + way.saved, floor)
+            kept.append(Points(nbytes=nbytes, ticks=behind.ticks + way.ticks, choice=-number))
+        plain, *options = kept
         rival = lowest([plain])
         parts = {OPTIONS + number: [points] for number, points in enumerate(options)}
         parts |= self._segments(first, self._any, {LONGER: rival.after(rival.counts(self._edges), LARGEST)})
         parts[LONGER] = [plain, *parts.get(LONGER, [])]
         return {treatment: lowest(points) for treatment, points in parts.items()}
-
-    def _kept(self, first: int, number: int) -> Points:
-        """Return the points with the first stage kept in one of its ways."""
-        way = self._costs.keeps[first][number]
-        behind = self._by_held[first + 1][way.freed]
-        floor = self._costs.keep_floor(first, self._costs.num_stages + 1, way)
-        nbytes = np.maximum(behind.nbytes + way.saved, floor)
-        return Points(nbytes=nbytes, ticks=behind.ticks + way.ticks, choice=-number)
 
     def _away(self, first: int, held: int, most: int, here: dict[int, ParetoFront]) -> dict[int, ParetoFront]:
         """Return the fronts of plans whose first item's input waits in host memory, by treatment of the first stage.
@@ -319,19 +316,11 @@ class _Rows:
         """Add a front whose first stage's input is of `held` bytes; `nbytes` and `ticks` are those of a fetch there."""
         number, counts = self.number, front.counts(self._edges - held)
         self.fronts.append(front)
-        self.stages[number], self.treatments[number], self.nbytes[number], self.ticks[number] = (
-            stage,
-            treatment,
-            nbytes,
-            ticks,
-        )
+        self.stages[number], self.treatments[number] = stage, treatment
+        self.nbytes[number], self.ticks[number] = nbytes, ticks
         self.times[number], self.counts[number] = front.after(counts, LARGEST), counts
         self.number += 1
 
     def since(self, stage: int) -> int:
         """Return the number of the first front that begins at this stage or one before it."""
         return int((-self.stages[: self.number]).searchsorted(-stage))
-
-
-def _points(front: ParetoFront, less: int = 0) -> Points:
-    return Points(nbytes=front.nbytes - less, ticks=front.ticks, choice=front.choices)
