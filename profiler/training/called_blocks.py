@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from types import MethodType
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -158,21 +158,21 @@ class _Call(NamedTuple):
 
 def _look(workload: Workload, blocks: tuple[str, ...] = ()) -> list[_Call]:
     """Return the calls of these blocks in one forward, or else those of marked functions; all is left as it was."""
-    return looked(partial(_seen, workload, blocks))
+    modules = {name: workload.module.get_submodule(name) for name in blocks}
 
+    def look(*, keeps: bool) -> list[_Call]:
+        seen: list[_Call] = []
+        for name, module in modules.items():
+            route(module, _Looking(seen, name))
+        try:
+            with listened(None if blocks else _Looking(seen)):
+                run_forward(workload, keeps=keeps)
+        finally:
+            for module in modules.values():
+                unroute(module)
+        return seen
 
-def _seen(workload: Workload, blocks: tuple[str, ...], *, keeps: bool) -> list[_Call]:
-    seen: list[_Call] = []
-    modules = [(name, workload.module.get_submodule(name)) for name in blocks]
-    for name, module in modules:
-        route(module, _Looking(seen, name))
-    try:
-        with listened(None if blocks else _Looking(seen)):
-            run_forward(workload, keeps=keeps)
-    finally:
-        for _, module in modules:
-            unroute(module)
-    return seen
+    return looked(look)
 
 
 class _Looking(Route):

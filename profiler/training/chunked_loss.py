@@ -388,10 +388,9 @@ def _by_torch(logits: Any, hidden: torch.Tensor, target: torch.Tensor, **how: An
     loss = by_torch(logits, hidden, target, **how)
     operator = torch.ops.torch_nn._linear_cross_entropy_batch_chunked  # is registered by the call
     if operator not in flop_registry:
-        register_flop_formula(operator)(_flops)
+
+        @register_flop_formula(operator)
+        def flops(hidden: Any, weight: Any, *rest: Any, **more: Any) -> int:  # of logits and both gradients, at once
+            return 3 * 2 * int(hidden[0] * hidden[1] * weight[0])
+
     return loss
-
-
-def _flops(hidden: Any, weight: Any, *rest: Any, **more: Any) -> int:
-    """Return the FLOPs of the logits and of both gradients, all in the forward, for which PyTorch has no formula."""
-    return 3 * 2 * int(hidden[0] * hidden[1] * weight[0])

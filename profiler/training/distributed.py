@@ -54,20 +54,13 @@ def ddp(
         return nullcontext() if is_last else module.no_sync()
 
     def held() -> dict[str, int]:
-        return {BUCKETS: 0 if views else _bucket_bytes(module, stays=unused)}
+        """The buckets once they are rebuilt in the order of the gradients; with `unused` the first ones are not."""
+        logged = {} if views else module._get_ddp_logging_data()
+        sizes = str(logged.get("bucket_sizes" if unused else "rebuilt_bucket_sizes", ""))
+        kind = next(module.parameters()).device.type
+        return {BUCKETS: sum(rounded(int(size), kind) for size in sizes.split(",") if size.strip())}
 
     return msgspec.structs.replace(workload, loss=loss, syncing=syncing, held=held, settling=DDP_SETTLING)
-
-
-def _bucket_bytes(module: DistributedDataParallel, *, stays: bool) -> int:
-    """Return the bytes of DDP's buckets once they are rebuilt in the order of the gradients; 0 before that.
-
-    With `stays`, as when DDP looks for unused parameters, the first buckets are never rebuilt, and count at once.
-    """
-    logged = module._get_ddp_logging_data()
-    sizes = str(logged.get("bucket_sizes" if stays else "rebuilt_bucket_sizes", ""))
-    kind = next(module.parameters()).device.type
-    return sum(rounded(int(size), kind) for size in sizes.split(",") if size.strip())
 
 
 def fsdp2(workload: Workload, mesh: DeviceMesh, *, reshard: bool = True) -> Workload:

@@ -256,7 +256,11 @@ def micro_batches(workload: Workload, case: Case, *, n: Count) -> tuple[Workload
     batches = [pytree.tree_unflatten(list(part), form) for part in zip(*split, strict=True)]
     rows = [float(len(part)) for part in torch.arange(size, device="cpu").tensor_split(n)]
     has_values = not (case.is_rehearsed or case.is_predicted)
-    counts = [_count(workload, batch) for batch in batches] if has_values else [None]
+    counts: list[int | str | None] = [] if has_values else [None]
+    for batch in batches if has_values else ():
+        with torch.no_grad(), kept(workload.module), _Reductions() as seen:
+            workload.loss(workload.module, batch)
+        counts.append(seen.found[0] if len(set(seen.found)) == 1 else None)
     if all(count == "sum" for count in counts):
         weights = [1.0] * n
     else:
@@ -272,15 +276,8 @@ def _shares(counts: list[float]) -> list[float]:
     return [count / (sum(counts) or 1.0) for count in counts]
 
 
-def _count(workload: Workload, batch: Any) -> int | str | None:
-    """Return over how many targets the loss of a batch is a mean; "sum" if it is a sum, None if neither is seen."""
-    with torch.no_grad(), kept(workload.module), _Reductions() as seen:
-        workload.loss(workload.module, batch)
-    return seen.found[0] if len(set(seen.found)) == 1 else None
-
-
 class _Reductions(TorchFunctionMode):
-    """Notes what the losses of torch.nn.functional reduce over."""
+    """Notes over how many targets a loss of torch.nn.functional is a mean; "sum" if it is a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,15 +285,11 @@ class _Reductions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if (
-            getattr(func, "__name__", "") in ("cross_entropy", "nll_loss")
-            and kwargs.get("reduction", "mean") == "mean"
-            and len(args) > 1
-        ):
-            target = args[1]
+        is_of_classes = getattr(func, "__name__", "") in ("cross_entropy", "nll_loss") and len(args) > 1
+        if is_of_classes and kwargs.get("reduction", "mean") == "mean":
             ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 else -100)
-            if not target.is_floating_point():
-                self.found.append(int((target != ignored).sum()))
+            if not args[1].is_floating_point():
+                self.found.append(int((args[1] != ignored).sum()))
         elif kwargs.get("reduction") == "sum":
             self.found.append("sum")
         return func(*args, **kwargs)

@@ -150,11 +150,7 @@ def put_back(parameters: Mapping[str, torch.Tensor]) -> Iterator[list[torch.Tens
     def keep(name: str, gradient: torch.Tensor) -> None:
         arrived[name] = arrived[name] + gradient if name in arrived else gradient.detach().clone()
 
-    hooked = {
-        name: parameter
-        for name, parameter in parameters.items()
-        if hooks_of(parameter) or hasattr(parameter, IN_BACKWARD)
-    }
+    hooked = {name: one for name, one in parameters.items() if hooks_of(one) or hasattr(one, IN_BACKWARD)}
     with ExitStack() as watching:
         for name, parameter in hooked.items():
             watching.enter_context(parameter.register_hook(partial(keep, name)))

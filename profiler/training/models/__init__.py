@@ -76,7 +76,7 @@ def meant(choice: Choice) -> Choice:
 def _refuse_unknown(family: str, member: str) -> None:
     """Raise UserError for a name that the family's package, where it is installed, has not but nearly has."""
     names = list(_members(family))
-    if names and member not in names and member.replace("-", "_") not in names and not _is_listed(family, member):
+    if names and not {member, member.replace("-", "_")} & {*names} and not _is_listed(family, member):
         near = similar(member, names)
         hint = f"did you mean '{family}:{near[0]}'?" if near else f"{family}:NAME of {', '.join(names[:3])}, ..."
         raise UserError(f"{PACKAGES.get(family, family)} has no model '{member}'", hint=hint)
@@ -100,8 +100,7 @@ def _members(family: str) -> Iterator[str]:
     if package is None or package.origin is None:
         return
     for path in sorted((Path(package.origin).parent / "models").glob(FILES[family])):
-        if family == "hf":
-            if path.stem == f"modeling_{path.parent.name}":
-                yield path.parent.name
-        else:
+        if family != "hf":
             yield from REGISTERED.findall(path.read_text(encoding="utf-8"))
+        elif path.stem == f"modeling_{path.parent.name}":
+            yield path.parent.name

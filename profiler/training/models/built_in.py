@@ -74,12 +74,8 @@ def dense_chain(batch_size: int = 1, *, widths: str = "16+32", features: Count =
     sizes = [features, *map(int, words)]
     module = nn.Sequential(*[Dense(inputs, outputs) for inputs, outputs in pairwise(sizes)])
     batch = torch.randn(batch_size, features)  # (batch, features)
-    return Workload(module=module, blocks=tuple(str(i) for i in range(len(module))), batch=batch, loss=_sum_of_output)
-
-
-def _sum_of_output(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    output: torch.Tensor = module(batch)
-    return output.sum()
+    blocks = tuple(str(i) for i in range(len(module)))
+    return Workload(module=module, blocks=blocks, batch=batch, loss=lambda module, batch: module(batch).sum())
 
 
 class MnistCnn(nn.Module):
@@ -261,12 +257,11 @@ def transformer(
     module = Transformer(layers, width, heads, sequence, vocabulary, dropout)
     tokens = torch.randint(vocabulary, (batch_size, sequence + 1))  # (batch, time + 1)
     batch = (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())  # each predicts the next
-    return Workload(module=module, blocks=tuple(f"blocks.{i}" for i in range(layers)), batch=batch, loss=_next_token)
 
+    def loss(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return F.cross_entropy(module(batch[0]).flatten(0, 1), batch[1].flatten())
 
-def _next_token(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    tokens, targets = batch
-    return F.cross_entropy(module(tokens).flatten(0, 1), targets.flatten())
+    return Workload(module=module, blocks=tuple(f"blocks.{i}" for i in range(layers)), batch=batch, loss=loss)
 
 
 SIZES = {"inception_v3": 299}  # the others were made for 224
@@ -361,9 +356,7 @@ def _image_workload(module: nn.Module, shape: tuple[int, ...], classes: int, *, 
 def _loss(auxiliary: float, module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     images, labels = batch
     output: Any = module(images)
-    if isinstance(output, torch.Tensor):
-        return F.cross_entropy(output, labels)
-    main, *others = (logits for logits in output if logits is not None)
+    main, *others = (output,) if isinstance(output, torch.Tensor) else (one for one in output if one is not None)
     loss = F.cross_entropy(main, labels)
     for logits in others:
         loss = loss + auxiliary * F.cross_entropy(logits, labels)

@@ -76,9 +76,8 @@ def build(
 def _settings(name: str, config: dict[str, Any]) -> Any:
     """Return the family's config with these overrides."""
     if name not in CONFIG_MAPPING:
-        raise Unsupported(
-            f"transformers {transformers.__version__} has no family '{name}'{_nearest(name, CONFIG_MAPPING)}"
-        )
+        near = _nearest(name, CONFIG_MAPPING)
+        raise Unsupported(f"transformers {transformers.__version__} has no family '{name}'{near}")
     kind = CONFIG_MAPPING[name]
     defaults = kind()
     for key in config:
@@ -119,11 +118,21 @@ def _own_loss(module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tenso
 def batch(settings: Any, head: str, batch_size: int, *, sequence: int, size: str) -> dict[str, torch.Tensor]:
     """Return the keyword arguments of the model's forward, with labels. Raises Unsupported if a length does not fit."""
     if head == "image":
-        return _images(settings, batch_size, size)
+        if size != "own" and not (size.isascii() and size.isdigit() and int(size)):
+            raise Unsupported(f"size={size} is not a number of pixels")
+        own = getattr(settings, "image_size", OWN_PIXELS) if size == "own" else int(size)
+        sides = own if isinstance(own, (list, tuple)) else (own, own)  # height and width
+        images = torch.randn(batch_size, getattr(settings, "num_channels", 3), *sides)
+        return {"pixel_values": images, "labels": torch.randint(settings.num_labels, (batch_size,))}
     if size != "own":
         raise Unsupported(f"size={size} has no effect: this head takes no images")
-    if head == "speech":
-        return _speech(settings, batch_size, sequence)
+    if head == "speech":  # mel features, twice the encoder's length since its second convolution halves them
+        if not hasattr(settings, "max_source_positions") or not hasattr(settings, "num_mel_bins"):
+            raise Unsupported("the speech head has a batch for whisper's kind of features only")
+        if sequence > settings.max_target_positions:
+            raise Unsupported(f"sequence={sequence} is longer than the {settings.max_target_positions} positions")
+        features = torch.randn(batch_size, settings.num_mel_bins, 2 * settings.max_source_positions)
+        return {"input_features": features, "labels": _tokens(settings, batch_size, sequence)}
     tokens = _tokens(settings.get_text_config(), batch_size, sequence)
     if head == "classification":
         return {"input_ids": tokens, "labels": torch.randint(settings.num_labels, (batch_size,))}
@@ -141,28 +150,6 @@ def _tokens(text: Any, batch_size: int, sequence: int) -> torch.Tensor:
     if isinstance(end := getattr(text, "eos_token_id", None), int):
         tokens[:, -1] = end
     return tokens
-
-
-def _images(settings: Any, batch_size: int, size: str) -> dict[str, torch.Tensor]:
-    if size != "own" and not (size.isascii() and size.isdigit() and int(size)):
-        raise Unsupported(f"size={size} is not a number of pixels")
-    own = getattr(settings, "image_size", OWN_PIXELS)
-    height, width = own if isinstance(own, (list, tuple)) else (own, own)
-    if size != "own":
-        height = width = int(size)
-    channels = getattr(settings, "num_channels", 3)
-    images = torch.randn(batch_size, channels, height, width)
-    return {"pixel_values": images, "labels": torch.randint(settings.num_labels, (batch_size,))}
-
-
-def _speech(settings: Any, batch_size: int, sequence: int) -> dict[str, torch.Tensor]:
-    """Return mel features, twice the encoder's length since its second convolution halves them, and a transcript."""
-    if not hasattr(settings, "max_source_positions") or not hasattr(settings, "num_mel_bins"):
-        raise Unsupported("the speech head has a batch for whisper's kind of features only")
-    if sequence > settings.max_target_positions:
-        raise Unsupported(f"sequence={sequence} is longer than the {settings.max_target_positions} positions")
-    features = torch.randn(batch_size, settings.num_mel_bins, 2 * settings.max_source_positions)
-    return {"input_features": features, "labels": _tokens(settings, batch_size, sequence)}
 
 
 def llama(
