@@ -31,7 +31,13 @@ def measured(cases: Iterable[Case], rounds: int, *, predict: bool = False) -> tu
     trials = in_rounds(cases, rounds)
     if not predict:
         return trials
-    first = [_with_operators(trial) for trial in trials if trial.round == 1]
+    first = [
+        msgspec.structs.replace(trial, passes=(*trial.passes, OPERATORS))
+        if trial.case == trial.case.baseline
+        else trial
+        for trial in trials
+        if trial.round == 1
+    ]
     return (*first, *predicted(case.foreseen for case in cases), *(trial for trial in trials if trial.round > 1))
 
 
@@ -55,7 +61,11 @@ def with_own_rows(trials: Sequence[Trial], is_code: Callable[[str], bool]) -> tu
 def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial, ...]:
     """Return a prediction of each case; with `calibrate`, after measuring the baselines on a device of that kind."""
     cases = list(cases)
-    real = dict.fromkeys(_measurable(case) for case in cases if case == case.baseline) if calibrate else ()
+    kinds = {"cuda": "cuda:0"}  # the device that measures for each kind, where it is not called as the kind is
+    baselines = [case for case in cases if case == case.baseline] if calibrate else []
+    real = dict.fromkeys(
+        msgspec.structs.replace(case, device=kinds.get(case.twin.device, case.twin.device)) for case in baselines
+    )
     passes = ("memory", OPERATORS, "time")
     return (
         *(Trial(case=case, passes=passes) for case in real),
@@ -66,16 +76,6 @@ def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial,
 def in_one_round(trials: Iterable[Trial], devices: Collection[str]) -> tuple[Trial, ...]:
     """Return the trials without later rounds on these devices, which have no times that more rounds could add."""
     return tuple(trial for trial in trials if trial.round == 1 or trial.case.device not in devices)
-
-
-def _measurable(case: Case) -> Case:
-    kind = case.twin.device
-    return msgspec.structs.replace(case, device=f"{kind}:0" if kind == "cuda" else kind)
-
-
-def _with_operators(trial: Trial) -> Trial:
-    is_baseline = trial.case == trial.case.baseline
-    return msgspec.structs.replace(trial, passes=(*trial.passes, OPERATORS)) if is_baseline else trial
 
 
 def in_rounds(cases: Iterable[Case], rounds: int) -> tuple[Trial, ...]:

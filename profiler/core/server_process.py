@@ -69,27 +69,18 @@ def start_early(words: Sequence[str]) -> None:
 def _preload(words: Sequence[str]) -> Sequence[str]:
     """Return what the command's server imports; nothing if it may need none."""
     usual = EARLY.get(words[0], ()) if words else ()
-    if not usual or any(word.partition("=")[0] in NOT_EARLY or _is_script(word) for word in words):
+    if not usual or any(word.partition("=")[0] in NOT_EARLY or word == "--" or word.endswith(".py") for word in words):
         return ()
     if any("rehearse" in word for word in words):
         return PRELOAD_TO_REHEARSE
     is_estimated = any(word.removeprefix("--device=").startswith(ESTIMATED) for word in words)
     is_of_all = words[0] == "fit" and not any(word.startswith(("--memory", "--device")) for word in words)
-    if is_of_all or (words[0] in ("plan", "stages", "fit") and not is_estimated and _names_a_gpu(words)):
+    devices = [after for word, after in pairwise(words) if word == "--device"]
+    devices += [word.partition("=")[2] for word in words if word.startswith("--device=")]
+    names_a_gpu = any(not word.startswith(("auto", "cuda")) for word in devices)  # and none of this machine
+    if is_of_all or (words[0] in ("plan", "stages", "fit") and not is_estimated and names_a_gpu):
         return PRELOAD_TO_REHEARSE
     return PRELOAD_TO_TRACE if usual is PRELOAD_TO_REHEARSE and is_estimated else usual
-
-
-def _names_a_gpu(words: Sequence[str]) -> bool:
-    """Whether --device is not one of this machine."""
-    after = [after for word, after in pairwise(words) if word == "--device"]
-    named = [*after, *(word.partition("=")[2] for word in words if word.startswith("--device="))]
-    return any(not word.startswith(("auto", "cuda")) for word in named)
-
-
-def _is_script(word: str) -> bool:
-    """Whether a command of the user's begins here, which has processes of its own."""
-    return word == "--" or word.endswith(".py")
 
 
 def take(preload: Sequence[str]) -> ServerProcess | None:

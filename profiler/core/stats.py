@@ -284,7 +284,13 @@ def drift(series: Sequence[Sequence[float]]) -> float | None:
         return None  # the usual case in a large run
     stretches = [_stretches(values, MOST_STRETCHES) for values in series if len(values) > 1]
     score = sum(map(_score, stretches))
-    if abs(score) - 1 < CERTAIN * sqrt(max(0.0, sum(map(_variance, stretches)))):
+
+    def orders(count: int) -> float:  # the variance of the score of so many distinct samples in any order
+        return count * (count - 1) * (2 * count + 5) / 18
+
+    ties = (orders(times) for values in stretches for times in Counter(values).values())
+    variance = sum(orders(len(values)) for values in stretches) - sum(ties)
+    if abs(score) - 1 < CERTAIN * sqrt(max(0.0, variance)):
         return None
     thirds = [(values, max(1, len(values) // 3)) for values in stretches if all(values)]
     changes = [median(values[-third:]) / median(values[:third]) - 1 for values, third in thirds]
@@ -306,17 +312,6 @@ def _score(samples: Sequence[float]) -> int:
         score += bisect_left(before, sample) - (len(before) - bisect_right(before, sample))
         insort(before, sample)
     return score
-
-
-def _variance(samples: Sequence[float]) -> float:
-    """Return the variance of the score if all orders are equally likely, corrected for ties."""
-    equal = Counter(samples).values() if len(set(samples)) < len(samples) else ()
-    return _orders(len(samples)) - sum(map(_orders, equal))
-
-
-def _orders(count: int) -> float:
-    """Return the variance of the score of so many distinct samples."""
-    return count * (count - 1) * (2 * count + 5) / 18
 
 
 def highest(values: Sequence[int], num_points: int) -> list[int]:

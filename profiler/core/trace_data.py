@@ -187,16 +187,15 @@ def as_asked(trace: Trace) -> Trace:
     """Return the step with the bytes that were requested, without the unsplit rest of their blocks."""
     return msgspec.structs.replace(
         trace,
-        allocations=tuple(_as_asked(allocation, "nbytes") for allocation in trace.allocations),
-        operators=tuple(_as_asked(operator, "hidden_bytes") for operator in trace.operators),
+        allocations=tuple(
+            msgspec.structs.replace(one, nbytes=one.nbytes - one.unsplit, unsplit=0) if one.unsplit else one
+            for one in trace.allocations
+        ),
+        operators=tuple(
+            msgspec.structs.replace(one, hidden_bytes=one.hidden_bytes - one.unsplit, unsplit=0) if one.unsplit else one
+            for one in trace.operators
+        ),
     )
-
-
-def _as_asked(part: Part, field: str) -> Part:
-    """Return an allocation or an operator with the bytes of this field as they were requested."""
-    if not part.unsplit:
-        return part
-    return msgspec.structs.replace(part, **{field: getattr(part, field) - part.unsplit}, unsplit=0)
 
 
 def held_at(trace: Trace, operator: int) -> list[Allocation]:
@@ -318,13 +317,13 @@ def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> tuple[Block, ...]:
 
 
 def line(frames: Iterable[Mapping[str, Any]]) -> str:
-    """Return the innermost line of the user's code as `file.py:12`; "" if there is none."""
-    theirs = (frame for frame in frames if is_theirs(frame["filename"]) and not _is_generated(frame["filename"]))
-    frame = next(theirs, None)
-    return f"{Path(frame['filename']).name}:{frame['line']}" if frame else ""
+    """Return the innermost line of the user's code as `file.py:12`; "" if there is none.
 
-
-def _is_generated(filename: str) -> bool:
-    """Whether torch.compile generated a file. Source: torch/_inductor/runtime/cache_dir_utils.py."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return "torchinductor_" in filename or (folder is not None and filename.startswith(folder))
+    Files that torch.compile generated are not the user's. Source: torch/_inductor/runtime/cache_dir_utils.py.
+    """
+    generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    for frame in frames:
+        name = frame["filename"]
+        if is_theirs(name) and "torchinductor_" not in name and not (generated and name.startswith(generated)):
+            return f"{Path(name).name}:{frame['line']}"
+    return ""

@@ -157,9 +157,9 @@ def cast(given: Any, dtype: torch.dtype) -> Any:
 @cache
 def _kernels() -> dict[str, Any]:
     kernels: dict[str, Any] = dict.fromkeys(ruled(KEY) - ruled("AutocastCUDA"), library.fallthrough_kernel)
-    kernels |= {name: _in(_operator(name), _single) for name in IN_FLOAT}
+    kernels |= {name: _in(_operator(name), lambda given: torch.float32) for name in IN_FLOAT}
     kernels |= {name: _to_float(_operator(name), FUSED.get(name)) for name in TO_FLOAT}
-    kernels |= {name: _in(_operator(name), _half) for name in IN_HALF}
+    kernels |= {name: _in(_operator(name), lambda given: torch.get_autocast_dtype("cpu")) for name in IN_HALF}
     kernels |= {name: _in(_operator(name), _widest) for name in PROMOTED}
     return kernels | {REFUSED: _refuse}
 
@@ -173,17 +173,9 @@ def _in(operator: Any, choose: Callable[[Any], torch.dtype]) -> Kernel:
     return kernel
 
 
-def _single(given: Any) -> torch.dtype:
-    return torch.float32
-
-
-def _half(given: Any) -> torch.dtype:
-    return torch.get_autocast_dtype("cpu")
-
-
 def _widest(given: Any) -> torch.dtype:
     types = {leaf.dtype for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)}
-    return torch.float32 if torch.float32 in types else _half(given)
+    return torch.float32 if torch.float32 in types else torch.get_autocast_dtype("cpu")
 
 
 def _to_float(operator: Any, fused: Any) -> Kernel:

@@ -109,7 +109,11 @@ class DeviceTracer(StepTracer):
         self.bounds.append((self._num_events - self._num_first, number, False))
         torch._C._cuda_resetPeakMemoryStats(self._device)
         is_written = is_in_place(func, args) or is_sum_in_place(func, args)
-        out = _written(func, args, kwargs) if is_written else func(*args, **kwargs)
+        if is_written:  # as autograd does where no dispatch mode is on
+            in_place = getattr(torch.ops.aten, f"{func._overloadpacket.__name__}_")
+            out = getattr(in_place, func._overloadname)(*args, **kwargs).detach()
+        else:
+            out = func(*args, **kwargs)
         copied = copied_bytes(kind.name, args, out)
         self.num_to_host += copied if copied and out.is_cpu else 0
         current, peak = self._count()
@@ -201,12 +205,6 @@ class DeviceTracer(StepTracer):
             )
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Any:
-    """Write over the first argument, as autograd does where no dispatch mode is on."""
-    in_place = getattr(torch.ops.aten, f"{func._overloadpacket.__name__}_")
-    return getattr(in_place, func._overloadname)(*args, **kwargs).detach()
-
-
 def snapshot(device: int | None = None) -> dict[str, Any]:
     """Return PyTorch's snapshot of the allocator's blocks and history.
 
@@ -242,7 +240,17 @@ class DeviceBlocks(BlockLives):
         self._taken: list[BlockLife] = []
         for number, event in enumerate(event for event in tracer.events if event["action"] in (GIVEN, TAKEN_BACK)):
             self._go_to(number, event)
-            self._give(event) if event["action"] == GIVEN else self._take(event)
+            if event["action"] == GIVEN:
+                life = BlockLife(event["addr"], _rounded(event["size"]), self._number, line(event.get("frames", ())))
+                self.give(life)
+                self._given.append(life)
+                self._asked, self._held = self._asked + life.nbytes, self._held + life.nbytes
+                self.asked_peaks[self._number] = max(self.asked_peaks[self._number], self._asked)
+            elif (taken := self.here.pop(event["addr"], None)) is not None:
+                taken.died = self._number
+                taken.is_within = not self._is_ended and taken.born == self._number
+                self._asked, self._held = self._asked - taken.nbytes, self._held - taken.nbytes - taken.unsplit
+                self._taken.append(taken)
         self._pass(len(self._ran), is_ended=True)
 
     def _go_to(self, number: int, event: dict[str, Any]) -> None:
@@ -269,21 +277,6 @@ class DeviceBlocks(BlockLives):
         if is_ended and number > self._number:
             self._compare(self._ran[number - 1].end_bytes)
         self._number, self._is_ended = number, is_ended
-
-    def _give(self, event: dict[str, Any]) -> None:
-        life = BlockLife(event["addr"], _rounded(event["size"]), self._number, line(event.get("frames", ())))
-        self.give(life)
-        self._given.append(life)
-        self._asked, self._held = self._asked + life.nbytes, self._held + life.nbytes
-        self.asked_peaks[self._number] = max(self.asked_peaks[self._number], self._asked)
-
-    def _take(self, event: dict[str, Any]) -> None:
-        life = self.here.pop(event["addr"], None)
-        if life is None:
-            return
-        life.died, life.is_within = self._number, not self._is_ended and life.born == self._number
-        self._asked, self._held = self._asked - life.nbytes, self._held - life.nbytes - life.unsplit
-        self._taken.append(life)
 
     def _compare(self, counted: int) -> None:
         """Give what the allocator counts beyond the requests to the blocks that can have an unsplit rest.
@@ -370,7 +363,11 @@ def trace_case(
     after, peak_bytes = tracer.held(workload, optimizer), _plain_peak(built, step)
     built.seed(2)
     dropped = DeviceTracer(workload.module, drops=True).follow_dropping(workload) if with_saves else None
-    trace = tracer.trace(_workspaces() | before, after, dropped)
+    in_use = blocks_in_use(snapshot()["segments"])
+    torch._C._cuda_clearCublasWorkspaces()
+    left = {block.address for block in blocks_in_use(snapshot()["segments"])}
+    workspaces = {block.address: (WORKSPACES, "") for block in in_use if block.address not in left}
+    trace = tracer.trace(workspaces | before, after, dropped)
     if max(live(trace)) != peak_bytes:  # a third step may find the allocator's free blocks elsewhere than a second
         del built, workload, optimizer, step, tracer, dropped, before, after  # all hold the first model
         open_device(case.device).release()
@@ -452,12 +449,3 @@ def _remembering_lines() -> Iterator[None]:
         yield
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
-
-
-def _workspaces() -> Held:
-    """Free the workspaces that cuBLAS keeps; return the blocks that this has freed, by address."""
-    before = blocks_in_use(snapshot()["segments"])
-    torch._C._cuda_clearCublasWorkspaces()
-    after = blocks_in_use(snapshot()["segments"])
-    freed = {block.address for block in before} - {block.address for block in after}
-    return dict.fromkeys(freed, (WORKSPACES, ""))
