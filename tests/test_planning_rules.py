@@ -74,17 +74,6 @@ def test_plans_that_are_equal_are_one_way_with_all_names():
         assert way.cost == simulate(chain, way.plan)
 
 
-@pytest.mark.parametrize("kind", candidates.RULES)
-def test_the_best_of_a_rule_fits(kind):
-    chain = read(FOLDER / "hetero12.stages.json")
-    needed = [simulate(chain, plan).peak_bytes for _, plan in candidates.plans(chain, kind)]
-
-    assert candidates.best_of(chain, kind, min(needed) - 1) is None
-    word, plan, cost = candidates.best_of(chain, kind, max(needed))
-    assert dict(candidates.plans(chain, kind))[word] == plan
-    assert cost == simulate(chain, plan)
-
-
 CHAINS = [*(read(FOLDER / f"{name}.stages.json") for name in NAMED), *(random_chain(seed, 9) for seed in range(12))]
 
 

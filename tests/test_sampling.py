@@ -28,15 +28,6 @@ def test_a_fixed_number_of_samples_is_kept_to_however_noisy_they_are():
     assert device.left == [100.0]
 
 
-def test_sampling_goes_on_until_the_median_is_sure():
-    device = Scripted([9.0, 5.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-
-    found = timing.read(device, step, warmup=1, samples=5, sampling=Sampling(max_seconds=99))
-
-    assert (len(found["step_seconds"]), found["stopped"]) == (10, "target")  # of ten, an end is the second largest
-    assert len(device.left) == 1
-
-
 def test_no_step_that_was_run_is_missing_from_the_record():
     seconds = [9.0, 4.0, *(1 + index % 7 / 10 for index in range(60))]
     device = Scripted(seconds)
