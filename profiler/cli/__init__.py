@@ -169,7 +169,13 @@ def with_added(command: Callable[..., Any], name: str, *, of_script: bool = Fals
         COLOR.set(one_of(color, options.CHOICES["color"], flag="--color"))
         QUIET.set(bool(given.get("quiet")))
         if stage_limit is not None:
-            _set_limit(stage_limit)
+            from profiler.engines import STAGE_SECONDS
+
+            if not 0 < stage_limit <= LONGEST:
+                raise UserError(
+                    f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}"
+                )
+            STAGE_SECONDS.set(stage_limit)
         if given.get("model"):
             given |= _of_run(given, taken)
         if taken:
@@ -215,15 +221,6 @@ def _flags(words: Words) -> Iterator[Parameter]:
         kind, about = get_args(kinds[name])
         panel = next((panel for panel, names in PANELS.items() if name in names), MODEL)
         yield _option(name, kind, None, f"--{name.replace('_', '-')}", help=about, rich_help_panel=panel)
-
-
-def _set_limit(seconds: float) -> None:
-    """Set how long a stage of this command's work may take. Raises UserError for an impossible number."""
-    from profiler.engines import STAGE_SECONDS
-
-    if not 0 < seconds <= LONGEST:
-        raise UserError(f"--stage-limit cannot be {seconds:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")
-    STAGE_SECONDS.set(seconds)
 
 
 def _of_run(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

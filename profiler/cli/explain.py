@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from profiler.scripts.report import Variant
-    from profiler.workflows.explain import FollowedStep
 
 
 def explain(
@@ -82,8 +81,11 @@ def explain(
         return
     title = heading(step.case, step.followed, with_strategy=True, is_assumed=is_assumed)
     say(*tables(why, title=title, width=screen_width()))
-    of_optimizer = assumed(step.followed) if is_assumed else []
-    for remark in (*_on_record(step, why.peak.nbytes), *of_optimizer, *step.followed.remarks):
+    if step.record and (known := step.record.readings.peak_bytes):
+        on_record = f"{evidence(step.record.case, step.record.environment)}: {bytes_text(known)}"
+        which = "rehearsal" if step.case.is_rehearsed else "prediction"
+        aside(f"note: {on_record}; the {which} is {error_text(why.peak.nbytes / known - 1)} off")
+    for remark in (*(assumed(step.followed) if is_assumed else []), *step.followed.remarks):
         aside(f"note: {remark}")
     next_command("gcprof", "timeline", target, "--strategies", chosen, *typed, "-o", "timeline.png")
 
@@ -170,15 +172,3 @@ def _draw_script(target: str, variants: Sequence[Variant], *, strategies: str, o
     points = load_module("profiler.views.plots.bars", needs="matplotlib").script_points
     aside(f"wrote {points(chosen, path=output, force=force)}")
     next_command("gcprof", "explain", target)
-
-
-def _on_record(step: FollowedStep, peak_bytes: int) -> list[str]:
-    """Return the peak that a run has on record for the same step, and how far this one is from it."""
-    from profiler.core.record import evidence
-
-    known = step.record.readings.peak_bytes if step.record else None
-    if step.record is None or known is None:
-        return []
-    which = "rehearsal" if step.case.is_rehearsed else "prediction"
-    on_record = evidence(step.record.case, step.record.environment)
-    return [f"{on_record}: {bytes_text(known)}; the {which} is {error_text(peak_bytes / known - 1)} off"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,9 +73,10 @@ def fit(
 
     Example: gcprof fit hf:gpt2 --memory 8GiB --device h100
     """
+    from profiler.core import gpu_specs
     from profiler.planning.plan_code import WAY_KINDS
     from profiler.views.export import refuse_output
-    from profiler.workflows.absent_gpus import planned
+    from profiler.workflows.absent_gpus import for_gpus, planned
     from profiler.workflows.fit import FitRequest
     from profiler.workflows.planner import PICTURES
 
@@ -91,7 +91,9 @@ def fit(
     if is_of_one and "," in (device or ""):
         flag = "--batch-size max" if of_batches else "--memory"
         raise UserError(f"{flag} is of one GPU, not of '{device}'", hint="name one of them")
-    gpus = [] if is_of_one else _several(device, terminal)
+    gpus = []
+    if not is_of_one and (device is None or "," in device):  # the smallest of all GPUs, or of these, is to be found
+        gpus = for_gpus(device or ",".join(gpu_specs.names()), say=terminal.say).split(",")
     if draws and (of_batches or gpus):
         raise UserError("a picture is of one memory and batch", hint="--memory 11GiB, or -o plan.json")
     words = msgspec.structs.replace(
@@ -124,7 +126,12 @@ def _answer(
         answer = fitted = work(request, terminal)
         shown = partial(_print, fitted)
         if output is not None and fitted.curves:
-            _draw(fitted, output, force=force)
+            from profiler.core.errors import load_module
+
+            plot = load_module("profiler.views.plots.frontier", needs="matplotlib").plot_levers
+            limit = fitted.limit_bytes
+            plot(fitted.curves, fitted.shown, chosen=fitted.chosen, limit=limit, path=output, force=force)
+            aside(f"wrote {output}")
     if answer.code is None:
         shown(json=json)
     else:
@@ -132,16 +139,6 @@ def _answer(
     if output is not None and answer.plan and not request.draws:
         write_plan(answer.plan, output, force=force)
     return answer.exit_code
-
-
-def _several(device: str | None, terminal: Terminal) -> list[str]:
-    """Return the GPUs of which the smallest is to be found: all, or several that are named; none for one device."""
-    from profiler.core import gpu_specs
-    from profiler.workflows.absent_gpus import for_gpus
-
-    if device is not None and "," not in device:
-        return []
-    return for_gpus(device or ",".join(gpu_specs.names()), say=terminal.say).split(",")
 
 
 def _size(text: str | None, *, flag: str) -> int | None:
@@ -165,14 +162,6 @@ def _print(fitted: Fitted, *, json: bool) -> None:
         say_assumed(rows)
     if chosen and chosen is not rows[0]:
         next_command("gcprof", "run", *fitted.words, "--strategies", str(chosen.case.label))
-
-
-def _draw(fitted: Fitted, path: Path, *, force: bool) -> None:
-    from profiler.core.errors import load_module
-
-    plot = load_module("profiler.views.plots.frontier", needs="matplotlib").plot_levers
-    plot(fitted.curves, fitted.shown, chosen=fitted.chosen, limit=fitted.limit_bytes, path=path, force=force)
-    aside(f"wrote {path}")
 
 
 def _print_sizes(sizes: Sizes, *, json: bool) -> None:
@@ -359,7 +348,11 @@ def _print_script(fitted: FittedScript, *, source: str | None = None) -> None:
         least = fitted.least
         missing = bytes_text((least.needed_bytes or 0) - fitted.limit_bytes)
         below.append(f"nothing fits: the least is {least.label}, which needs {missing} more")
-        below += [view.need_text(least.variant), *_of_batch(SCRIPT.get())] if source else []
+        if source:
+            batch = [word for word in SCRIPT.get() if BATCH in word.lower() and not word.endswith(".py")]
+            how = f"by {batch[0].partition('=')[0]}" if batch else "by its own option, if it has one"
+            split = f"only the script itself can split its batch: a smaller one {how}, and accumulated gradients"
+            below += [view.need_text(least.variant), f"micro-batches: {split}"]
     if whole.variant.is_cut:
         below.append("only what ran is known: --steps or --batches ended it early")
     if whole.variant.sized_at:
@@ -370,15 +363,6 @@ def _print_script(fitted: FittedScript, *, source: str | None = None) -> None:
     rows = [(way.label, way.variant, way.needed_bytes) for way in fitted.ways]
     place = next((place for place, way in enumerate(fitted.ways) if way is chosen), None)
     say(view.script_table(rows, chosen=place, limit_bytes=fitted.limit_bytes, below=below))
-
-
-def _of_batch(words: Sequence[str]) -> list[str]:
-    """Return what says that the script's own batch can be smaller, by its own option if one is named like that."""
-    named = next((word.partition("=")[0] for word in words if BATCH in word.lower() and not word.endswith(".py")), None)
-    how = f"by {named}" if named else "by its own option, if it has one"
-    return [
-        f"micro-batches: only the script itself can split its batch: a smaller one {how}, and accumulated gradients"
-    ]
 
 
 def _say_document(fitted: FittedScript) -> None:

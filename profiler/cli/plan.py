@@ -116,25 +116,21 @@ def _print(planned: Planned, request: PlanRequest) -> int:
             _say_document(planned, list(planned.frontier))
         _say_infeasible(planned, planned.budget_bytes)
     elif request.emit:
-        _print_code(planned, request.emit, repairs=bool(request.words.repair_batchnorm))
+        from profiler.planning.chain import plan_file_of
+        from profiler.planning.plan_code import emit as code
+
+        for line in _remarks(planned):
+            aside(line)
+        if planned.plan == planned.none.plan:
+            aside("the step fits as it is: the plan checkpoints nothing")
+        if planned.plan is not None:
+            made, repairs = plan_file_of(planned.chain, planned.plan), bool(request.words.repair_batchnorm)
+            say_bytes(code(made, request.emit, repair_batchnorm=repairs).encode())
     else:
         _print_tables(planned, request)
         written = request.output if request.writes_plan else None
         _say_next(planned, words, budget=str(request.budget), written=written)
     return planned.exit_code
-
-
-def _print_code(planned: Planned, kind: str, *, repairs: bool) -> None:
-    """Print the code of the best plan that was measured, else of the solver's."""
-    from profiler.planning.chain import plan_file_of
-    from profiler.planning.plan_code import emit
-
-    for line in _remarks(planned):
-        aside(line)
-    if planned.plan == planned.none.plan:
-        aside("the step fits as it is: the plan checkpoints nothing")
-    if planned.plan is not None:
-        say_bytes(emit(plan_file_of(planned.chain, planned.plan), kind, repair_batchnorm=repairs).encode())
 
 
 def _print_tables(planned: Planned, asked: PlanRequest) -> None:

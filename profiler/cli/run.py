@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from profiler.request.spec import CheckedRequest
     from profiler.runs.store import Run
     from profiler.workflows.reproduce import Reproduced, System
-    from profiler.workflows.run import Ran, RunRequest
+    from profiler.workflows.run import Ran
 
 OWN_OPTIMIZER = "GCP009"  # the note that the model brings its own optimizer
 SMALLER = 0.8  # of the peak: what the next command is to fit, where checkpointing did not lower it
@@ -98,20 +98,15 @@ def run(
         refuse_idle(idle, "with --dry-run", hint="it measures nothing; leave one of them out")
     with interruptible(json=json):
         if dry_run:
-            raise typer.Exit(_dry_run(request))
+            from profiler.views.tables.progress import cost_lines
+            from profiler.workflows.dry_run import dry_run as dry
+
+            if cost := dry(request, Terminal(), show=_print_trials):
+                for line in cost_lines(cost.cost, basis=cost.basis, start=cost.start, unknown=cost.unknown):
+                    aside(line)
+            return
         ran = (resume_run if resume else start_run)(request, Terminal(is_quiet=quiet))
         raise typer.Exit(print_run(ran, json=json))
-
-
-def _dry_run(request: RunRequest) -> int:
-    from profiler.views.tables.progress import cost_lines
-    from profiler.workflows.dry_run import dry_run
-
-    estimate = dry_run(request, Terminal(), show=_print_trials)
-    if estimate:
-        for line in cost_lines(estimate.cost, basis=estimate.basis, start=estimate.start, unknown=estimate.unknown):
-            aside(line)
-    return 0
 
 
 def _print_trials(checked: CheckedRequest) -> None:
@@ -362,7 +357,13 @@ def reproduce(
     if name is None:
         if any((full, predict, device, output, before, json)):
             raise UserError("reproduce needs a name for these options", hint=f"one of {', '.join(workflow.names())}")
-        _list([workflow.find(name) for name in workflow.names()])
+        from profiler.views.tables import Table
+        from profiler.views.tables import words as column
+
+        systems = [workflow.find(name) for name in workflow.names()]
+        titles = column("what is published", "", [system.title for system in systems])
+        say(Table(columns=(column("name", "", workflow.names()), titles)))
+        next_command("gcprof", "reproduce", systems[0].name)
         return
     system = workflow.find(name)
     if before:
@@ -383,17 +384,6 @@ def reproduce(
         )
         _print(reproduced, json=json)
         raise typer.Exit(_keep(system, reproduced))
-
-
-def _list(systems: list[System]) -> None:
-    from profiler.views.tables import Table, words
-
-    columns = (
-        words("name", "", [system.name for system in systems]),
-        words("what is published", "", [system.title for system in systems]),
-    )
-    say(Table(columns=columns))
-    next_command("gcprof", "reproduce", systems[0].name)
 
 
 def _print(reproduced: Reproduced, *, json: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +17,7 @@ from profiler.core.units import bytes_text, count_text
 from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
-    from profiler.runs.merge import Report
+    pass
 
 
 def list_runs(
@@ -167,26 +166,19 @@ def validate(
     from profiler.runs import run_folder
     from profiler.runs.merge import validate as look
     from profiler.views.tables import Table
+    from profiler.views.tables.columns import counted
 
     reports = [look(run_folder(word)) for word in runs or ["last"]]
     if json:
         say_json(reports)
     else:
-        for text in _finding_lines(reports):
-            say(Table(above=(text,)))
+        for report in reports:
+            for finding in report.findings:
+                say(Table(above=(f"{finding.where}: {'' if finding.is_damage else 'note: '}{finding.text}",)))
+            damage = sum(finding.is_damage for finding in report.findings)
+            verdict = f"damaged in {count_text(damage, 'place')}" if damage else "fine"
+            records = f"{count_text(report.num_records, 'record')}{counted(report.evidence)}"
+            say(Table(above=(f"{report.run}: {records}, {verdict}",)))
     if any(report.is_damaged for report in reports):
         raise typer.Exit(4)
     next_command("gcprof", "show", reports[-1].run)
-
-
-def _finding_lines(reports: Iterable[Report]) -> Iterator[str]:
-    """Yield one line per finding, and one per run."""
-    from profiler.views.tables.columns import counted
-
-    for report in reports:
-        for finding in report.findings:
-            yield f"{finding.where}: {'' if finding.is_damage else 'note: '}{finding.text}"
-        damage = sum(finding.is_damage for finding in report.findings)
-        verdict = f"damaged in {count_text(damage, 'place')}" if damage else "fine"
-        records = count_text(report.num_records, "record")
-        yield f"{report.run}: {records}{counted(report.evidence)}, {verdict}"

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from profiler.analysis.comparison import Judgement, RuleResult
-    from profiler.core.record import Record
     from profiler.runs.store import Run
     from profiler.scripts.records import Side
     from profiler.views.tables import Table
@@ -120,6 +119,7 @@ def compare(
     """
     from profiler.analysis.comparison import compare_sides, judge, parse_rules
     from profiler.analysis.pairing import ALLOWED, MEANING, read_sides
+    from profiler.runs import REFERENCE
     from profiler.views.tables import comparison as view
 
     if one_of(format, FORMATS, flag="--format") != "table":
@@ -133,7 +133,12 @@ def compare(
     rules = parse_rules(fail_on) if fail_on is not None else ()
     allowed = _listed(allow_different, ALLOWED, flag="--allow-different") if allow_different else []
     names = [name for name in _listed(align, MEANING, flag="--align") if name not in allowed]
-    sides = read_sides(_named(loaded), align=names)
+    called = [word if word.startswith(REFERENCE) else run.folder.resolve().name for word, run in loaded]
+    named = [  # the word where two have the same name
+        (name if called.count(name) == 1 else word, run.records)
+        for name, (word, run) in zip(called, loaded, strict=True)
+    ]
+    sides = read_sides(named, align=names)
     compared = compare_sides(sides, align=names, allowed=allowed)
     judgement = judge(sides, rules, align=names, allowed=allowed) if rules else None
     code = TRIPPED if judgement and judgement.tripped else 0
@@ -175,16 +180,6 @@ def _say(tables: Sequence[Table], document: bytes, csv: Callable[[], str], *, fo
 
 def _listed(text: str, choices: tuple[str, ...], *, flag: str) -> list[str]:
     return [one_of(word.strip(), choices, flag=flag) for word in text.split(",")]
-
-
-def _named(loaded: list[tuple[str, Run]]) -> list[tuple[str, tuple[Record, ...]]]:
-    """Return the name and the records of every run: `ref:NAME`, the folder's, or the word if two have that name."""
-    from profiler.runs import REFERENCE
-
-    names = [word if word.startswith(REFERENCE) else run.folder.resolve().name for word, run in loaded]
-    return [
-        (name if names.count(name) == 1 else word, run.records) for name, (word, run) in zip(names, loaded, strict=True)
-    ]
 
 
 def _tell(judgement: Judgement) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -70,7 +70,11 @@ def merge(folders: Sequence[Path]) -> Merged:
         for key, offer in own.items():
             offers.setdefault(key, []).append(offer)
     latest = {key: max(of_key, key=_later) for key, of_key in offers.items()}
-    kept = {key: offer for key, offer in latest.items() if not _is_needless(key, latest)}
+    failed = {  # not ended from outside: then the first round may be ok when it is measured again
+        case for (case, number), offer in latest.items()
+        if number == 1 and offer.record.outcome not in ("ok", *progress.LOST)
+    }  # fmt: skip
+    kept = {(case, number): offer for (case, number), offer in latest.items() if number == 1 or case not in failed}
     order = {key: number for number, key in enumerate(plan)}
     keys = sorted(kept, key=lambda key: (order.get(key, len(order)), kept[key].line))
     different = {key: len({encode(offer.record) for offer in offers[key]}) for key in keys}
@@ -155,15 +159,6 @@ def _joined(runs: Sequence[Run]) -> tuple[dict[Key, Trial], Shard | UnsetType]:
 def _later(offer: Offer) -> tuple[datetime, bytes, bytes]:
     began = moment(offer.record.environment.started) if offer.record.environment else None
     return began or datetime.min.replace(tzinfo=UTC), encode(offer.record), offer.line
-
-
-def _is_needless(key: Key, latest: Mapping[Key, Offer]) -> bool:
-    """Whether a single run would not have measured this trial: a later round, and the first one failed.
-
-    A first round that was ended from outside does not count, since it may be ok when it is measured again.
-    """
-    first = latest.get((key[0], 1))
-    return key[1] > 1 and first is not None and first.record.outcome not in ("ok", *progress.LOST)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
