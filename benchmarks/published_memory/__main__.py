@@ -184,7 +184,8 @@ def _summary(held: Sequence[Held]) -> str:
 def document(held: Sequence[Held]) -> str:
     """Returns the tables, one for each source."""
     cudnn = next(wheel.version for wheel in distributions() if wheel.name.startswith("nvidia-cudnn-"))
-    text = f"{made('published_memory').replace(' and torch', ', torch').removesuffix('.')} and cuDNN {cudnn}.\n\n{_summary(held)}\n\n"
+    versions = made("published_memory").replace(" and torch", ", torch").removesuffix(".")
+    text = f"{versions} and cuDNN {cudnn}.\n\n{_summary(held)}\n\n"
     for key, source in SOURCES.items():
         if own := [one.cells for one in held if one.figure.source == key]:
             url = source["url"]
