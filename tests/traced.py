@@ -18,6 +18,7 @@ BLOCKS = ("blocks.0", "blocks.1")
 MODULES = ("", "embed", "head", "blocks", "blocks.0", "blocks.0.a", "blocks.1", "blocks.1.b.c")
 
 
+@cache
 def traced(
     model: str,
     strategy: str = "none",
@@ -31,31 +32,16 @@ def traced(
 
     A step that is asked for again is not traced again.
     """
-    return _traced(model, strategy, build, change, optimizer, tuple(fields.items()))
-
-
-@cache
-def _traced(
-    model: str,
-    strategy: str,
-    build: Callable[[], Workload] | None,
-    change: Callable[[Workload], Any] | None,
-    optimizer: str,
-    fields: tuple[tuple[str, Any], ...],
-) -> tuple[Trace, tuple[str, ...]]:
     from profiler.predicting.fake_tensors import fake_tensors
     from profiler.predicting.traced_case import follow
     from profiler.training.assemble import assemble
 
-    case = make.case(
-        **{
-            "model": catalogue.resolve(Choice(model), models.TABLE),
-            "strategy": catalogue.resolve(Choice(strategy), STRATEGIES),
-            "optimizer": Choice(optimizer),
-            "batch_size": 4,
-            **dict(fields),
-        }
-    )
+    chosen = {
+        "model": catalogue.resolve(Choice(model), models.TABLE),
+        "strategy": catalogue.resolve(Choice(strategy), STRATEGIES),
+        "optimizer": Choice(optimizer),
+    }
+    case = make.case(**{**chosen, "batch_size": 4, **fields})
     with fake_tensors():
         built = assemble(case, build=build)
         if change:
