@@ -172,7 +172,7 @@ def test_a_trace_that_is_its_own_baseline_needs_no_reason():
 
 @settings(deadline=None, max_examples=60)
 @given(trace=random_traces())
-def test_any_trace_adds_up_at_every_operator(trace):
+def test_any_trace_adds_up_at_every_operator_and_can_be_explained(trace):
     for number, total in enumerate(live(trace)):
         hidden = trace.operators[number - 1].hidden_bytes if number else 0
         there = [one for one in trace.allocations if one.born <= number <= one.died]
@@ -183,6 +183,10 @@ def test_any_trace_adds_up_at_every_operator(trace):
         assert categories == {name: nbytes for name, nbytes in expected.items() if nbytes}
         assert sum(categories.values()) == total
         assert sum(share.nbytes for share in modules_at(trace, number, blocks=BLOCKS)) == total
+    found = explain(trace, blocks=BLOCKS)
+    assert found.peak.nbytes == max(live(trace))
+    assert sum(share.nbytes for share in found.modules) + found.others_bytes == found.peak.nbytes
+    assert found.floor.nbytes <= found.peak.nbytes
 
 
 def test_modules_inside_a_block_go_under_its_name_and_others_under_their_own():
@@ -209,16 +213,6 @@ def test_ten_modules_are_named_and_the_others_are_summed():
 
     assert [share.nbytes for share in found.modules] == list(range(112, 102, -1))
     assert (found.num_others, found.others_bytes) == (3, 100 + 101 + 102)
-
-
-@settings(deadline=None, max_examples=60)
-@given(trace=random_traces())
-def test_any_trace_can_be_explained_and_its_modules_add_up_to_the_peak(trace):
-    found = explain(trace, blocks=BLOCKS)
-
-    assert found.peak.nbytes == max(live(trace))
-    assert sum(share.nbytes for share in found.modules) + found.others_bytes == found.peak.nbytes
-    assert found.floor.nbytes <= found.peak.nbytes
 
 
 def test_a_remedy_that_is_impossible_here_is_left_out():

@@ -31,27 +31,21 @@ def run(model: str, strategy: str, passes: tuple[str, ...], **fields: object) ->
 
 
 @pytest.mark.parametrize(
-    "model", [MODELS[0], *(pytest.param(model, marks=pytest.mark.nightly) for model in MODELS[1:])]
+    ("model", "device"),
+    [
+        (MODELS[0], "cpu"),
+        *(pytest.param(model, "cpu", marks=pytest.mark.nightly) for model in MODELS[1:]),
+        *(pytest.param(model, "cuda:0", marks=GPU) for model in MODELS),
+    ],
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_pass_of_every_strategy_leaves_no_byte_on_the_cpu(model, strategy, tmp_path):
+def test_every_pass_of_every_strategy_leaves_no_byte(model, device, strategy, tmp_path):
     choice = written(strategy, model, tmp_path)
-    run(model, choice, PASSES)  # what is made once in a process is there
-
-    left = {"+".join(passes): bytes_left_by(lambda passes=passes: run(model, choice, passes)) for passes in STAGES}
-
-    assert left == dict.fromkeys(left, 0)
-
-
-@pytest.mark.parametrize("model", [pytest.param(model, marks=GPU) for model in MODELS])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_pass_of_every_strategy_leaves_no_byte_on_cuda(model, strategy, tmp_path):
-    choice = written(strategy, model, tmp_path)
-    run(model, choice, PASSES, device="cuda:0")
+    run(model, choice, PASSES, device=device)  # what is made once in a process is there
+    left_by = bytes_left_by if device == "cpu" else bytes_left_on_cuda_by
 
     left = {
-        "+".join(passes): bytes_left_on_cuda_by(lambda passes=passes: run(model, choice, passes, device="cuda:0"))
-        for passes in STAGES
+        "+".join(passes): left_by(lambda passes=passes: run(model, choice, passes, device=device)) for passes in STAGES
     }
 
     assert left == dict.fromkeys(left, 0)

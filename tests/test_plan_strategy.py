@@ -20,7 +20,7 @@ from profiler.training.block_segments import (
     checkpoint_without_reentry,
 )
 from profiler.training.strategies import carry_out
-from tests.chain_models import Counted, Looping, workload
+from tests.chain_models import Counted, workload
 from tests.pasted import BUILDS, random_runs, stepped
 from tests.plans import Saving, plan_of
 
@@ -103,20 +103,6 @@ def test_a_plan_is_applied_from_python_as_it_stands_and_from_its_path(tmp_path):
         module = chain()
         profiler.apply(module, one)
         assert calls(module) == [2, 2, 1, 1]
-
-
-def test_a_plan_of_a_loop_needs_an_example_and_works_with_one():
-    module = Looping()
-    found = plan_of(module, [f"layers.{index}" for index in range(6)], [[0, 1, 2]])
-
-    with pytest.raises(Unsupported, match="example"):
-        profiler.apply(module, found)
-    profiler.apply(module, found, example=torch.ones(2, 3))
-    for layer in module.layers:
-        layer.calls = 0
-    module(torch.ones(2, 3)).sum().backward()
-
-    assert [layer.calls for layer in module.layers] == [2, 2, 2, 1, 1, 1]
 
 
 def renamed() -> nn.Module:
