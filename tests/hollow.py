@@ -13,7 +13,6 @@ from profiler.rehearsal.device import ASKED
 from tests.program import PATIENCE_SECONDS, Done, environment, gcprof
 
 OPEN = "from profiler.rehearsal.device import open_if_asked; open_if_asked()\n"
-BUILD = "from profiler.rehearsal.build import libraries; print(libraries())"
 LEAVE = "\nimport os, sys; sys.stdout.flush(); os._exit(0)"  # unfinalized: autograd's threads may use Python
 
 

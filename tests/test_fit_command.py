@@ -18,7 +18,7 @@ from profiler.scripts import launch
 from profiler.scripts.report import Asked, Variant
 from profiler.workflows import fit_command
 from tests.program import WITHOUT_GCPROF
-from tests.scripts.runs import ROOT, TABLE, control, environment, gcprof, rehearsed
+from tests.scripts.runs import ROOT, TABLE, Answer, control, environment, gcprof, rehearsed
 
 TWO = "nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 256), nn.GELU()"  # layers
 EIGHT = "*(nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256)) for _ in range(8))"
@@ -30,6 +30,10 @@ LESS = {  # MiB below what the script reserves as it is, and edits that make its
     "accelerate_loop": (10, (("randn(96", "randn(12288"), ("(96,)", "(12288,)"), ("=16", "=2048"), (TWO, EIGHT))),
 }
 QUICK = {"nanogpt_like"}
+IN_FP32 = (  # a sum in another order may flip a weight's rounding to bf16
+    (":.4f}", ":.9f}"),
+    ("dtype=torch.bfloat16)", "dtype=torch.bfloat16, enabled=False)"),
+)
 LOSS = re.compile(r"[Ll]oss:? ([\d.]+)")
 
 
@@ -41,21 +45,10 @@ def edited(path, *edits):
     path.write_text(text)
 
 
-class Fit:
-    """A finished `gcprof fit -- COMMAND` on a T4 without a context, whose convolutions have no workspaces."""
-
-    def __init__(self, words, memory, *options, cwd):
-        given = ("--memory", memory, "--context", "0", "--device", "t4", *options)
-        done = gcprof("fit", *given, "--", *words, cwd=cwd, GCPROF_CUDNN="hollow")
-        self.exit_code, self.said, self.out = done.returncode, done.stderr, done.stdout
-
-    @property
-    def document(self):
-        return json.loads(self.out)
-
-    @property
-    def chosen(self):
-        return next(way for way in self.document["ways"] if way["is_chosen"])
+def fit(words, memory, *options, cwd):
+    """`gcprof fit -- COMMAND` on a T4 without a context."""
+    given = ("--memory", memory, "--context", "0", "--device", "t4", *options)
+    return Answer("fit", *given, command=words, cwd=cwd)
 
 
 @pytest.mark.parametrize(
@@ -69,21 +62,20 @@ def test_a_script_that_was_fitted_reserves_no_more_than_the_memory_evaluation_in
     (plain,) = control(script.words, cwd=folder, kept=kept, decided=script.decided).figures
     limit = plain.reserved_bytes - less * MIB
 
-    fit = Fit(script.words, f"{limit}B", "-o", "plan.json", "--json", "--quiet", cwd=folder)
-    label = fit.chosen["way"].replace("plan", "plan:file=plan.json")
+    fitted = fit(script.words, f"{limit}B", "-o", "plan.json", "--json", "--quiet", cwd=folder)
+    chosen, *others = sorted(fitted.document["ways"], key=lambda way: not way["is_chosen"])
+    label = chosen["way"].replace("plan", "plan:file=plan.json")
     done = rehearsed(script.words, "--strategies", label, "--memory", f"{limit}B", cwd=folder)
 
-    assert fit.exit_code == done.exit_code == 0, fit.said + done.said
-    assert [way["fits"] for way in fit.document["ways"] if not way["is_chosen"]] == [False] * len(
-        fit.document["ways"][1:]
-    )
+    assert fitted.exit_code == done.exit_code == 0, fitted.said + done.said
+    assert not any(way["fits"] for way in others)
     (variant,) = done.document["variants"]
-    (fitted,) = done.figures
+    (figures,) = done.figures
     assert variant["outcome"] == "ok"
-    assert fitted.reserved_bytes <= limit < plain.reserved_bytes
-    assert fitted.peak_bytes < plain.peak_bytes
-    assert done.printed in ([], [fitted.peak_bytes])
-    assert fit.chosen["needed_bytes"] == fitted.reserved_bytes
+    assert figures.reserved_bytes <= limit < plain.reserved_bytes
+    assert figures.peak_bytes < plain.peak_bytes
+    assert done.printed in ([], [figures.peak_bytes])
+    assert chosen["needed_bytes"] == figures.reserved_bytes
     phases = {phase["name"] for process in variant["processes"] for phase in process["phases"]}
     assert ("evaluation" in phases) == ("eval" in (folder / f"{name}.py").read_text())
 
@@ -116,9 +108,7 @@ def losses(words, label, cwd):
 )
 def test_a_script_prints_the_losses_that_it_prints_without_levers(name, labels, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    edited(folder / f"{name}.py", (":.4f}", ":.9f}"))
-    path = folder / f"{name}.py"  # in fp32: a sum in another order may flip a weight's rounding to bf16
-    path.write_text(path.read_text().replace("dtype=torch.bfloat16)", "dtype=torch.bfloat16, enabled=False)"))
+    edited(folder / f"{name}.py", *(IN_FP32 if name == "nanogpt_like" else IN_FP32[:1]))
     words = (sys.executable, f"{name}.py")
     plain, _ = losses(words, None, folder)
 
@@ -171,16 +161,10 @@ def test_a_script_with_the_code_takes_the_bytes_of_the_row_and_trains_the_same(l
     (process,) = rehearsed([sys.executable, "pasted.py"], cwd=folder).document["variants"][0]["processes"]
     assert (process["peak_bytes"], process["reserved_bytes"]) == (row.peak_bytes, row.reserved_bytes)
     assert alone(folder) == row.peak_bytes
-    for name, script in (
-        ("nanogpt_like", text),
-        ("pasted", pasted),
-    ):  # in fp32: a sum in another order flips no rounding
-        plain = script.replace("dtype=torch.bfloat16)", "dtype=torch.bfloat16, enabled=False)").replace(
-            ":.4f}", ":.9f}"
-        )
-        (folder / f"{name}.py").write_text(plain + WEIGHTS)
-    printed, _ = losses((sys.executable, "nanogpt_like.py"), None, folder)
-    own, _ = losses((sys.executable, "pasted.py"), None, folder)
+    for name, script in (("nanogpt_like", text), ("pasted", pasted)):
+        (folder / f"{name}.py").write_text(script + WEIGHTS)
+        edited(folder / f"{name}.py", *IN_FP32)
+    printed, own = (losses((sys.executable, f"{name}.py"), None, folder)[0] for name in ("nanogpt_like", "pasted"))
     assert len(printed) > 20
     assert own == pytest.approx(printed, rel=1e-5)
 
@@ -293,11 +277,10 @@ def test_an_evaluation_that_is_too_large_is_named_with_its_line(folder):
     largest = max(process["phases"], key=lambda phase: phase["peak_bytes"])
     assert largest["name"] == "evaluation"
 
-    fit = Fit(words, f"{largest['peak_bytes'] - MIB}B", cwd=folder)
+    done = fit(words, f"{largest['peak_bytes'] - MIB}B", cwd=folder)
 
-    assert fit.exit_code == 5
-    assert f"the evaluation takes 58.2 MiB ({largest['line']}), which no plan changes" in fit.out
-    assert "nothing fits: the least is none, which needs" in fit.out
+    assert done.exit_code == 5
+    assert f"the evaluation takes 58.2 MiB ({largest['line']}), which no plan changes" in done.out
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 Every test runs in processes of its own, whatever device this one has.
 """
 
-import csv
 import shutil
 from pathlib import Path
 
@@ -136,32 +135,16 @@ def test_nvml_tells_the_same_devices_and_what_is_taken_of_them(hollow):
 
 @pytest.fixture(scope="module")
 def run(hollow, tmp_path_factory):
-    """A run on a T4 of 1 GiB: a model that does not fit, then one that does; and what the program said."""
+    """The records of a run on a T4 of 1 GiB: a model that does not fit, then one that does."""
     here = tmp_path_factory.mktemp("run")
     words = ("run", "--model", "mlp:width=16384|64", "--strategies", "none,all", "--rounds", "1", "--device", "cuda")
     done = hollow.gcprof(*words, "-o", "run", cwd=here, device=f"t4,bytes={GIB}")
     assert done.returncode == 0, done.stderr
-    return done, store.load(here / "run"), here
-
-
-def by_outcome(run, outcome):
-    return [record for record in run[1].records if record.outcome == outcome]
-
-
-def test_a_rehearsed_run_says_so_in_records_table_and_csv(run):
-    done, stored, here = run
-    (line, *_) = list(csv.DictReader((here / "run" / "derived" / "table.csv").open(encoding="utf-8")))
-    names = {record.environment.device_name for record in stored.records}
-
-    assert names == {"Hollow Tesla T4"}
-    assert "(Tesla T4): rehearsed, not measured" in done.stdout
-    assert sum(row.split()[-1:] == ["rehearsed"] for row in done.stdout.splitlines()) == 2
-    assert "GCP039" in done.stdout
-    assert any(str(value).startswith("Hollow") for value in line.values())
+    return store.load(here / "run").records
 
 
 def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_the_next_trial_is_clean(run):
-    full, clean = by_outcome(run, "out_of_memory"), by_outcome(run, "ok")
+    full, clean = ([one for one in run if one.outcome == outcome] for outcome in ("out_of_memory", "ok"))
 
     assert [record.case.model.options["width"] for record in full] == ["16384"] * 2
     assert [record.case.model.options["width"] for record in clean] == ["64"] * 2
@@ -173,23 +156,20 @@ def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("asked", "noun"),
     [
-        ("t5", "no GPU is called 't5'"),
-        ("h100,coun=2", "unknown field `coun`"),
-        ("h100,count=two", "Expected `int`"),
-        ("h100,count=0", "Expected `int` >= 1"),
-        ("h100,bytes=-1", "Expected `int` >= 1"),
+        ("t5", "t5"),
+        ("h100,coun=2", "coun"),
+        ("h100,count=two", "int"),
+        ("h100,count=0", ">= 1"),
+        ("t4,bytes=-1", ">= 1"),
     ],
 )
-def test_a_device_that_is_none_is_refused_before_a_process_is_started_for_it(asked, why, monkeypatch):
+def test_a_device_that_is_none_is_refused_before_a_process_is_started_for_it(asked, noun, monkeypatch):
     monkeypatch.setenv("GCPROF_HOLLOW", asked)
 
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=f"GCPROF_HOLLOW: .*{noun}"):
         prepare_if_asked()
-
-    assert why in refused.value.message
-    assert refused.value.message.startswith("GCPROF_HOLLOW: ")
 
 
 @pytest.mark.slow
@@ -229,16 +209,12 @@ def test_compiled_budgets_are_rehearsed_with_the_bytes_of_real_compiled_kernels(
 # --- the main job; the figures are those of bare loops on such a device, worked out apart from gcprof
 
 
-def peaks(hollow, here, *words):
-    none = {"GCPROF_CUDNN": "hollow"}  # convolutions without workspaces, as in those loops
-    done = hollow.gcprof("run", *words, "--device", "cuda", "-o", "run", cwd=here, **none)
-    assert done.returncode == 0, done.stderr
-    return {str(one.case.strategy): one.readings.peak_bytes for one in store.load(here / "run").records}
-
-
 @pytest.mark.nightly
 def test_the_main_job_at_full_size_peaks_where_it_does_without_gcprof(hollow, here):
-    rows = peaks(hollow, here, "--segments", "1,2,4,8,16,32")
+    words = ("run", "--segments", "1,2,4,8,16,32", "--device", "cuda", "-o", "run")
+    done = hollow.gcprof(*words, cwd=here, GCPROF_CUDNN="hollow")  # convolutions without workspaces, as in those loops
+    assert done.returncode == 0, done.stderr
+    rows = {str(one.case.strategy): one.readings.peak_bytes for one in store.load(here / "run").records}
 
     assert list(rows) == ["none", *(f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32))]
     assert all(1011 * MIB <= peak <= 1018 * MIB for peak in rows.values())
@@ -251,10 +227,6 @@ WRONG = Verdict(
     torch="9.9.9",
     checks=(Check("weights", 512, 512), Check("backward", 1024, 1536), Check("the end", 0, 512)),
     not_supported=("cublasSnew_v2",),
-)
-TOLD = (
-    "torch 9.9.9 on the hollow device is not as arithmetic has it: backward: expected 1,024 bytes, got 1,536, and 1 "
-    "more (not supported: cublasSnew_v2)"
 )
 
 
@@ -287,8 +259,8 @@ def test_a_torch_that_fails_is_refused_with_what_differs_and_tried_once(kept, mo
         with pytest.raises(UserError) as refused:
             smoke.proven_libraries()
 
-        assert (refused.value.exit_code, refused.value.message) == (3, TOLD)
-        assert "python -m profiler.rehearsal.smoke" in str(refused.value.hint)
+        assert refused.value.exit_code == 3
+        assert "backward: expected 1,024 bytes, got 1,536" in refused.value.message
     assert tried == [kept]
 
 
@@ -299,8 +271,7 @@ def test_a_step_that_does_not_end_well_is_refused_with_its_last_words_and_not_ke
         smoke.proven_libraries()
 
     assert refused.value.exit_code == 3
-    told = "a training step on the hollow device ended with exit code 1: ZeroDivisionError: division by zero"
-    assert refused.value.message == f"{told} (not supported: cuNew)"
+    assert "ZeroDivisionError: division by zero (not supported: cuNew)" in refused.value.message
     assert not smoke.verdict_file(kept).exists()
 
 
@@ -327,18 +298,12 @@ print(found)
 def test_what_no_library_has_answers_that_it_is_not_supported_and_is_named(hollow):
     done = hollow.run(OPEN + ASK + LEAVE, HOLLOW_LOG="1")
 
-    named = [line for line in done.stderr.splitlines() if line.startswith(smoke.UNSUPPORTED)]
-    words = {line.removeprefix(smoke.UNSUPPORTED) for line in named}
+    words = {line.removeprefix(smoke.UNSUPPORTED) for line in done.stderr.splitlines()}
     assert done.stdout.splitlines()[-1] == str(
         {"libcublas": 15, "libcudnn": 3000, "libnccl": 3, "libcudart": 801, "libcuda": 801, "known": 0}
     )
-    assert words >= {
-        "cublasSrotg_v2",
-        "cudnnRNNForward",
-        "ncclGroupSimulateEnd",
-        "cudaIpcGetMemHandle",
-        "cuNoSuchFunction",
-    }
+    named = {"cublasSrotg_v2", "cudnnRNNForward", "ncclGroupSimulateEnd", "cudaIpcGetMemHandle", "cuNoSuchFunction"}
+    assert words >= named
     assert not any("gemm" in word for word in words)
 
 

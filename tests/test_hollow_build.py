@@ -4,27 +4,15 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from profiler.core.errors import UserError
 from profiler.rehearsal import build, smoke
-from tests.hollow import BUILD
-from tests.program import PATIENCE_SECONDS, environment
 
-CAUGHT = """
-from profiler.core.errors import UserError
-from profiler.rehearsal.build import libraries
-try:
-    print(libraries())
-except UserError as error:
-    print(error.exit_code)
-    print(error.message)
-    print(error.hint)
-"""
 NOBODY = 54321  # a user and a group that are not this process's
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 
@@ -41,57 +29,15 @@ def test_beside_a_torch_that_was_replaced_its_own_version_of_nvidias_files_is_ta
     assert [path.parts[-3] for path in found] == expected
 
 
-def started(folder: Path, code: str = BUILD, **more: str) -> subprocess.Popen[str]:
-    """A process that builds into a cache of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment(**{"XDG_CACHE_HOME": str(folder), **more}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def caught(folder: Path, code: str = CAUGHT, **more: str) -> list[str]:
-    """What is said where a build into a cache of its own fails: the exit code, the message and the hint."""
-    out, error = started(folder, code, **more).communicate(timeout=PATIENCE_SECONDS)
-    assert out, error
-    return out.splitlines()
-
-
-def folders(root: Path) -> list[Path]:
-    """What is kept in a cache, without the lock."""
-    return [path for path in (root / "gcprof" / "hollow").iterdir() if path.is_dir()]
-
-
-@pytest.fixture(scope="module")
-def built(hollow, tmp_path_factory):
-    """A cache that two processes filled at once, beside what a killed build had left there; and what each said."""
-    root = tmp_path_factory.mktemp("cache")
-    (root / "gcprof" / "hollow" / f"{build.BUILDING}killed" / "lib").mkdir(parents=True)
-    both = [started(root), started(root)]
-    said = [process.communicate(timeout=PATIENCE_SECONDS) for process in both]
-    return root, [process.returncode for process in both], said
-
-
-def test_a_torch_without_cuda_is_refused(tmp_path):
-    (tmp_path / "torch" / "lib").mkdir(parents=True)
-    (tmp_path / "torch" / "__init__.py").touch()
-
-    said = caught(tmp_path, f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{CAUGHT}")
-
-    assert said[:2] == ["3", "rehearsing needs a CUDA build of torch on Linux, and this one has no CUDA"]
-
-
 # --- libraries that came with gcprof
 
 
 @pytest.fixture
-def shipped(built, tmp_path, monkeypatch):
+def shipped(hollow, tmp_path, monkeypatch):
     """The libraries of a wheel, as far as choosing them goes: a folder with their origin, for the installed torch."""
     torch = build.installed()
     folder = tmp_path / f"cu{torch.cuda[0]}"
-    shutil.copytree(folders(built[0])[0], folder)
+    shutil.copytree(build.libraries(), folder)
 
     def of(sources: str = build.sources_digest(), cuda: tuple[int, int] = torch.cuda) -> Path | None:
         (folder / build.ORIGIN).write_text(json.dumps([sources, cuda]), encoding="ascii")
@@ -114,38 +60,31 @@ def test_prebuilt_libraries_of_this_cuda_or_a_newer_one_are_taken_and_no_compile
 
 
 @pytest.mark.parametrize(
-    ("system", "machine", "name"), [("linux", "aarch64", "Linux aarch64"), ("darwin", "arm64", "Darwin arm64")]
+    ("system", "machine", "noun"),
+    [("linux", "aarch64", "Linux aarch64"), ("darwin", "arm64", "Darwin arm64"), ("linux", "x86_64", "no CUDA")],
 )
-def test_another_system_is_refused_with_what_works_there(system, machine, name, monkeypatch):
+def test_a_system_or_a_torch_without_cuda_is_refused(system, machine, noun, tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "torch")])
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(platform, "system", lambda: name.split()[0])
+    monkeypatch.setattr(platform, "system", system.title)
 
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=noun) as refused:
         build.libraries()
 
     assert refused.value.exit_code == 3
-    assert refused.value.message == f"rehearsing works on Linux x86-64 only, and this is {name}"
-    assert "gcprof predict" in str(refused.value.hint)
 
 
 # --- who can write there
 
 
-def writable_by_all(folder: Path) -> None:
-    folder.chmod(0o777)
-
-
-def anothers(folder: Path) -> None:
-    os.chown(folder, NOBODY, -1)
-
-
-@pytest.mark.parametrize("let_in", [writable_by_all, pytest.param(anothers, marks=as_root)])
-def test_a_folder_where_others_can_write_is_refused(let_in, tmp_path):
-    let_in(tmp_path)
+@pytest.mark.parametrize("is_anothers", [False, pytest.param(True, marks=as_root)])
+def test_a_folder_where_others_can_write_is_refused(is_anothers, tmp_path):
+    os.chown(tmp_path, NOBODY, -1) if is_anothers else tmp_path.chmod(0o777)
 
     with pytest.raises(UserError, match="others can write") as refused:
         build.refuse_if_others_write(tmp_path)
 
     assert refused.value.exit_code == 3
-    assert "XDG_CACHE_HOME" in str(refused.value.hint)

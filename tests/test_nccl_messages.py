@@ -21,12 +21,13 @@ FOREVER = 10**9
 class Ranks:
     """Ranks of NCCL's stand-in, each a process without torch."""
 
-    def __init__(self, libraries, folder, *, num_ranks, started=None, times=FOREVER, wait=PATIENCE_SECONDS):
+    def __init__(
+        self, libraries, folder, *, num_ranks, started=None, times=FOREVER, wait=PATIENCE_SECONDS, program=RANK
+    ):
         environment = {**os.environ, "HOLLOW_MESSAGES": str(folder), "HOLLOW_WAIT_SECONDS": str(wait)}
-        self.folder = folder
         self.processes = {}
         for rank in range(num_ranks) if started is None else started:
-            words = [sys.executable, "-S", str(RANK), str(libraries), str(rank), str(num_ranks), "a run", str(times)]
+            words = [sys.executable, "-S", str(program), str(libraries), str(rank), str(num_ranks), "a run", str(times)]
             self.processes[rank] = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
 
     def ended(self):
@@ -78,34 +79,26 @@ def test_ranks_that_differ_in_what_they_call_are_told_so(libraries, tmp_path):
     other = tmp_path / "other.py"
     other.write_text(text)
     (tmp_path / "shared").mkdir()
-    environment = {**os.environ, "HOLLOW_MESSAGES": str(tmp_path / "shared")}
-    words = [[sys.executable, "-S", str(other), str(libraries), str(rank), "2", "x", "1"] for rank in range(2)]
-    started = [subprocess.Popen(one, env=environment, stdout=subprocess.PIPE, text=True) for one in words]
-    said = [one.communicate(timeout=PATIENCE_SECONDS)[0] for one in started]
-    assert any(
-        "calls ncclAllReduce of 16000 bytes where rank 1 of 2 calls ncclAllReduce of 20000" in one for one in said
-    )
+    ended = Ranks(libraries, tmp_path / "shared", num_ranks=2, times=1, program=other).ended()
+    told = "calls ncclAllReduce of 16000 bytes where rank 1 of 2 calls ncclAllReduce of 20000"
+    assert any(told in line for _, said in ended.values() for line in said)
 
 
-def killed_once(libraries, folder, chance):
-    """Kill one of some ranks at a random moment; the others must end, name it, and leave nothing."""
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_that_is_killed_ends_the_others(libraries, tmp_path, seed):
+    """Killed at a random moment: the others end, name it, and leave nothing."""
+    chance = random.Random(seed)
     num_ranks = chance.randint(2, 4)
-    ranks = Ranks(libraries, folder, num_ranks=num_ranks, wait=2)
+    ranks = Ranks(libraries, tmp_path, num_ranks=num_ranks, wait=2)
     victim = chance.randrange(num_ranks)
     time.sleep(chance.uniform(0, 0.4))  # a moment of chance: any must do
     ranks.processes[victim].kill()
     ended = ranks.ended()
     assert ended.pop(victim)[0] == -9
     assert {code for code, _ in ended.values()} == {7}, ended
-    named = [said for _, (said,) in ended.values() if f"for rank {victim}, which" in said]
-    assert named, ended
-    assert not list(folder.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_a_rank_that_is_killed_ends_the_others(libraries, tmp_path, seed):
-    killed_once(libraries, tmp_path, random.Random(seed))
+    assert any(f"for rank {victim}, which" in said for _, (said,) in ended.values()), ended
+    assert not list(tmp_path.iterdir())
 
 
 PROFILED = """

@@ -27,14 +27,10 @@ OVER = "def test_it_does_not(model, peak_memory):\n    peak_memory(model, batch,
 
 def run(folder: Path, text: str, *words: str) -> subprocess.CompletedProcess[str]:
     """pytest with the plugin on a file of tests."""
-    own = ("-p", "no:gcprof", "-p", PLUGIN)  # not the copy that an installation has made
-    return run_pytest(folder, text, *own, *(() if "-n" in words else ("-p", "no:xdist")), *words)
-
-
-def run_pytest(folder: Path, text: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    own = ("-p", "no:gcprof", "-p", PLUGIN, *(() if "-n" in words else ("-p", "no:xdist")))  # not an installed copy
     (folder / "test_mine.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *words]
-    more = environment(COLUMNS="200", **variables)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *own, *words]
+    more = environment(COLUMNS="200")
     return subprocess.run(command, cwd=folder, env=more, capture_output=True, text=True, check=False)
 
 
@@ -44,12 +40,8 @@ def test_peaks_are_listed_after_the_tests_and_one_over_the_budget_of_the_run_fai
 
     assert "1 failed, 1 passed" in done.stdout, done.stdout
     assert "peak memory by gcprof" in done.stdout
-    line = r"test_mine.py::test_it_fits: [\d.]+ MiB rehearsed \(Sequential under none, sgd, fp32, h100\)"
-    assert re.search(line, done.stdout)
-    assert "measured" not in done.stdout
-    assert re.search(r"is [\d.]+ MiB over --gcprof-budget of 20\.0 MiB\n", done.stdout)
-    assert "the peak is in the backward" in done.stdout
-    assert "gcprof.plan" in done.stdout
+    assert re.search(r"test_mine.py::test_it_fits: [\d.]+ MiB rehearsed \(Sequential under none", done.stdout)
+    assert "over --gcprof-budget of 20.0 MiB" in done.stdout
     assert "Traceback" not in done.stdout
     assert "pytest_plugin.py" not in done.stdout
 

@@ -1,11 +1,9 @@
 """`gcprof plan -- COMMAND`: held to the script without the watch, and to a plain rehearsal of it under the plan."""
 
-import json
-
 import pytest
 
 from profiler.core.units import MIB
-from tests.scripts.runs import TABLE, control, gcprof, rehearsed
+from tests.scripts.runs import TABLE, Answer, control, rehearsed
 
 PERCENT = {  # of the script's own peak, most of which is cuBLAS's workspace in models as small as these
     "nanogpt_like": 90,
@@ -17,16 +15,8 @@ WIDENED = {"accelerate_loop": (("96", "6144"), ("batch_size=16", "batch_size=102
 QUICK = {"nanogpt_like"}
 
 
-class Planned:
-    """A finished `gcprof plan -- COMMAND` on a T4, whose convolutions have no workspaces, as in `control`."""
-
-    def __init__(self, words, *options, cwd):
-        done = gcprof("plan", "--device", "t4", *options, "--", *words, cwd=cwd, GCPROF_CUDNN="hollow")
-        self.exit_code, self.said, self.out = done.returncode, done.stderr, done.stdout
-
-    @property
-    def document(self):
-        return json.loads(self.out)
+def planned(words, *options, cwd):
+    return Answer("plan", "--device", "t4", *options, command=words, cwd=cwd)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +33,7 @@ def test_a_script_under_its_plan_takes_at_most_the_budget_evaluation_included(na
     (figures,) = as_it_is.figures
     budget = figures.peak_bytes * PERCENT[name] // 100
 
-    plan = Planned(script.words, "--budget", f"{PERCENT[name]}%", "-o", "plan.json", "--json", cwd=folder)
+    plan = planned(script.words, "--budget", f"{PERCENT[name]}%", "-o", "plan.json", "--json", cwd=folder)
     done = rehearsed(script.words, "--strategies", "plan:file=plan.json", cwd=folder)
 
     assert plan.exit_code == 0, plan.said
@@ -94,7 +84,7 @@ def written(folder, *, batch=16384, large=0):
 def test_the_code_of_a_plan_takes_in_plain_pytorch_what_the_plan_was_said_to_take(folder, kept):
     words = written(folder)
     (as_it_is,) = control(words, cwd=folder, kept=kept).figures
-    plan = Planned(words, "--budget", "75%", "--emit", "python", cwd=folder)
+    plan = planned(words, "--budget", "75%", "--emit", "python", cwd=folder)
     (folder / "plan.py").write_text(plan.out)
     text = (folder / "mine.py").read_text()
     (folder / "mine.py").write_text(
@@ -112,7 +102,7 @@ def test_the_code_of_a_plan_takes_in_plain_pytorch_what_the_plan_was_said_to_tak
 
 @pytest.mark.nightly
 def test_a_budget_below_what_training_can_reach_is_refused_with_what_it_can(folder):
-    plan = Planned(written(folder), "--budget", "64MiB", "--json", cwd=folder)
+    plan = planned(written(folder), "--budget", "64MiB", "--json", cwd=folder)
 
     assert plan.exit_code == 5
     assert plan.document["plan"] is None
@@ -125,7 +115,7 @@ def test_a_script_that_runs_out_of_memory_is_planned_onto_its_gpu(folder):
     (process,) = rehearsed(words, cwd=folder).document["variants"][0]["processes"]
     room = process["peak_bytes"] * 9 // 10 + 600 * MIB  # and CUDA's context
 
-    plan = Planned(words, "--device", f"t4:memory={room}", "--budget", "75%", "--json", cwd=folder)
+    plan = planned(words, "--device", f"t4:memory={room}", "--budget", "75%", "--json", cwd=folder)
 
     assert plan.exit_code == 0, plan.said
     assert "out of memory" in plan.said
@@ -144,7 +134,7 @@ def test_a_script_that_runs_out_of_memory_is_planned_onto_its_gpu(folder):
     ],
 )
 def test_options_without_effect_on_a_command_are_refused_before_it_runs(words, noun, tmp_path):
-    plan = Planned(("python", "absent.py"), *words, cwd=tmp_path)
+    plan = planned(("python", "absent.py"), *words, cwd=tmp_path)
 
     assert plan.exit_code == 2
     assert noun in plan.said

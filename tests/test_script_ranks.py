@@ -42,37 +42,23 @@ def test_programs_of_ranks_run_to_their_end_to_the_byte(script, hollow, tmp_path
     for run in (watched, alone):
         assert run.exit_code == 0, run.said
         assert run.said.count(SAID[script.name]) == script.num_gpus
-    assert bytes_of(watched) == bytes_of(alone)
+    sizes = [sorted((one.peak_bytes, one.reserved_bytes) for one in run.figures) for run in (watched, alone)]
+    assert sizes[0] == sizes[1]  # without ranks: Lightning says the first one's late
     assert watched.printed == alone.printed
-
-
-def bytes_of(run):
-    """Of each process its peak and what it reserved: Lightning says the first one's rank late."""
-    return sorted((figures.peak_bytes, figures.reserved_bytes) for figures in run.figures)
 
 
 # ---- CUDA graphs: captured to the byte as without the watch, with collectives, and replayed
 
 
-@pytest.fixture(scope="module")
-def graphs(hollow, tmp_path_factory):
-    """A script run watched, and without the watch."""
-    here, kept = copied(tmp_path_factory.mktemp("graphs")), tmp_path_factory.mktemp("kept")
-    runs = rehearsed(("python", "graphs.py"), cwd=here), control(("python", "graphs.py"), cwd=here, kept=kept)
-    assert [run.exit_code for run in runs] == [0, 0], runs
-    assert runs[0].figures == runs[1].figures
-    return runs
-
-
 @pytest.mark.slow
-def test_what_a_graph_allocates_is_in_its_own_pool(graphs):
+def test_what_a_graph_allocates_is_in_its_own_pool_and_each_replay_of_a_step_is_a_step(hollow, tmp_path_factory):
     """Gradients, which another thread allocates, and what a second stream does, too."""
+    here, kept = copied(tmp_path_factory.mktemp("graphs")), tmp_path_factory.mktemp("kept")
+    graphs = rehearsed(("python", "graphs.py"), cwd=here), control(("python", "graphs.py"), cwd=here, kept=kept)
+    assert [run.exit_code for run in graphs] == [0, 0], graphs
+    assert graphs[0].figures == graphs[1].figures
     for run in graphs:
         assert run.said.count("in the graph's own pool: True") == run.said.count("beside it: True") == 1
-
-
-@pytest.mark.slow
-def test_each_replay_of_a_step_is_a_step(graphs):
     (process,) = graphs[0].document["variants"][0]["processes"]
     num = {phase["name"]: phase["num"] for phase in process["phases"]}
 
@@ -121,22 +107,19 @@ def test_what_is_made_of_values_from_the_host_is_what_a_cpu_makes_of_them(folder
     assert not done.document["variants"][0]["processes"][0]["assumed"]
 
 
-@pytest.mark.slow
-def test_a_loop_on_a_flag_that_is_never_computed_ends_with_its_line(folder):
-    done = rehearsed(("python", "unknown_values.py", "flag"), cwd=folder)
+@pytest.mark.parametrize(
+    ("way", "values", "code"),
+    [
+        pytest.param("flag", "zeros", "while not", marks=pytest.mark.slow),
+        pytest.param("caught", "all", "rows = (outputs", marks=pytest.mark.nightly),  # which the script would catch
+    ],
+)
+def test_what_hangs_on_values_that_are_not_known_ends_with_its_line(way, values, code, folder):
+    done = rehearsed(("python", "unknown_values.py", way), "--values", values, cwd=folder)
 
     (variant,) = done.document["variants"]
     assert done.exit_code == FALSE_SIZE
-    assert line_of("unknown_values.py", "while not") in variant["processes"][0]["detail"]
-
-
-@pytest.mark.nightly
-def test_memory_that_runs_out_for_an_assumed_size_ends_a_script_that_would_catch_it(folder):
-    done = rehearsed(("python", "unknown_values.py", "caught"), "--values", "all", cwd=folder)
-
-    (variant,) = done.document["variants"]
-    assert done.exit_code == FALSE_SIZE
-    assert line_of("unknown_values.py", "rows = (outputs") in variant["processes"][0]["detail"]
+    assert line_of("unknown_values.py", code) in variant["processes"][0]["detail"]
 
 
 @pytest.mark.nightly

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from profiler.core import gpu_specs
-from profiler.core.record import Phase
 from profiler.scripts.launch import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Asked, Process, Variant
-from profiler.views.tables.script import Live, ratio_to, step_seconds
+from profiler.views.tables.script import ratio_to, step_seconds
 from tests.scripts import by_hand
 from tests.scripts.runs import TABLE, Run, copied, environment, gcprof, rehearsed
 
@@ -51,7 +50,8 @@ def plain(*words, folder):
 def test_phases_peak_and_gradients_are_as_torch_profiler_and_the_script_itself_say(name, folder):
     if TABLE[name].missing:
         pytest.skip("not installed")
-    request = Request(strategies=("none",), rounds=0, values={}, say=lambda text: None, on_line=lines_of(taken := []))
+    lines = []
+    request = Request(strategies=("none",), rounds=0, values={}, say=lambda text: None, on_line=lines.append)
     more = IN_ORDER.get(name, ())
     words = (sys.executable, f"{name}.py", *more)
     text = (folder / f"{name}.py").read_text()
@@ -66,13 +66,10 @@ def test_phases_peak_and_gradients_are_as_torch_profiler_and_the_script_itself_s
     assert variant.equality.verdict == "equal"
     told = [msgspec.to_builtins(phase) for phase in process.phases]
     assert by_hand.told({"phases": told}) == by_hand.peaks(by_hand.rows(said))
+    taken = (row for row in lines if row["kind"] == "gradients")
     gradients = {f"{row['optimizer']}.{row['step']}": row["digests"] for row in taken}
     assert gradients == by_hand.digests(said)
     assert any(digest for digest in gradients["0.1"].values())
-
-
-def lines_of(taken):
-    return lambda line: taken.append(line) if line["kind"] == "gradients" else None
 
 
 def run_here(asked, request, folder):
@@ -148,33 +145,20 @@ def test_the_ratio_is_of_steps_of_the_same_number_and_its_range_of_the_rounds():
     assert step_seconds([[9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]]) == 1.0
 
 
-def measured(strategy, *, seconds, equality):
-    peak = Phase(
-        name="backward", first_step=1, num=9, peak_bytes=2**20, live_bytes=0, reserved_bytes=None, line="t.py:8"
-    )
-    process = Process(
-        rank=None, number=1, outcome="ok", num_steps=9, peak_bytes=2**20, reserved_bytes=None, module="Net",
-        phases=(peak,),
-    )  # fmt: skip
-    return Variant(
-        words={"strategy": strategy, "device": "cpu"}, gpu_bytes=None, context_bytes=0, outcome="ok",
-        processes=(process,), seconds=seconds, equality=equality,
-    )  # fmt: skip
-
-
 def test_a_rank_that_missed_another_is_not_the_first_that_died():
     """The other one's death may have been seen later."""
-    plain = measured("none", seconds=(), equality=None)
+    facts = {"number": 1, "num_steps": 9, "peak_bytes": None, "reserved_bytes": None, "module": "Net", "phases": ()}
     missed, killed = (
-        msgspec.structs.replace(plain.processes[0], rank=rank, outcome=outcome, detail=detail, died=died)
+        Process(**facts, rank=rank, outcome=outcome, detail=detail, died=died)
         for rank, outcome, detail, died in (
             (0, "failed", "RuntimeError: NCCL AllGather failed: another rank is missing (train.py:3)", 1.0),
             (1, "crashed", "it ended without a word", 2.0),
         )
     )
 
-    assert msgspec.structs.replace(plain, processes=(missed, killed)).first_dead is killed
-    assert msgspec.structs.replace(plain, processes=(missed,)).first_dead is missed
+    for processes, first in (((missed, killed), killed), ((missed,), missed)):
+        facts = {"words": {}, "gpu_bytes": None, "context_bytes": 0, "outcome": "failed"}
+        assert Variant(**facts, processes=processes).first_dead is first
 
 
 @pytest.mark.nightly
@@ -193,15 +177,3 @@ def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
         phase["peak_bytes"] for phase in process["phases"]
     ]
     assert len(variant.seconds[0]) == 3
-
-
-@pytest.mark.parametrize(("has_end", "told"), [(False, 1), (True, 0)])
-def test_it_is_said_once_how_to_end_a_command_of_many_steps(has_end, told):
-    said: list[str] = []
-    live = Live(said.append, has_end=has_end)
-
-    for step in range(30):
-        live({"kind": "phase", "process": "-", "phase": "forward", "step": step, "line": None, "devices": {"0": [8]}})
-
-    hint = "10 steps are done: Ctrl-C shows what ran so far, --steps 10 ends here"
-    assert said == ["forward, step 1: peak 8 B", "forward, step 2: peak 8 B", *[hint] * told]

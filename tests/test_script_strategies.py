@@ -14,15 +14,6 @@ from tests.scripts.runs import TABLE, control, rehearsed
 QUICK = [("nanogpt_like", "all")]
 
 
-def fates(done):
-    """Of each variant what became of the models: class, recomputed blocks, and why not."""
-    of_variants = [
-        [made for process in variant["processes"] for made in process["applied"]]
-        for variant in done.document["variants"]
-    ]
-    return [{(made["module"], made["num_blocks"], made["why"]) for made in models} for models in of_variants]
-
-
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
@@ -57,8 +48,7 @@ model = {model}.cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 {wraps}
 for _ in range(3):
-    x, y = (torch.ones(64, 256, device="cuda") for _ in "xy")
-    loss = {loss}
+    loss = model(torch.ones(64, 256, device="cuda")).sum()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -66,20 +56,19 @@ for _ in range(3):
 CHAIN = "nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6)))"
 
 
-def script(*, model=CHAIN, more="", wraps="", loss="model(x).sum()"):
-    return TRAINS.format(model=model, more=more, wraps=wraps, loss=loss)
+def script(*, model=CHAIN, more="", wraps=""):
+    return TRAINS.format(model=model, more=more, wraps=wraps)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("given", "strategy", "reason"),
     [
-        pytest.param({"model": "nn.Linear(256, 256)"}, "all", "no modules", marks=pytest.mark.nightly),
-        pytest.param({"wraps": "model = torch.compile(model, backend='eager')"}, "all", "compiled",
-                     marks=pytest.mark.nightly),
-        pytest.param({"model": "nn.Sequential(nn.Linear(256, 256), nn.ReLU())"}, "sqrt", "nothing",
-                     marks=pytest.mark.nightly),
+        ({"model": "nn.Linear(256, 256)"}, "all", "no modules"),
+        ({"wraps": "model = torch.compile(model, backend='eager')"}, "all", "compiled"),
+        ({"model": "nn.Sequential(nn.Linear(256, 256), nn.ReLU())"}, "sqrt", "nothing"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_changed_is_skipped_with_the_reason(given, strategy, reason, folder):
     (folder / "odd.py").write_text(script(**given))
 
@@ -91,14 +80,8 @@ def test_what_cannot_be_changed_is_skipped_with_the_reason(given, strategy, reas
     assert reason in variant["detail"]
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        pytest.param("netG", marks=pytest.mark.nightly),
-        pytest.param("Gener*", marks=pytest.mark.nightly),
-        pytest.param("__main__.Generator", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("pattern", ["netG", "Gener*", "__main__.Generator"])
 def test_of_two_models_the_one_that_is_chosen_is_changed(pattern, folder, kept):
     done = rehearsed(("python", "gan.py"), "--strategies", "sqrt", "--module", pattern, cwd=folder)
     path = folder / "gan.py"
@@ -107,7 +90,8 @@ def test_of_two_models_the_one_that_is_chosen_is_changed(pattern, folder, kept):
     path.write_text(f"{edits}class Discriminator{discriminator}")
     by_hand = control(("python", "gan.py"), cwd=folder, kept=kept)
 
-    chosen = {(made, num) for made, num, why in fates(done)[0] if why is None}
+    (process,) = done.document["variants"][0]["processes"]
+    chosen = {(made["module"], made["num_blocks"]) for made in process["applied"] if made["why"] is None}
     assert chosen == {("Generator", 6)}
     assert done.figures == by_hand.figures
 

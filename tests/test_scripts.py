@@ -16,11 +16,9 @@ SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_lang
 FOREVER = ("python", "imagenet_like.py", "-j", "0", "--epochs", "1000000")  # a fork can swallow Ctrl-C
 
 
-def by_speed(names):
-    """The names as parameters: most of them at night."""
-    return [
-        pytest.param(name, marks=[pytest.mark.slow if TABLE[name].is_quick else pytest.mark.nightly]) for name in names
-    ]
+def by_speed(values, is_quick):
+    """The values as parameters: most of them at night."""
+    return [pytest.param(value, marks=pytest.mark.slow if is_quick(value) else pytest.mark.nightly) for value in values]
 
 
 class Pair:
@@ -44,7 +42,7 @@ def contents(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="module", params=by_speed(TABLE))
+@pytest.fixture(scope="module", params=by_speed(TABLE, lambda name: TABLE[name].is_quick))
 def pair(request, hollow, tmp_path_factory):
     script = TABLE[request.param]
     if script.missing:
@@ -73,12 +71,7 @@ def test_files_of_the_user_keep_their_bytes_and_times(pair):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "nanogpt_like" else pytest.mark.nightly)
-        for name in by_hand.MARKS
-        if name in TABLE
-    ],
+    "name", by_speed([name for name in by_hand.MARKS if name in TABLE], lambda name: name == "nanogpt_like")
 )
 def test_each_phase_peaks_as_counters_put_in_by_hand_say(name, folder, kept):
     script = TABLE[name]
@@ -121,11 +114,10 @@ WALLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("before", "phase", "code"),
-    [pytest.param(*wall, marks=pytest.mark.slow if wall[1] == "backward" else pytest.mark.nightly) for wall in WALLS],
-)
-def test_memory_runs_out_in_the_phase_that_asks_for_more(before, phase, code, walls, folder, kept):
+@pytest.mark.parametrize("wall", by_speed(WALLS, lambda wall: wall[1] == "backward"))
+def test_memory_runs_out_in_the_phase_that_asks_for_more(wall, walls, folder, kept):
+    """There, with phase, step, line, and what held it, by the widths of walls.py."""
+    before, phase, code = wall
     size = walls[before] + 2 * MIB
 
     alone = control(("python", "walls.py"), cwd=folder, kept=kept, num_bytes=size, decided=LIVE)
@@ -134,21 +126,15 @@ def test_memory_runs_out_in_the_phase_that_asks_for_more(before, phase, code, wa
     (variant,) = done.document["variants"]
     (process,) = variant["processes"]
     (live,) = (int(line.split()[1]) for line in alone.said.splitlines() if line.startswith("LIVE"))
-    ran_out_in(process, phase, code)
+    where = " of step 1" if phase != "evaluation" else ""
+    assert process["detail"] == f"in the {phase}{where}, {line_of('walls.py', code)}"
+    assert by_hand.held(process["shortage_holders"], phase) == by_hand.HELD[phase]
     assert sum(holder["nbytes"] for holder in process["shortage_holders"]) == live
-    assert variant["outcome"] == "out_of_memory"
+    assert variant["outcome"] == process["outcome"] == "out_of_memory"
     assert done.exit_code == alone.exit_code == 1
     assert ending(done.said, folder) == ending(alone.said, folder)
     assert ending(alone.said, folder)[-1].startswith("torch.OutOfMemoryError")
     assert variant["needed_bytes"] == max(walls.values())
-
-
-def ran_out_in(process, phase, code):
-    """Assert that memory ran out there, with phase, step, line, and what held it, by the widths of walls.py."""
-    where = " of step 1" if phase != "evaluation" else ""
-    assert process["outcome"] == "out_of_memory"
-    assert process["detail"] == f"in the {phase}{where}, {line_of('walls.py', code)}"
-    assert by_hand.held(process["shortage_holders"], phase) == by_hand.HELD[phase]
 
 
 def ending(said, folder):
@@ -242,48 +228,41 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(folder,
     assert not tagged(tag)
 
 
-class Training:
-    """A training without end, watched until it has saved; `path` is a checkpoint that was there before."""
-
-    def __init__(self, folder, tag, monkeypatch):
-        monkeypatch.setenv("PATH", environment()["PATH"])
-        self.path = folder / "checkpoint.pth.tar"
-        self.path.write_bytes(b"weights of last week")
-        self.before = contents(folder)
-        words = ("rehearse", "--device", "t4", "-o", str(folder.parent / "run"), "--", *FOREVER)
-        self.started = Started(*words, cwd=folder, tag=tag)
-        self.started.wait_for("saving")
-
-
 @pytest.fixture
 def training(folder, tag, monkeypatch):
-    training = Training(folder, tag, monkeypatch)
-    with training.started:
-        yield training
+    """A training without end that has saved, and the files before it, of which one is a checkpoint."""
+    monkeypatch.setenv("PATH", environment()["PATH"])
+    (folder / "checkpoint.pth.tar").write_bytes(b"weights of last week")
+    before = contents(folder)
+    words = ("rehearse", "--device", "t4", "-o", str(folder.parent / "run"), "--", *FOREVER)
+    with Started(*words, cwd=folder, tag=tag) as started:
+        started.wait_for("saving")
+        yield started, before
 
 
 @pytest.mark.slow
 def test_control_c_ends_it_with_the_table_so_far_and_leaves_nothing_running(training, folder, tag):
-    training.started.send(signal.SIGINT)
-    done = training.started.end()
+    started, before = training
+    started.send(signal.SIGINT)
+    done = started.end()
 
     assert done.returncode == 130
     assert "backward, first step" in done.stdout
-    assert "evaluation" in done.stdout
     assert not tagged(tag)
-    assert contents(folder) == training.before
+    assert contents(folder) == before
 
 
 @pytest.mark.nightly
 def test_files_are_as_they_were_when_gcprof_itself_is_killed(training, folder, tag):
-    training.started.send(signal.SIGKILL)
-    training.started.end()
+    started, before = training
+    started.send(signal.SIGKILL)
+    started.end()
 
     left = tagged(tag)
     for process in left:
         process.kill()
     psutil.wait_procs(left, timeout=PATIENCE_SECONDS)
-    assert contents(folder) == training.before
+    assert contents(folder) == before
 
 
 @pytest.mark.slow

@@ -244,6 +244,18 @@ def gcprof(*words: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
+class Answer:
+    """A finished verb of gcprof on a command; its convolutions have no workspaces, as in `control`."""
+
+    def __init__(self, *words: str, command: tuple[str, ...], cwd: Path) -> None:
+        done = gcprof(*words, "--", *command, cwd=cwd, GCPROF_CUDNN="hollow")
+        self.exit_code, self.said, self.out = done.returncode, done.stderr, done.stdout
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
 def _figures(row: dict[str, Any]) -> Figures:
     peak, reserved = (max(phase[name] for phase in row["phases"]) for name in ("peak_bytes", "reserved_bytes"))
     return Figures("" if row["rank"] is None else str(row["rank"]), peak, reserved)
