@@ -277,25 +277,27 @@ class _Build:
                     exit_code=3,
                 )
             self._library(library, real)
-        self._driver()
+        # libcuda.so.1 is empty, and depends on the runtime library, which has the driver's functions
+        (runtime,) = self._out.glob("libcudart.so.*")
+        empty = self._work / "empty.c"
+        empty.touch()
+        link = ("-shared", str(empty), "-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed")
+        out = f"{self._out}/libcuda.so.1"
+        self._compile(*link, f"-L{self._out}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-o", out)
+        (self._out / "libcuda.so").symlink_to("libcuda.so.1")  # for Triton before 3.9
         # not every library can be loaded, nor from every folder
         self._run(sys.executable, "-P", "-c", LOAD, loader.__file__, str(self._out))
-
-    def _headers(self) -> list[str]:
-        """Return the compiler's flags for the headers: the wheels' own, then triton's copy, which alone has crt/.
-
-        Triton's may be of another CUDA version, so it is searched last.
-        """
-        own = [f"-I{path}" for path in of_nvidia(self._site, self._cuda, "include")]
-        triton = f"{self._site}/triton/backends/nvidia/include"
-        return [*own, "-idirafter", str(SOURCES / "include"), "-idirafter", triton]
 
     def _library(self, library: Library, real: Path) -> None:
         """Compile the sources of one library, with stubs for all other functions that NVIDIA's own exports."""
         objects = []
+        # the wheels' own headers, then triton's copy, which alone has crt/ and may be of another CUDA version
+        own_headers = [f"-I{path}" for path in of_nvidia(self._site, self._cuda, "include")]
+        others = (str(SOURCES / "include"), f"{self._site}/triton/backends/nvidia/include")
+        headers = [*own_headers, *(word for path in others for word in ("-idirafter", path))]
         for source in library.sources:
             objects.append(f"{self._work}/{library.name}-{source}.o")
-            self._compile(*self._headers(), *library.flags, "-c", str(SOURCES / source), "-o", objects[-1])
+            self._compile(*headers, *library.flags, "-c", str(SOURCES / source), "-o", objects[-1])
         own = {symbol for path in objects for symbol in self._symbols(path, "-g", "--defined-only")}
         exported = self._symbols(str(real), "-D", "--defined-only")
         is_versioned = any("@" in symbol for symbol in exported)
@@ -324,19 +326,6 @@ class _Build:
         found = set(OF_DRIVER.findall(header)) | set(RENAMED.findall(header))
         here = {VERSION.sub("", symbol) for symbol in own}
         return {name for name in found if VERSION.sub("", name) not in here and not name.startswith(LOOKS_UP)}
-
-    def _driver(self) -> None:
-        """Link libcuda.so.1: an empty library that depends on the runtime library, which has the driver's functions.
-
-        The link `libcuda.so` is for Triton before 3.9.
-        """
-        (runtime,) = self._out.glob("libcudart.so.*")
-        empty = self._work / "empty.c"
-        empty.touch()
-        link = ("-shared", str(empty), "-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed")
-        out = f"{self._out}/libcuda.so.1"
-        self._compile(*link, f"-L{self._out}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-o", out)
-        (self._out / "libcuda.so").symlink_to("libcuda.so.1")
 
     def _symbols(self, path: str, *words: str) -> list[str]:
         return [line.split()[-1] for line in self._run("nm", *words, path).splitlines() if line.strip()]

@@ -80,7 +80,7 @@ def apply(
     except Unsupported as error:
         return {"why": str(error)}
     routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
-    weakref.finalize(module, _unroute, routed).atexit = False  # each route refers to all blocks
+    weakref.finalize(module, lambda: [*map(unroute, routed)]).atexit = False  # each route refers to all blocks
     nothing = [note.text for note in made.notes if note.code == NOTHING and not made.recomputes]
     again = [note.text for note in with_note(workload, Applied(recomputes=made.recomputes), mended_by=MENDING).notes]
     text = "; ".join(filter(None, (made.split, *split, *again))) or None
@@ -100,14 +100,13 @@ def met(workload: Workload, batch: Any, **given: Any) -> Met:
 
 
 def apply_in_evaluation(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Apply the levers that hold in evaluations too, by a call without gradients; return whether any could be."""
+    """Apply the loss in parts, if it has begun, by a call without gradients; return whether it could be."""
     batch = arguments, keywords
-    return _apply_in_evaluation(met(Workload(module=module, batch=batch, loss=_call), batch))
-
-
-def _unroute(parts: list[nn.Module]) -> None:
-    for part in parts:
-        unroute(part)
+    try:
+        whole = met(Workload(module=module, batch=batch, loss=_call), batch)
+        return "chunk-loss" in _levers and bool(_levers["chunk-loss"].apply(whole))
+    except Unsupported:
+        return False  # it may be called otherwise in training
 
 
 def refuse_module(module: nn.Module, *, is_compiled: bool) -> None:
@@ -255,6 +254,9 @@ class _Kernels:
     def _change(self, kind: Any) -> None:
         plain, signature, fates, options = kind.__init__, inspect.signature(kind.__init__), self._fates, self._options
 
+        def kept(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+            return {**state, "param_groups": [{**group, **options} for group in state["param_groups"]]}
+
         @wraps(plain)
         def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:
             bound = signature.bind(self, *arguments, **keywords)
@@ -276,14 +278,9 @@ class _Kernels:
                 bound.arguments.update(given)
                 plain(*bound.args, **bound.kwargs)
             if fates[self] is None:
-                self.register_load_state_dict_pre_hook(partial(_keep, options))
+                self.register_load_state_dict_pre_hook(kept)
 
         kind.__init__ = __init__
-
-
-def _keep(options: Options, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state that is loaded with the options kept, which it has too."""
-    return {**state, "param_groups": [{**group, **options} for group in state["param_groups"]]}
 
 
 class _InBackward:
@@ -341,7 +338,8 @@ class _InBackward:
         self._stepped[parameter] = _numbers(groups[number])
         optimizer.param_groups = [{**groups[number], "params": [parameter]}]
         try:
-            _unhooked(type(optimizer).step)(optimizer)
+            step: Any = type(optimizer).step
+            (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)  # without the script's own hooks
         finally:
             optimizer.param_groups = groups
         parameter.grad = None
@@ -357,11 +355,6 @@ class _InBackward:
                     raise Unsupported("in-backward: the script changes the optimizer's options before its step")
 
 
-def _unhooked(step: Any) -> Callable[[Optimizer], Any]:
-    """Return a class's step without the hooks of steps, which are the script's own."""
-    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
-
-
 def _numbers(group: dict[str, Any]) -> dict[str, Any]:
     return {name: float(value) for name, value in group.items() if isinstance(value, (int, float, torch.Tensor))}
 
@@ -375,12 +368,9 @@ class _ChunkedLoss:
         self.found: Any = WeakIdKeyDictionary()  # by module: the weights of its heads
 
     def apply(self, met: Met) -> str:
-        if met.workload.module not in self._done:
-            self._done[met.workload.module] = self._applied(met)
-        return str(self._done[met.workload.module])
-
-    def _applied(self, met: Met) -> str:
         module, heads = met.workload.module, FoundHeads(self._rows, self._by)
+        if module in self._done:
+            return str(self._done[module])
         if met.is_compiled or compiled_modules(module):
             raise Unsupported("it is compiled: the head is found in the calls of plain PyTorch")
         if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
@@ -394,7 +384,8 @@ class _ChunkedLoss:
             found = heads.found(module, forward, within=" within the model's own forward")
         put_off(module, found, heads, has_loss=True)
         self.found[module] = found
-        return f"the loss of {', '.join(name.removesuffix('.weight') for name in found)} in parts"
+        self._done[module] = f"the loss of {', '.join(name.removesuffix('.weight') for name in found)} in parts"
+        return str(self._done[module])
 
 
 class _Growing:
@@ -437,14 +428,6 @@ def begin_levers(chosen: tuple[Choice, ...]) -> None:
             _levers[lever.name] = PLAIN[lever.name]()
         else:
             _levers[lever.name] = _ChunkedLoss(**options) if lever.name == "chunk-loss" else _Inputs(**options)
-
-
-def _apply_in_evaluation(met: Met) -> bool:
-    """Apply the loss in parts, if it has begun, to a model that is evaluated; return whether it could be."""
-    try:
-        return "chunk-loss" in _levers and bool(_levers["chunk-loss"].apply(met))
-    except Unsupported:
-        return False  # it may be called otherwise in training
 
 
 def _heads_of(module: torch.nn.Module) -> list[str]:

@@ -17,7 +17,6 @@ from torch import nn
 
 from profiler.core import gpu_specs
 from profiler.core.errors import NotOnce, Unsupported
-from profiler.core.trace_data import Trace
 from profiler.predicting.chains import chain_of, estimated_seconds, proved_floor
 from profiler.predicting.device_trace import DeviceTracer
 from profiler.predicting.stage_operators import spans
@@ -127,7 +126,10 @@ class Costing:
         assert rates, "a hollow GPU has the name of one whose rates are known"
         line = {"kind": "chain", "module": type(model.module).__name__, "chain": None, "why": None}
         try:
-            trace = _trace(tracer, self._dropped)
+            try:
+                trace = tracer.trace({}, {}, self._dropped, of_call=True)
+            except Unsupported:  # the call that kept nothing ran other operators
+                trace = tracer.trace({}, {})
             stage_spans = spans(trace, model.blocks, linked=model.linked)
             seconds = estimated_seconds(trace, stage_spans, {}, rates, self._precision)
             chain = chain_of(trace, stage_spans, model.prints, seconds, options={})
@@ -150,11 +152,3 @@ def _dropped(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, 
     finally:
         torch.clear_autocast_cache()
     return tracer
-
-
-def _trace(tracer: DeviceTracer, dropped: DeviceTracer | None) -> Trace:
-    """Return the traced step; without the call that kept nothing where that ran other operators."""
-    try:
-        return tracer.trace({}, {}, dropped, of_call=True)
-    except Unsupported:
-        return tracer.trace({}, {})

@@ -49,11 +49,21 @@ def cover(scratch: str, words: Sequence[str]) -> None:
 
     Raises OSError where the system allows no overlay.
     """
-    here, scratch, mounted = os.getcwd(), os.path.realpath(scratch), _mounted()
+    here, scratch = os.getcwd(), os.path.realpath(scratch)
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        fields = [line.split() for line in file]
+    # every place on which something is mounted, with the options of the last such mount
+    mounted = {field[4].encode().decode("unicode_escape"): field[5].split(",") for field in fields}
     places = _places(mounted) if os.getuid() == 0 else _own_places(mounted, words)
     places += [SHARED] if SHARED in mounted and not _has_mounts(SHARED, mounted) else []
     places = [place for place in places if not _is_within(place, scratch)]
-    _own_namespace()
+    user, group = os.getuid(), os.getgid()
+    _check(_libc.unshare(NEW_NAMESPACE | (0 if user == 0 else NEW_USER)), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        if user:
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+    _mount("none", "/", None, RECURSIVE | PRIVATE)
     lower = {place: os.open(place, os.O_PATH) for place in places}
     kept = os.open(scratch, os.O_PATH)
     memory = os.path.join(scratch, "memory")
@@ -90,16 +100,6 @@ def _has_mounts(folder: str, mounted: Collection[str]) -> bool:
     return any(place.startswith(f"{folder}/") for place in mounted)
 
 
-def _own_namespace() -> None:
-    user, group = os.getuid(), os.getgid()
-    _check(_libc.unshare(NEW_NAMESPACE | (0 if user == 0 else NEW_USER)), "unshare")
-    if user:
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
-    _mount("none", "/", None, RECURSIVE | PRIVATE)
-
-
 def _places(mounted: Collection[str]) -> list[str]:
     """Return the outermost folders in which no other file system is mounted, those of LEFT aside.
 
@@ -133,13 +133,6 @@ def _own_places(mounted: Collection[str], words: Sequence[str]) -> list[str]:
                     found.add(folder)
                 break
     return sorted(found)
-
-
-def _mounted() -> dict[str, list[str]]:
-    """Return every place on which something is mounted, with the options of the last such mount."""
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
-        fields = [line.split() for line in file]
-    return {field[4].encode().decode("unicode_escape"): field[5].split(",") for field in fields}
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:

@@ -190,25 +190,18 @@ def _follow(process: subprocess.Popen[bytes], watched: _Watched, limit: float | 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _end(process)
+        with suppress(ProcessLookupError):  # what is left of the command's session: TERM, then KILL
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                os.killpg(process.pid, number)
+                end = time.monotonic() + GRACE_SECONDS
+                while time.monotonic() < end:
+                    process.poll()
+                    os.killpg(process.pid, 0)
+                    time.sleep(POLL_SECONDS)
         watched.close()
     code = process.wait()
     interrupted = heard[0] if heard else None
     return Ended(exit_code=code if code >= 0 else 128 - code, timed_out=timed_out, interrupted=interrupted)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the command's session: TERM, then KILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            until = time.monotonic() + GRACE_SECONDS
-            while time.monotonic() < until:
-                process.poll()
-                os.killpg(process.pid, 0)
-                time.sleep(POLL_SECONDS)
-        except ProcessLookupError:
-            return
 
 
 class _Watched:

@@ -50,7 +50,16 @@ def variants(stored: Iterable[Record]) -> tuple[Variant, ...]:
     groups: dict[Case, list[Record]] = {}
     for case, record in last.items():
         groups.setdefault(msgspec.structs.replace(case, model=Choice(""), process=UNSET), []).append(record)
-    return tuple(_variant(sorted(group, key=lambda record: record.case.process or 0)) for group in groups.values())
+    found = []
+    for group in groups.values():
+        first, facts = group[0], group[0].variant
+        assert facts, "only records of scripts come here"
+        words = {"device": Choice(first.case.device).name, **facts.words}
+        named = {"device": first.case.device, "command": first.case.command or (), "words": words}
+        ordered = sorted(group, key=lambda record: record.case.process or 0)
+        processes = tuple(_process(record) for record in ordered if record.phases)
+        found.append(Variant(**{**msgspec.structs.asdict(facts), **named}, processes=processes))
+    return tuple(found)
 
 
 def is_script(record: Record) -> bool:
@@ -107,7 +116,11 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
         values=tuple((name, hide(text)) for name, text in words.items() if name not in ("device", "strategy")),
         process=place,
     ).under(Choice(words.get("strategy", "none")))
-    outcome, detail = _outcome(variant, process)
+    outcome, detail = process.outcome, process.detail
+    if variant.outcome == "skipped" or (process is NO_PROCESS and variant.outcome != "ok"):
+        outcome, detail = variant.outcome, variant.detail or process.detail
+    elif outcome == "ok" and variant.equality and variant.equality.verdict == "differ":
+        outcome, detail = "invalid", variant.equality.detail or "its gradients differ from those of none"
     peak: dict[str, Any] = (
         {"peak_bytes": process.peak_bytes, "peak_phase": process.peak.name} if process.peak_bytes else {}
     )
@@ -125,26 +138,6 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
             _part(variant, VariantFacts), words={name: hide(text) for name, text in words.items()}
         ),
     )
-
-
-def _outcome(variant: Variant, process: Process) -> tuple[str, str | None]:
-    """Return the outcome of a process and why: one that is ok is no saving where nothing was wrapped, or is wrong."""
-    if variant.outcome == "skipped":
-        return "skipped", variant.detail or process.detail
-    if process is NO_PROCESS and variant.outcome != "ok":
-        return variant.outcome, variant.detail or process.detail
-    if process.outcome == "ok" and variant.equality and variant.equality.verdict == "differ":
-        return "invalid", variant.equality.detail or "its gradients differ from those of none"
-    return process.outcome, process.detail
-
-
-def _variant(group: Sequence[Record]) -> Variant:
-    first = group[0]
-    assert first.variant, "only records of scripts come here"
-    processes = tuple(_process(record) for record in group if record.phases)
-    words = {"device": Choice(first.case.device).name, **first.variant.words}
-    named = {"device": first.case.device, "command": first.case.command or (), "words": words}
-    return Variant(**{**msgspec.structs.asdict(first.variant), **named}, processes=processes)
 
 
 def _process(record: Record) -> Process:
@@ -242,8 +235,15 @@ def compare(sides: Sequence[Side]) -> tuple[Comparison, ...]:
         with_device = len(baseline.devices) > 1 or len(other.devices) > 1
         before, after = (_points(side, with_device=with_device) for side in (baseline, other))
         pairs = tuple(Pair(key=key, before=before.get(key), after=after.get(key)) for key in {**before, **after})
-        remarks = tuple(_remarks(baseline, other))
-        found.append(Comparison(before=baseline.name, after=other.name, pairs=pairs, remarks=remarks))
+        remarks = []
+        for name in ("devices", "torch"):
+            first, second = (getattr(side, name) for side in (baseline, other))
+            if first != second:
+                texts = (value if isinstance(value, str) else ", ".join(value) for value in (first, second))
+                remarks.append(f"{name.removesuffix('s')}: {' -> '.join(text or 'not known' for text in texts)}")
+        changed = [name for name, text in baseline.sources.items() if other.sources.get(name, text) != text]
+        remarks += [f"another file: {', '.join(changed)}"] if changed else []
+        found.append(Comparison(before=baseline.name, after=other.name, pairs=pairs, remarks=tuple(remarks)))
     return tuple(found)
 
 
@@ -262,17 +262,6 @@ def _points(side: Side, *, with_device: bool) -> dict[Key, Point]:
                     key=(*key, name), outcome=process.outcome, peak_bytes=peak, reserved_bytes=reserved, line=line
                 )
     return found
-
-
-def _remarks(baseline: Side, other: Side) -> Iterator[str]:
-    for name in ("devices", "torch"):
-        first, second = (getattr(side, name) for side in (baseline, other))
-        if first != second:
-            words = (value if isinstance(value, str) else ", ".join(value) for value in (first, second))
-            yield f"{name.removesuffix('s')}: {' -> '.join(word or 'not known' for word in words)}"
-    changed = [name for name, text in baseline.sources.items() if other.sources.get(name, text) != text]
-    if changed:
-        yield f"another file: {', '.join(changed)}"
 
 
 # ---- limits

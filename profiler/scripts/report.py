@@ -126,7 +126,11 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
         if gpu:
             rates = gpu_specs.find(gpu.name)
             name, size = gpu.name if gpu.count == 1 else f"{gpu.name}:{gpu.count}", gpu.bytes or rates.memory_bytes
-            processes = tuple(_estimated(one, ended, rates) for one in processes) if asked.strategy else processes
+            for number, one in enumerate(processes if asked.strategy else ()):
+                rows = next(rows for name, rows in ended.lines.items() if name.endswith(f".{one.number}"))
+                seconds, why = estimated_seconds(rows, rates)
+                timed = msgspec.structs.replace(one, estimated_seconds=seconds, estimate_why=why)
+                processes = (*processes[:number], timed, *processes[number + 1 :])
         else:
             gpus = [(row["name"], row["bytes"]) for row in ended.rows if row["kind"] == "device" and row["bytes"]]
             name, size = gpus[0] if gpus else ("cpu", None)
@@ -182,12 +186,6 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
             return self
         most = max(process.reserved_bytes or 0 for process in unlimited.processes)
         return msgspec.structs.replace(self, needed_bytes=most + self.context_bytes)
-
-
-def _estimated(process: Process, ended: Ended, rates: Rates) -> Process:
-    rows = next(rows for name, rows in ended.lines.items() if name.endswith(f".{process.number}"))
-    seconds, why = estimated_seconds(rows, rates)
-    return msgspec.structs.replace(process, estimated_seconds=seconds, estimate_why=why)
 
 
 def outcome_of(ended: Ended) -> str:

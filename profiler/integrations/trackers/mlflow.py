@@ -23,14 +23,21 @@ def write(run: Run, folder: Path | None) -> Written:
 
     Raises UserError if the store cannot be written.
     """
-    place = _place(run, folder)
+    place = os.environ.get("MLFLOW_TRACKING_URI") if folder is None else None
+    if not place:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else newer versions accept only a database
+        place = (folder or run.folder / "derived" / "mlflow").absolute().as_uri()
     rows = entries(run)
     try:
         client = MlflowClient(tracking_uri=place)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         there = client.get_experiment_by_name(name)
         experiment: str = there.experiment_id if there else client.create_experiment(name)
-        written = [entry for entry in rows if not _is_known(client, experiment, entry)]
+        known = [
+            client.search_runs([experiment], filter_string=f"tags.`{ID}` = '{entry.id}'", max_results=1)
+            for entry in rows
+        ]
+        written = [entry for entry, found in zip(rows, known, strict=True) if not found]
         for entry in written:
             _log(client, experiment, entry)
     except (MlflowException, OSError, ImportError) as error:
@@ -39,18 +46,6 @@ def write(run: Run, folder: Path | None) -> Written:
         raise UserError(f"MLflow cannot write to '{place}': {first}", hint=hint, exit_code=74) from error
     shown = ("mlflow", "ui", "--backend-store-uri", place)
     return Written(place=place, num_rows=len(written), num_known=len(rows) - len(written), next=shown)
-
-
-def _place(run: Run, folder: Path | None) -> str:
-    uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if uri and folder is None:
-        return uri
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else newer versions accept only a database
-    return (folder or run.folder / "derived" / "mlflow").absolute().as_uri()
-
-
-def _is_known(client: MlflowClient, experiment: str, entry: LoggedRow) -> bool:
-    return bool(client.search_runs([experiment], filter_string=f"tags.`{ID}` = '{entry.id}'", max_results=1))
 
 
 def _log(client: MlflowClient, experiment: str, entry: LoggedRow) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event
@@ -31,19 +31,16 @@ def write(run: Run, folder: Path | None) -> Written:
     if os.path.lexists(folder):
         raise UserError(f"'{folder}' is there already", hint="name another folder with -o, or remove it first")
     rows = entries(run)
-    _write(folder, [Event(summary=_overview(rows))])
-    for entry in rows:
-        _write(folder / f"{_slug(entry.name)}-{entry.id}", _events(entry))
-    return Written(place=str(folder), num_rows=len(rows), next=("tensorboard", "--logdir", str(folder)))
-
-
-def _overview(rows: Sequence[LoggedRow]) -> Summary:
-    """Return the columns of the table of hyperparameters."""
     parameters = dict.fromkeys(name for entry in rows for name in (*entry.parameters, *entry.tags))
     metrics = dict.fromkeys(name for entry in rows for name in entry.metrics)
-    return hparams.hparams_config_pb(
+    columns = hparams.hparams_config_pb(
         hparams=[hparams.HParam(name) for name in parameters], metrics=[hparams.Metric(name) for name in metrics]
     )
+    _write(folder, [Event(summary=columns)])  # those of the table of hyperparameters
+    for entry in rows:
+        slug = re.sub(r"[^A-Za-z0-9=.-]+", "-", entry.name).strip("-.")[:60] or "row"
+        _write(folder / f"{slug}-{entry.id}", _events(entry))
+    return Written(place=str(folder), num_rows=len(rows), next=("tensorboard", "--logdir", str(folder)))
 
 
 def _events(entry: LoggedRow) -> Iterable[Event]:
@@ -67,7 +64,3 @@ def _write(folder: Path, events: Iterable[Event]) -> None:
         for event in (Event(file_version="brain.Event:2"), *events):
             writer.write(event.SerializeToString())
         writer.flush()
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9=.-]+", "-", text).strip("-.")[:60] or "row"

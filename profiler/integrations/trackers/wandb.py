@@ -40,31 +40,15 @@ def write(run: Run, folder: Path | None) -> Written:
 
 def _log(entry: LoggedRow, *, mode: Any, place: str, group: str) -> None:
     session = wandb.init(
-        project=os.environ.get("WANDB_PROJECT") or PROJECT,
-        group=group,
-        name=entry.name,
-        id=entry.id,
-        mode=mode,
-        dir=place,
-        config={**entry.parameters, **entry.tags},
-        settings=_quiet(),
-    )
+        project=os.environ.get("WANDB_PROJECT") or PROJECT, group=group, name=entry.name, id=entry.id, mode=mode,
+        dir=place, config={**entry.parameters, **entry.tags},
+        # nothing of this machine, code or user is logged: the run may have been measured elsewhere
+        settings=wandb.Settings(
+            console="off", silent=True, host="", disable_git=True, disable_code=True, save_code=False,
+            x_disable_meta=True, x_disable_stats=True, x_disable_machine_info=True,
+        ),
+    )  # fmt: skip
     for step in range(max((len(samples) for samples in entry.samples.values()), default=0)):
         session.log({f"sample/{name}": samples[step] for name, samples in entry.samples.items() if step < len(samples)})
     session.summary.update(entry.metrics)
     session.finish()
-
-
-def _quiet() -> wandb.Settings:
-    """Return settings that log nothing of this machine, code or user: the run may have been measured elsewhere."""
-    return wandb.Settings(
-        console="off",
-        silent=True,
-        host="",
-        disable_git=True,
-        disable_code=True,
-        save_code=False,
-        x_disable_meta=True,
-        x_disable_stats=True,
-        x_disable_machine_info=True,
-    )

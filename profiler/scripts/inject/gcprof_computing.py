@@ -263,9 +263,11 @@ class Computing:
     def _written(self, plan: Any, args: Any, kwargs: Any) -> None:
         """Write into what an operator writes; into lists where all are known, as an optimizer's counts of steps."""
         places = [args[place] if place < len(args) else kwargs.get(name) for place, name in plan.written]
-        if plan.is_foreach and not _begins_known(args):
-            forget(*places)
-            return
+        if plan.is_foreach:
+            firsts = [value[0] if isinstance(value, list) and value else value for value in args]
+            if not all(mark_of(first) for first in firsts if is_ours(first)):  # most often so
+                forget(*places)
+                return
         written = [tensor for tensor in flat(places) if is_ours(tensor)]
         if not written:
             return
@@ -346,22 +348,10 @@ class Computing:
         args, kwargs = tree_map_only(torch.Tensor, value, (args, kwargs))
         kwargs = _on_host(kwargs)
         if plan.is_random and kwargs.get("generator") is None and plan.takes_generator:
-            kwargs["generator"] = _drawing()
+            device: Any = torch.cuda.default_generators[torch.cuda.current_device()]
+            kwargs["generator"] = generator = torch.Generator(device="cpu")  # which stands where the GPU's does
+            generator.manual_seed((device.initial_seed() + 1_000_003 * device.get_offset()) % (1 << 62))
         return plan.func(*args, **kwargs)
-
-
-def _begins_known(args: Any) -> bool:
-    """Whether the first tensor of each list is known, which most often says it of none."""
-    firsts = [value[0] if isinstance(value, list) and value else value for value in args]
-    return all(mark_of(first) for first in firsts if is_ours(first))
-
-
-def _drawing() -> torch.Generator:
-    """Return a CPU generator that stands where the GPU's does."""
-    device: Any = torch.cuda.default_generators[torch.cuda.current_device()]
-    generator = torch.Generator(device="cpu")
-    generator.manual_seed((device.initial_seed() + 1_000_003 * device.get_offset()) % (1 << 62))
-    return generator
 
 
 def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:

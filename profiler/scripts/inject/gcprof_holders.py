@@ -256,21 +256,18 @@ class Holders:
     def read(self, phase: str, line: str) -> None:
         """Read the history since it was cleared, and clear it; what goes wrong here never ends the script."""
         try:
-            self._read(phase, line)
+            snapshot = torch._C._cuda_memorySnapshot(None)
+            self._record(max_entries=MOST_ENTRIES)
+            known = self._known()
+            for device, entries in enumerate(snapshot["device_traces"]):
+                if entries or device in self.devices:
+                    one = self.devices.setdefault(device, _OneDevice())
+                    segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
+                    self._read_one(one, entries, segments, known, phase, line)
+                    one.num_allocations = counters.allocated(device)
         except Exception as error:  # noqa: BLE001  it is within the script
             self._is_on, self.why = False, f"not known: {type(error).__name__}: {error}"
             self._record(None)
-
-    def _read(self, phase: str, line: str) -> None:
-        snapshot = torch._C._cuda_memorySnapshot(None)
-        self._record(max_entries=MOST_ENTRIES)
-        known = self._known()
-        for device, entries in enumerate(snapshot["device_traces"]):
-            if entries or device in self.devices:
-                one = self.devices.setdefault(device, _OneDevice())
-                segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
-                self._read_one(one, entries, segments, known, phase, line)
-                one.num_allocations = counters.allocated(device)
 
     def _read_one(self, one: _OneDevice, entries: Any, segments: Any, known: Known, phase: str, line: str) -> None:
         if len(entries) >= MOST_ENTRIES:

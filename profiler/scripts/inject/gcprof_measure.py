@@ -159,7 +159,6 @@ class HostWatch(MeasuredWatch):
             pass
 
     def _apart(self, work: Callable[[], None]) -> None:
-        """Do work whose allocations are not the script's."""
         with profiler.record_function(ASIDE):
             pass
         work()
@@ -240,7 +239,11 @@ class Clock(Watch):
         return os.getpid() == self.process
 
     def _count_step(self) -> None:
-        self.marks.append((self.main, _now()))
+        event: Any = time.perf_counter()
+        if torch.cuda.is_initialized():
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        self.marks.append((self.main, event))
         super()._count_step()
 
     def end_process(self) -> None:
@@ -252,24 +255,11 @@ class Clock(Watch):
                 torch.cuda.synchronize()
         for step, ((one, earlier), (other, later)) in enumerate(pairwise(self.marks), start=1):
             if one is other:
-                seconds = _between(earlier, later)
+                is_by_clock = isinstance(earlier, float) or isinstance(later, float)
+                seconds = float(later - earlier if is_by_clock else earlier.elapsed_time(later) / 1000)  # CUDA's are ms
                 _write({"kind": "seconds", "key": key_of_process(), "step": step, "seconds": seconds})
         _tell_device()
         _write({"kind": "end", "steps": self.step})
-
-
-def _now() -> Any:
-    if not torch.cuda.is_initialized():
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _between(earlier: Any, later: Any) -> float:
-    if isinstance(earlier, float) or isinstance(later, float):
-        return float(later - earlier)
-    return float(earlier.elapsed_time(later)) / 1000  # CUDA counts milliseconds
 
 
 # ---- gradients

@@ -28,7 +28,12 @@ def begin(finder: Any) -> None:
     for name, redirect in HOOKS.items():
         if name in sys.modules:
             redirect(sys.modules[name])
-    sys.meta_path.insert(0, finder({name: partial(_load, name) for name in HOOKS}))
+
+    def load(name: str, execute: Callable[[], None], origin: str) -> None:
+        execute()
+        HOOKS[name](sys.modules[name])
+
+    sys.meta_path.insert(0, finder({name: partial(load, name) for name in HOOKS}))
 
 
 def there(path: Any) -> Any:
@@ -101,11 +106,6 @@ def _removing(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 # ---- libraries
-
-
-def _load(name: str, execute: Callable[[], None], origin: str) -> None:
-    execute()
-    HOOKS[name](sys.modules[name])
 
 
 def _safetensors(module: Any) -> None:

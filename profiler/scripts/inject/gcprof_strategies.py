@@ -233,8 +233,7 @@ def _name(module: Any) -> str:
 def _matches(model: Any, pattern: str) -> bool:
     """Whether a pattern is that of the module's class (`GPT`, `nanogpt.GPT`), or of its variable in the main script."""
     main = vars(sys.modules["__main__"])
-    around = (model, *(value for value in list(main.values()) if _inner(value) is model))
-    variables = [name for name, value in list(main.items()) if any(value is one for one in around)]
+    variables = [name for name, value in list(main.items()) if value is model or _inner(value) is model]
     kind = type(model)
     names = (_name(model), f"{kind.__module__}.{kind.__qualname__}", *variables)
     return any(fnmatchcase(name, pattern) for name in names)

@@ -79,23 +79,21 @@ class Values:
             operator.fallthrough(FAKE)
         operators._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(FAKE)
         _include(FAKE, True)
-        self._follow_threads()
-        os.register_at_fork(after_in_child=_begin_forked)
+        thread: Any = threading.Thread
+        plain = thread._bootstrap_inner
+
+        @wraps(plain)
+        def bootstrap(self: Any) -> None:
+            _include(FAKE, True)
+            plain(self)
+
+        thread._bootstrap_inner = bootstrap
+        # a forked process cannot use a GPU that was used before
+        os.register_at_fork(after_in_child=lambda: torch.cuda.is_initialized() and _include(FAKE, False))
 
     def _library(self, namespace: str) -> Library:
         self._libraries.append(Library(namespace, "IMPL"))
         return self._libraries[-1]
-
-    def _follow_threads(self) -> None:
-        kind: Any = threading.Thread
-        plain = kind._bootstrap_inner
-
-        @wraps(plain)
-        def bootstrap(thread: Any) -> None:
-            _include(FAKE, True)
-            plain(thread)
-
-        kind._bootstrap_inner = bootstrap
 
     def _kernel(self, name: str) -> Callable[..., Any]:
         """Return what the dispatcher calls for an operator."""
@@ -215,11 +213,6 @@ class Values:
                     return line, size
             frame = None if lines.is_the_users(frame.f_code.co_filename) else frame.f_back
         return None
-
-
-def _begin_forked() -> None:
-    if torch.cuda.is_initialized():  # then this process cannot use it
-        _include(FAKE, False)
 
 
 def _sizes(value: Any) -> set[int]:

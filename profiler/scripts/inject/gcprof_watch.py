@@ -52,7 +52,12 @@ def begin(why: str | None) -> None:
     if why:
         _write({"kind": "no device", "why": why})
         return
-    torch.cuda._lazy_call(_tell_architectures)
+
+    def tell_architectures() -> None:  # once CUDA is used: whoever asked cannot fork users of it
+        flags = str(torch._C._cuda_getArchFlags()).split()
+        os.environ["HOLLOW_ARCHS"] = ",".join({re.sub(r"\D", "", flag) for flag in flags})
+
+    torch.cuda._lazy_call(tell_architectures)
     watch = Watch(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
     _write_stack_on_signal(watch.tell_at_once)
     if "GCPROF_WORK" in os.environ:
@@ -66,12 +71,6 @@ def begin(why: str | None) -> None:
     replaced.tell_missing(note)
     if {"RANK", "LOCAL_RANK"} & set(os.environ):
         _write({"kind": "begun"})  # others wait for this process, whether it comes to use a GPU or not
-
-
-def _tell_architectures() -> None:
-    """Tell the libraries what torch is compiled for, once CUDA is used: whoever asked cannot fork users of it."""
-    flags = str(torch._C._cuda_getArchFlags()).split()
-    os.environ["HOLLOW_ARCHS"] = ",".join({re.sub(r"\D", "", flag) for flag in flags})
 
 
 def _write_stack_on_signal(then: Callable[[], None]) -> None:
@@ -197,7 +196,9 @@ class Watch:
         self.is_on = True
         counters.begin()
         warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
-        self._undo.callback(_drop_filter, warnings.filters[0])
+        library: Any = warnings  # whose list may be another one later
+        ours = library.filters[0]
+        self._undo.callback(lambda: ours in library.filters and library.filters.remove(ours))
         self.every = modules.register_module_forward_pre_hook(self._before_forward)
         self.outermost: Any = None  # its hook, while it is called
         self._undo.callback(lambda: self.every.remove())
@@ -274,25 +275,22 @@ class Watch:
         if torch.compiler.is_compiling() or not self._is_watched():
             return
         if not self.held:
-            self._begin_forward(module)
+            if torch.is_grad_enabled():
+                name = type(module).__name__
+                if name != self.module and next(module.parameters(), None) is not None:  # a loss is no model
+                    self.module = name
+                if name == self.module:
+                    self.root = weakref.ref(module)
+                self.holders.knows_module(module)
+                self.mark("forward")
+            elif self.phase not in ("evaluation", "generation"):
+                self.holders.knows_module(module)
+                self.mark("generation" if GENERATES & set(lines.functions_now()) else "evaluation")
             self.holders.called(self.phase, self.line, arguments, holding.call_of(sys._getframe(1)))
         self.depth = 1
         self.every.remove()  # a hook on every module costs 5 us for each of them
         self._forget_outermost()
         self.outermost = module.register_forward_hook(self._after_forward, always_call=True)
-
-    def _begin_forward(self, module: Any) -> None:
-        if torch.is_grad_enabled():
-            name = type(module).__name__
-            if name != self.module and next(module.parameters(), None) is not None:  # a loss is no model
-                self.module = name
-            if name == self.module:
-                self.root = weakref.ref(module)
-            self.holders.knows_module(module)
-            self.mark("forward")
-        elif self.phase not in ("evaluation", "generation"):
-            self.holders.knows_module(module)
-            self.mark("generation" if GENERATES & set(lines.functions_now()) else "evaluation")
 
     def _after_forward(self, module: Any, arguments: Any, output: Any) -> None:
         if not self._is_watched():
@@ -335,26 +333,22 @@ class Watch:
         self.is_by_hand = False
         if self.main() is None:  # the first one, or that of a script that goes on with another
             self.main = weakref.ref(optimizer)
-        if self.main() is not optimizer:
-            return
-        self._count_step()
+        if self.main() is optimizer:
+            self._count_step()
 
     def _count_backward(self) -> None:
         """Count a backward pass, and what followed it, as a step where there is no optimizer to make any."""
         if self.is_by_hand is None:
-            self.is_by_hand = not self._has_optimizer()
+            found = [one for one in gc.get_objects() if issubclass(type(one), optimizers.Optimizer)]
+            model = self.root()  # in a notebook, where others may be left, the optimizer has parameters of this
+            ours = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+            groups = (group for optimizer in found for group in getattr(optimizer, "param_groups", ()))
+            parameters = (parameter for group in groups for parameter in group["params"])
+            self.is_by_hand = not any(not _kept or id(parameter) in ours for parameter in parameters)
             if self.is_by_hand:
                 _write({"kind": "by hand"})
         if self.is_by_hand:
             self._count_step()
-
-    def _has_optimizer(self) -> bool:
-        """Whether there is an optimizer; in a notebook, where others may be left, one of the model's parameters."""
-        found = [one for one in gc.get_objects() if issubclass(type(one), optimizers.Optimizer)]
-        model = self.root()
-        ours = {id(parameter) for parameter in model.parameters()} if model is not None else set()
-        groups = [group for optimizer in found for group in getattr(optimizer, "param_groups", ())]
-        return any(not _kept or id(parameter) in ours for group in groups for parameter in group["params"])
 
     def _count_step(self) -> None:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -514,11 +508,6 @@ class Watch:
         self.process, self.thread = os.getpid(), threading.get_ident()
         self.phase, self.line, self.step, self.main = "start", "", 0, lambda: None
         self.is_told = self.is_ended = False
-
-
-def _drop_filter(ours: Any) -> None:
-    if ours in warnings.filters:
-        warnings.filters.remove(ours)  # type: ignore[attr-defined]
 
 
 def _end_loaders(most: int) -> None:
