@@ -72,7 +72,11 @@ def apply(
     try:
         if choice != NO_STRATEGY:
             refuse_module(module, is_compiled=is_compiled)
-            names = _blocks(module, choice)
+            if choice.name == "plan":
+                file = plan_file.read(Path(choice.options.get("file", "plan.json")))
+                names = tuple(dict.fromkeys(name.partition(called_blocks.SIGN)[0] for name in file.fingerprint))
+            else:
+                names = finding.find_blocks(module)
             refuse_blocks(module, names, needs_some=choice.name not in WHOLE)
             workload, made = _applied(module, names, batch, choice, partial(function, **options))
         whole = met(workload, batch, strategy=choice, is_compiled=is_compiled, optimizers=optimizers)
@@ -86,7 +90,7 @@ def apply(
     text = "; ".join(filter(None, (made.split, *split, *again))) or None
     own = choice.name not in ("plan", *WHOLE)  # a plan's segments are in its file
     code = {
-        "heads": _heads_of(module),
+        "heads": _levers["chunk-loss"].found.get(module, []) if "chunk-loss" in _levers else [],
         "optimizer": type(optimizers[0]).__name__ if optimizers else None,
         "has_batchnorm": bool(norms(workload)),
         "plan": msgspec.to_builtins(written(workload, made, str(choice))) if own and made.recomputes else None,
@@ -125,14 +129,6 @@ def refuse_blocks(module: nn.Module, names: tuple[str, ...], *, needs_some: bool
     compiled = compiled_modules(module)
     if any(is_left_alone(name, compiled) for name in names):
         raise Unsupported("its blocks are parts of compiled modules")
-
-
-def _blocks(module: nn.Module, choice: Choice) -> tuple[str, ...]:
-    """Return the names of the blocks: those that are found, or those of a plan."""
-    if choice.name != "plan":
-        return finding.find_blocks(module)
-    file = plan_file.read(Path(choice.options.get("file", "plan.json")))
-    return tuple(dict.fromkeys(name.partition(called_blocks.SIGN)[0] for name in file.fingerprint))
 
 
 def _applied(
@@ -428,12 +424,6 @@ def begin_levers(chosen: tuple[Choice, ...]) -> None:
             _levers[lever.name] = PLAIN[lever.name]()
         else:
             _levers[lever.name] = _ChunkedLoss(**options) if lever.name == "chunk-loss" else _Inputs(**options)
-
-
-def _heads_of(module: torch.nn.Module) -> list[str]:
-    """Return the weights of the heads of a module whose loss is computed in parts."""
-    lever = _levers.get("chunk-loss")
-    return lever.found.get(module, []) if lever else []
 
 
 def apply_levers(met: Met) -> Iterator[str]:

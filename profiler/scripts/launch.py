@@ -22,7 +22,7 @@ import msgspec
 
 from profiler.core.case import Choice
 from profiler.core.errors import UserError, is_theirs
-from profiler.core.gpu_specs import MOST_BYTES, Device
+from profiler.core.gpu_specs import MOST_BYTES
 from profiler.core.record import Gradients
 from profiler.rehearsal import build, device, smoke
 from profiler.rehearsal.smoke import proven_libraries
@@ -135,33 +135,31 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
         "GCPROF_MODULE": asked.module, "GCPROF_WORK": "1" if asked.gpus and asked.strategy else None,
         "GCPROF_VALUES": asked.values, "GCPROF_CHAIN": asked.chain_step,
     }  # fmt: skip
+    hollow: dict[str, str] = {}
+    if asked.gpus:  # a folder of the driver's programs, and what opens hollow GPUs
+        tool = scratch / "bin" / "nvidia-smi"
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", str(INJECT / "gcprof_smi.py")])} "$@"\n')
+        tool.chmod(0o700)
+        hollow = {
+            **device.variables(asked.gpus),
+            "GCPROF_LIBRARIES": str(proven_libraries()[0]),
+            "HOLLOW_MESSAGES": str(scratch),  # all ranks are processes of this command
+            "HOLLOW_REFUSED": str(scratch),
+            "PATH": os.pathsep.join((str(tool.parent), os.environ.get("PATH", os.defpath))),
+        }
     places = [str(INJECT), *given.get("PYTHONPATH", "").split(os.pathsep)]
     packages = dict.fromkeys((str(Path(__file__).parents[2]), str(Path(msgspec.__file__).parents[1])))
     return {
         **{name: value for name, value in QUIET.items() if name not in given},
         "MLFLOW_TRACKING_URI": f"file://{scratch}/mlruns",
         **given,
-        **(_hollow(asked.gpus, scratch) if asked.gpus else {}),
+        **hollow,
         **asked.variables,
         **{name: str(value) for name, value in limits.items() if value is not None},
         "PYTHONPATH": os.pathsep.join(place for place in places if place),
         "GCPROF_WATCH": str(scratch),
         "GCPROF_PACKAGES": os.pathsep.join(packages),
-    }
-
-
-def _hollow(gpus: Device, scratch: Path) -> dict[str, str]:
-    """Return what tells the command's processes to open hollow GPUs, with a folder of their driver's programs."""
-    tool = scratch / "bin" / "nvidia-smi"
-    tool.parent.mkdir(exist_ok=True)
-    tool.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", str(INJECT / "gcprof_smi.py")])} "$@"\n')
-    tool.chmod(0o700)
-    return {
-        **device.variables(gpus),
-        "GCPROF_LIBRARIES": str(proven_libraries()[0]),
-        "HOLLOW_MESSAGES": str(scratch),  # all ranks are processes of this command
-        "HOLLOW_REFUSED": str(scratch),
-        "PATH": os.pathsep.join((str(tool.parent), os.environ.get("PATH", os.defpath))),
     }
 
 

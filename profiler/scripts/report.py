@@ -258,6 +258,7 @@ def read_process(
         detail = f"{detail}; a hollow GPU does not have {refused[-1]}, which was called"
     phases = tuple(_phases(rows))
     ended = [*kinds["holders"], {"growth": (), "why": None}][0]
+    assumed = [Assumed(operator=row["operator"], line=row["line"], is_size=row["is_size"]) for row in kinds["assumed"]]
     is_by_hand = bool(kinds["by hand"]) and not any(row["phase"] == "optimizer" for row in rows)
     return Process(
         rank=int(rank) if rank.isdecimal() else None,
@@ -272,7 +273,7 @@ def read_process(
         growth=msgspec.convert(ended["growth"], tuple[Growth, ...]),
         holders_why=ended["why"],
         reads=tuple(line["line"] for line in kinds["read"]),
-        assumed=tuple(_assumed(kinds["assumed"])),
+        assumed=tuple(dict.fromkeys(sorted(assumed, key=lambda one: not one.is_size))),  # sizes first
         notes=tuple(line["text"] for line in kinds["note"]),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
         applied=tuple(_applied(kinds["applied"], kinds["own checkpoints"])),
@@ -281,12 +282,6 @@ def read_process(
         torch=next((line["version"] for line in kinds["torch"]), None),
         phases=phases,
     )
-
-
-def _assumed(rows: Iterable[dict[str, Any]]) -> Iterable[Assumed]:
-    """Return each assumption once, sizes first."""
-    found = [Assumed(operator=row["operator"], line=row["line"], is_size=row["is_size"]) for row in rows]
-    return sorted(dict.fromkeys(found), key=lambda one: not one.is_size)
 
 
 def _applied(rows: Iterable[dict[str, Any]], checkpoints: Iterable[dict[str, Any]]) -> list[AppliedToModel]:

@@ -162,8 +162,11 @@ class Computing:
         state = self._state(inputs)
         if not made or self._is_uniform(plan, args, kwargs, inputs, made, state):
             return
-        if plan.chosen is not None and not state:
-            self._chosen(plan, args, kwargs, made)
+        if plan.chosen is not None and not state:  # indices along a dimension of unknown values
+            if len(made) > plan.chosen and made[plan.chosen].numel() <= LIMIT:
+                tensor = made[plan.chosen]
+                put(tensor, self._assumptions.chosen(args[0], plan.dim(args, kwargs), tensor.shape), ASSUMED)
+                self._assumptions.told(plan.name, tensor.shape)
         elif all(map(is_small, made)) and not any(tensor.numel() > MOST for tensor in inputs):
             if plan.joins and not state and not is_discrete(made[0]):
                 self._joined(plan, args, kwargs, inputs, made[0])
@@ -250,13 +253,6 @@ class Computing:
             isinstance(one, torch.Tensor) and not is_discrete(one) for one in args
         )
         return self._assumptions.compared(plan.name, args, value) if plan.is_pointwise and is_comparison else value
-
-    def _chosen(self, plan: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
-        """Write indices that are chosen along a dimension of unknown values."""
-        if len(made) > plan.chosen and made[plan.chosen].numel() <= LIMIT:
-            tensor = made[plan.chosen]
-            put(tensor, self._assumptions.chosen(args[0], plan.dim(args, kwargs), tensor.shape), ASSUMED)
-            self._assumptions.told(plan.name, tensor.shape)
 
     # ---- what it writes
 

@@ -74,15 +74,6 @@ def _decompose(
     """Return what the operator makes of the matrix; with `out=` or the like, into the tensors that are given."""
     note(LINALG)
     outs = [keywords.pop(argument.name) for argument in schema.arguments if argument.is_out]
-    made = _decomposed(operator, matrix, rest, keywords)
-    if not outs:
-        return made
-    for out, part in zip(outs, made if isinstance(made, tuple) else (made,), strict=True):
-        out.resize_(part.shape).copy_(part)
-    return tuple(outs) if len(outs) > 1 else outs[0]
-
-
-def _decomposed(operator: Callable[..., Any], matrix: Any, rest: Any, keywords: dict[str, Any]) -> Any:
     device = matrix.device
 
     def shape(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,18 +85,24 @@ def _decomposed(operator: Callable[..., Any], matrix: Any, rest: Any, keywords: 
 
     if matrix.numel() > LARGE:
         shapes = operator(*tree_map_only(torch.Tensor, shape, (matrix, *rest)), **keywords)
-        return tree_map_only(torch.Tensor, empty, shapes)
-    others = tree_map_only(torch.Tensor, torch.Tensor.cpu, rest)
-    try:
-        made = operator(matrix.cpu(), *others, **keywords)
-        infos = [one for one in (made if isinstance(made, tuple) else ()) if one.dtype == torch.int32 and not one.dim()]
-        has_failed = any(map(bool, infos))
-    except RuntimeError:  # of which torch.linalg.LinAlgError is one
-        has_failed = True
-    if has_failed:
-        identity = torch.eye(*matrix.shape[-2:], dtype=matrix.dtype).expand(matrix.shape).clone()
-        made = operator(identity, *others, **keywords)
-    return tree_map_only(torch.Tensor, lambda part: part.to(device), made)
+        made = tree_map_only(torch.Tensor, empty, shapes)
+    else:
+        others = tree_map_only(torch.Tensor, torch.Tensor.cpu, rest)
+        try:
+            made = operator(matrix.cpu(), *others, **keywords)
+            parts = made if isinstance(made, tuple) else ()
+            has_failed = any(bool(one) for one in parts if one.dtype == torch.int32 and not one.dim())
+        except RuntimeError:  # of which torch.linalg.LinAlgError is one
+            has_failed = True
+        if has_failed:
+            identity = torch.eye(*matrix.shape[-2:], dtype=matrix.dtype).expand(matrix.shape).clone()
+            made = operator(identity, *others, **keywords)
+        made = tree_map_only(torch.Tensor, lambda part: part.to(device), made)
+    if not outs:
+        return made
+    for out, part in zip(outs, made if isinstance(made, tuple) else (made,), strict=True):
+        out.resize_(part.shape).copy_(part)
+    return tuple(outs) if len(outs) > 1 else outs[0]
 
 
 def tell_missing(note: Callable[[str], None]) -> None:

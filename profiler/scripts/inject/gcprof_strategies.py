@@ -269,7 +269,11 @@ class _OwnCheckpoints:
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         function = arguments[0] if arguments else keywords.get("function")
-        if function is None or _is_gcprofs():  # None: a decorator is made, whose calls come here later
+        frame: Any = sys._getframe(1)  # the first one beside torch tells who calls
+        while frame is not None and frame.f_code.co_filename.startswith((TORCH, HERE)):
+            frame = frame.f_back
+        is_gcprofs = frame is not None and frame.f_globals.get("__name__", "").startswith("profiler.training.")
+        if function is None or is_gcprofs:  # None: a decorator is made, whose calls come here later
             return original(*arguments, **keywords)
         module, root = _module_of(function), self.models.watch.root()
         self._note(function, module, root)
@@ -291,14 +295,6 @@ class _OwnCheckpoints:
         if name not in names:
             names[name] = None
             self.models.write({"kind": "own checkpoints", "module": kind, "names": list(names)})
-
-
-def _is_gcprofs() -> bool:
-    """Whether a strategy of gcprof calls torch's checkpoint, as the first frame beside torch tells."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith((TORCH, HERE)):
-        frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__", "").startswith("profiler.training.")
 
 
 def _module_of(function: Any) -> Any:

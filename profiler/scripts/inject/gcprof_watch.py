@@ -172,8 +172,14 @@ class Watch:
         sys.excepthook = partial(self._raised, sys.excepthook)
 
     def _end_with_process(self) -> None:
-        self._exit = os._exit
-        os._exit = self._exit_at_once
+        leave = os._exit
+
+        def exit_at_once(status: int) -> NoReturn:
+            if not status:  # it ends as it wishes
+                self.end_process()
+            leave(status)
+
+        os._exit = exit_at_once
         atexit.register(self.end_process)
 
     def start(self, keep: Callable[[dict[str, Any]], None] | None) -> None:
@@ -464,11 +470,6 @@ class Watch:
     def _tell_last(self) -> None:
         """Tell what is known at the end of the process alone."""
         self._tell()
-
-    def _exit_at_once(self, status: int) -> NoReturn:
-        if not status:  # it ends as it wishes
-            self.end_process()
-        self._exit(status)
 
     def end_process(self) -> None:
         if os.getpid() == self.process and not self.is_ended:
