@@ -22,7 +22,7 @@ from tests.program import gcprof
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
 
 SEEN = """
-import ctypes, os, torch
+import torch
 from torch import nn
 
 def taken(make):
@@ -36,14 +36,6 @@ def refused(make):
     except RuntimeError as error:
         return type(error).__name__ + ": " + str(error)
 
-def in_child(read):
-    mine, theirs = os.pipe()
-    if os.fork() == 0:
-        os.write(theirs, str(read()).encode())
-        os._exit(0)
-    os.wait()
-    return os.read(mine, 4096).decode()
-
 properties = torch.cuda.get_device_properties(0)
 found = {
     "count": torch.cuda.device_count(),
@@ -54,9 +46,6 @@ found = {
     "uuids": [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())],
     "3 MiB": taken(lambda: torch.empty(3 * 2**20, dtype=torch.uint8, device="cuda")),
     "linear": taken(lambda: nn.Linear(1000, 10, device="cuda")),
-    "runtime in a child": in_child(lambda: ctypes.CDLL(None).cudaSetDevice(0)),
-    "runtime here": str(ctypes.CDLL(None).cudaSetDevice(0)),
-    "torch in a child": in_child(lambda: refused(lambda: torch.empty(1, device="cuda"))),
 }
 torch.cuda.empty_cache()
 whole = torch.empty(properties.total_memory, dtype=torch.uint8, device="cuda:1")
@@ -65,15 +54,9 @@ found["one more"] = refused(lambda: torch.empty(1, dtype=torch.uint8, device="cu
 """
 
 
-@pytest.fixture(scope="module")
-def seen(hollow):
-    """What torch sees of two T4 with 4 GiB each."""
-    return hollow.python(SEEN, f"t4,count=2,bytes={4 * GIB}")
-
-
-@pytest.mark.slow
-def test_torch_sees_the_gpu_by_its_hollow_name_with_the_numbers_of_its_file(seen):
-    t4 = gpu_specs.find("t4")
+def test_torch_sees_the_gpu_with_the_numbers_of_its_file_and_what_tensors_take_is_arithmetic(hollow):
+    """Two T4 with 4 GiB each, on which memory runs out where the card does."""
+    t4, seen = gpu_specs.find("t4"), hollow.python(SEEN, f"t4,count=2,bytes={4 * GIB}")
 
     assert seen["name"] == f"Hollow {t4.name}"
     assert seen["count"] == len(set(seen["uuids"])) == 2
@@ -81,16 +64,9 @@ def test_torch_sees_the_gpu_by_its_hollow_name_with_the_numbers_of_its_file(seen
     assert tuple(seen["capability"]) == t4.compute_capability
     assert seen["bytes"] == 4 * GIB
 
-
-@pytest.mark.slow
-def test_what_tensors_take_is_arithmetic(seen):
     weight, bias = 4 * 1000 * 10, 4 * 10
-
     assert seen["3 MiB"] == 3 * MIB
     assert seen["linear"] == -(-weight // GRANULE) * GRANULE + -(-bias // GRANULE) * GRANULE == 40960
-
-
-def test_memory_runs_out_where_the_card_does(seen):
     assert seen["whole"] == 4 * GIB
     assert seen["one more"].startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 1 has")
 

@@ -1,5 +1,6 @@
 """The libraries of the hollow device: built once, whole or not at all, and what is said where they cannot be built."""
 
+import importlib.util
 import json
 import os
 import platform
@@ -66,7 +67,7 @@ def test_prebuilt_libraries_of_this_cuda_or_a_newer_one_are_taken_and_no_compile
 def test_a_system_or_a_torch_without_cuda_is_refused(system, machine, noun, tmp_path, monkeypatch):
     (tmp_path / "torch").mkdir()
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "torch")])
-    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(platform, "system", system.title)

@@ -145,20 +145,6 @@ def ending(said, folder):
     return [*own, lines[last].partition(" Process ")[0]]
 
 
-@pytest.mark.nightly
-def test_a_script_that_fails_does_so_in_its_own_words(folder, kept):
-    words = ("python", "imagenet_like.py", "--fail")
-
-    alone = control(words, cwd=folder, kept=kept)
-    done = rehearsed(words, cwd=folder)
-
-    (variant,) = done.document["variants"]
-    assert alone.exit_code == done.exit_code == 1
-    assert ending(done.said, folder) == ending(alone.said, folder)
-    assert variant["outcome"] == variant["processes"][0]["outcome"] == "failed"
-    assert "KeyError" in variant["processes"][0]["detail"]
-
-
 SPAWNS = """
 import os, signal, sys
 from pathlib import Path
@@ -272,7 +258,7 @@ def test_a_command_without_a_gpu_ends_with_three_and_the_users_sitecustomize_run
     (folder / "own" / "sitecustomize.py").write_text(text)  # gcprof's own process has it too
     monkeypatch.setenv("PYTHONPATH", str(folder / "own"))
 
-    done = rehearsed(("python", "-c", "import sitecustomize; print(sitecustomize.__file__)"), cwd=folder)
+    done = rehearsed(("python", "-c", "import sitecustomize"), cwd=folder)
 
     assert done.exit_code == 3
     assert "the own one" in done.said
