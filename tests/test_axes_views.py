@@ -9,7 +9,6 @@ from matplotlib.text import Text
 
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
-from profiler.core.errors import UserError
 from profiler.views.plots import draw
 from profiler.views.tables import Paper, details, text
 from tests import examples, golden_files, make
@@ -63,15 +62,6 @@ def edges(axes: Axes) -> set[tuple[tuple[float, ...], tuple[float, ...]]]:
     return {(tuple(map(float, line.get_xdata())), tuple(map(float, line.get_ydata()))) for line in found}
 
 
-def test_what_ran_out_of_memory_is_crossed():
-    axes = draw(rows(), kind="heat").axes[0]
-
-    crosses = [line for line in axes.lines if line.get_label() == "out of memory"]
-    assert len(crosses) == 2  # the two lines of one cross
-    assert {sum(line.get_xdata()) / 2 for line in crosses} == {3}  # the last of four batches
-    assert {sum(line.get_ydata()) / 2 for line in crosses} == {0}  # of none
-
-
 def test_the_contour_runs_between_what_fits_and_what_does_not():
     figure = draw(rows(), kind="heat")
 
@@ -109,12 +99,6 @@ def test_of_named_axes_each_strategy_has_its_panel():
     assert {axes.get_ylabel() for axes in figure.axes} == {"depth"}
 
 
-@pytest.mark.parametrize("kind", ["frontier", "throughput"])
-def test_axes_that_a_kind_does_not_choose_are_refused(kind):
-    with pytest.raises(UserError, match="--over has no effect"):
-        draw(rows(), kind=kind, over=("batch_size",))
-
-
 # --- growth
 
 
@@ -148,37 +132,3 @@ def test_names_at_the_ends_keep_apart_and_inside_in_the_order_of_the_peaks():
 
 
 # --- throughput
-
-
-def hollow(axes: Axes) -> int:
-    found = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
-    return sum(len(line.get_xdata()) for line in found)
-
-
-def test_predictions_that_do_not_fit_are_hollow():
-    predicted = examples.table(examples.batches(device="fake:h100"))
-    num_ok = sum(row.outcome == "ok" for row in predicted)
-
-    figure = draw(predicted, kind="throughput")
-
-    assert hollow(figure.axes[0]) == num_ok  # of 300 MiB, CUDA itself takes 600
-    assert hollow(draw(rows(), kind="throughput").axes[0]) == 0
-    assert any(text.startswith("hollow: does not fit") for text in legend(figure))
-
-
-def test_a_hundred_columns_are_strips_with_the_names_before_each():
-    sizes = range(1, 101)
-    records = [
-        make.record(name, case=make.case(name, batch_size=size), peak=size * make.MIB)
-        for size in sizes
-        for name in ("none", "all")
-    ]
-
-    tables = details.over_axes(examples.table(records), over=("batch_size", "strategy"))
-    lines = text(tables, Paper(80)).plain.splitlines()
-
-    peaks = lines[lines.index("peak memory (MiB) by batch size") : lines.index("saved memory (MiB) by batch size")]
-    assert max(map(len, lines)) <= 80
-    shown = [cell for line in peaks if line.startswith("none") for cell in line.split()[1:]]
-    assert shown[:100] == [f"{size:.1f}" for size in sizes]
-    assert len(peaks) < 60  # not a block of a hundred lines for each row

@@ -22,12 +22,6 @@ def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
     assert len(shown.splitlines()) <= 25
 
 
-def test_what_is_outside_of_all_modules_has_a_name():
-    trace = by_hand([("optimizer", "")], [(100, 1, 1, "", "optimizer", "temporaries")])
-
-    assert "loss and top-level code" in text(tables(explain(trace, blocks=()), title="mine")).plain
-
-
 def test_the_document_is_json_in_bytes():
     trace = by_hand([("forward", "m")], [(100, 1, 1, "m", "forward", "temporaries")])
 

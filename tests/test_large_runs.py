@@ -5,7 +5,6 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
-from profiler.cli import answer
 from profiler.core.case import Choice, encode
 from profiler.core.record import Record
 from profiler.runs import store
@@ -60,17 +59,6 @@ def test_the_note_that_more_work_is_faster_needs_no_verdict_that_is_shown():
     assert noted.notes == rows(worked)[1].notes
     estimated = [replace(record, case=replace(record.case, device="rehearse:t4")) for record in worked]
     assert "GCP061" not in [note.code for note in rows(estimated)[1].notes]  # no memory was slow
-
-
-def test_a_run_of_many_rows_is_shown_alike_without_what_styles_need(tmp_path, monkeypatch, capsys):
-    examples.run(tmp_path / "run", RUNS["rounds"])
-    assert answer(["show", str(tmp_path / "run")]) == 0
-    styled = capsys.readouterr()
-    monkeypatch.setattr(layout, "MOST_STYLED", 2)
-
-    assert answer(["show", str(tmp_path / "run")]) == 0
-
-    assert capsys.readouterr() == styled
 
 
 # --- what the records of a run share when they are read: the same objects, and not a byte less

@@ -85,18 +85,6 @@ def test_the_tables_look_as_they_did(name):
     golden_files.compare(f"{name}-80.txt", printed(name, width=80))
 
 
-def test_what_was_not_measured_has_no_columns():
-    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
-
-    bare = text([plans.table([ComparedPlan(way=way) for way in found], CHAIN, title="t", none=NONE)]).plain
-    whole = text([plans.table(shown(), CHAIN, title="t", none=NONE)]).plain
-
-    assert "measured" not in bare
-    assert "gradients" not in bare
-    assert "measured" in whole
-    assert "gradients" in whole
-
-
 def test_the_chosen_way_is_marked_and_its_range_and_the_error_of_its_costs_stand_beside_it():
     lines = printed("plan", width=200).splitlines()
 

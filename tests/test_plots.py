@@ -5,7 +5,6 @@ from itertools import combinations
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
@@ -14,7 +13,6 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.views import PLOTS
 from profiler.views.plots import draw, plot, theme
-from profiler.views.plots.theme import Label, place
 from tests import examples, make
 
 CASES = {
@@ -66,33 +64,6 @@ def test_up_to_fourteen_points_are_all_named(name):
     assert set(boxes(draw(rows, kind="frontier").axes[0], names(rows))) == drawn
 
 
-def test_in_a_crowd_the_ends_of_the_frontier_are_named():
-    rows = examples.table(CASES["crowded"])
-    smallest = min(rows, key=lambda row: row.readings.peak_bytes or 0)
-    slowest = max(rows, key=lambda row: row.step_seconds or 0)
-
-    named = set(boxes(draw(rows, kind="frontier").axes[0], names(rows)))
-
-    assert {"none", theme.name(smallest), theme.name(slowest)} <= named
-
-
-def test_a_label_keeps_off_the_points_that_have_none():
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    right = (0.56, 0.53)  # just where the label would be
-
-    alone = place(axes, [Label(x=0.5, y=0.5, text="segments:k=2")])[0]
-    aside = place(axes, [Label(x=0.5, y=0.5, text="segments:k=2")], others=[right])[0]
-
-    def covers(text: Text) -> bool:
-        return bool(Text.get_window_extent(text).contains(*axes.transData.transform(right)))
-
-    assert covers(alone)
-    assert not covers(aside)
-
-
 @pytest.mark.parametrize("kind", PLOTS)
 def test_a_name_is_never_read_as_mathematics(kind):
     name, model = "$\\frac$", Choice("$\\frac$")
@@ -122,15 +93,6 @@ def test_the_bars_of_a_peak_sum_to_it_and_carry_it():
     bars = [patch.get_width() for patch in axes.patches]  # type: ignore[attr-defined]
     assert sum(bars) == pytest.approx(100)
     assert any(text.get_text() == "100.0" for text in axes.texts)
-
-
-def test_an_invalid_row_is_named_and_has_no_bar():
-    records = [make.record("none"), make.record("_planted", peak=1, outcome="invalid")]
-
-    axes = draw(examples.table(records), kind="memory").axes[0]
-
-    assert any(text.get_text() == "invalid" for text in axes.texts)
-    assert {round(patch.get_y() + patch.get_height() / 2) for patch in axes.patches} == {0}  # type: ignore[attr-defined]
 
 
 def test_another_suffix_is_refused(tmp_path):

@@ -105,16 +105,6 @@ def test_later_rounds_take_a_part_of_the_first():
     assert left == pytest.approx([10 + 4 * 10 * LATER_SHARE, 4 * 10 * LATER_SHARE, 24 * 3 / (2 / LATER_SHARE + 1)])
 
 
-def test_lines_elsewhere_tell_the_time_left_as_long_as_trials_are_left():
-    file, clock = io.StringIO(), Clock()
-
-    with Follow(file, [make.case(f"segments:k={k}") for k in (1, 2, 3)], clock=clock) as follow:
-        for clock.seconds, left in ((20.0, 2), (40.0, 1), (60.0, 0)):
-            follow.show(make.record(), left=left)
-
-    assert [line.partition("; ")[2] for line in file.getvalue().splitlines()] == ["40 s left", "20 s left", ""]
-
-
 PHASES = (  # a command that is interrupted while torch is being imported
     ["run", "mlp"],
     ["predict", "mlp"],

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from profiler.runs import store
 from profiler.views import PLOTS
 from profiler.views.plots import draw, plot
 from profiler.views.plots.settings import luminance
-from profiler.views.plots.theme import IN_GREY, STYLES
+from profiler.views.plots.theme import STYLES
 
 REFERENCE = Path(__file__).parent.parent / "results" / "reference"
 RUNS = {
@@ -91,23 +90,6 @@ def test_a_paper_is_a_pdf_with_its_fonts_embedded_as_true_type(tmp_path):
     assert float(width[1]) == pytest.approx(3.35 * 72, abs=0.1)
     assert b"/FontFile2" in text
     assert b"/Type3" not in text
-
-
-def lightness(colour: str) -> float:
-    """Of 100, as it looks (CIE 1976)."""
-    relative = luminance(colour)
-    return float(116 * relative ** (1 / 3) - 16 if relative > 0.008856 else 903.3 * relative)
-
-
-def nearest(colours: tuple[str, ...]) -> float:
-    return min(abs(lightness(one) - lightness(other)) for one, other in combinations(colours, 2))
-
-
-def test_colours_of_a_paper_are_told_apart_in_grey():
-    assert STYLES["paper"].colours == IN_GREY
-    assert nearest(IN_GREY[:3]) > 20  # of bars, which have no marks
-    assert nearest(IN_GREY) > 11
-    assert max(map(lightness, IN_GREY)) < 90  # none is lost on white
 
 
 @pytest.mark.parametrize(

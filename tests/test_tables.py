@@ -110,19 +110,6 @@ def test_seconds_are_shown_in_the_unit_that_reads_best():
     assert texts == ["2.00 s", "12.3 ms", "4.50 us", "5 ns"]
 
 
-def test_what_was_not_measured_is_never_a_zero():
-    shown = [
-        units.bytes_text(None),
-        units.seconds_text(None),
-        units.scaled(None, MIB),
-        units.change_text(None),
-        units.change_range_text(None),
-        units.spread_text(None),
-    ]
-
-    assert set(shown) == {units.MISSING}
-
-
 @pytest.mark.parametrize(
     ("largest", "unit"),
     [(0, "B"), (10 * KIB - 1, "B"), (10 * KIB, "KiB"), (10 * MIB, "MiB"), (10 * GIB - 1, "MiB"), (10 * GIB, "GiB")],
@@ -162,10 +149,3 @@ def test_the_export_looks_as_it_did(name, suffix):
     }[name]
 
     golden_files.compare(f"troubled.{suffix}", render(examples.table(examples.troubled())))
-
-
-def test_a_folder_in_place_of_the_file_is_not_replaced(tmp_path):
-    with pytest.raises(UserError):
-        export.write_whole(tmp_path, b"", force=True)
-
-    assert not [path for path in tmp_path.parent.iterdir() if path.name.endswith(".new")]

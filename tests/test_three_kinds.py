@@ -28,7 +28,7 @@ from profiler.runs.merge import merge
 from profiler.views import sanitize
 from profiler.views.export import markdown
 from profiler.views.plots import draw
-from profiler.views.tables import Paper, columns, comparison, plans
+from profiler.views.tables import Paper, comparison, plans
 from profiler.views.tables import text as text_of
 from profiler.views.tables.progress import trial_line
 from tests import examples, three_kinds
@@ -187,26 +187,6 @@ def test_every_picture_of_a_rehearsal_says_so_in_title_and_axis(kind, device):
 
 def joined(drawn: list[str]) -> list[str]:
     return [text.replace("\n", " ") for text in drawn]
-
-
-@pytest.mark.parametrize("device", REHEARSED_ON)
-def test_a_picture_over_devices_names_the_kind_of_each(device):
-    drawn = texts(draw(rows(of_every_kind(device)), kind="heat", over=("device", "strategy")))
-
-    shown = {"rehearse:h100": "h100"}.get(device, device)
-    assert {f"{MEASURED_ON} (measured)", f"{shown} (rehearsed)", "h100 (predicted)"} <= set(drawn)
-    assert any("measured, rehearsed and predicted peak memory" in text for text in drawn)
-
-
-@pytest.mark.parametrize("device", REHEARSED_ON)
-def test_the_list_of_runs_names_the_kinds_and_the_gpu(device, tmp_path, capsys):
-    run_of(tmp_path / "run", *KINDS, device=device)
-
-    assert answer(["list", "--folder", str(tmp_path)]) == 0
-
-    out = capsys.readouterr().out
-    assert "6/6 measured, rehearsed and predicted" in " ".join(out.split())
-    assert columns.device_word(device) in out
 
 
 @pytest.mark.parametrize("device", REHEARSED_ON)

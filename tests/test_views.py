@@ -10,7 +10,6 @@ from profiler.analysis.rows import Row
 from profiler.core.record import Built, Note, Readings
 from profiler.core.stats import Sampling
 from profiler.core.units import MISSING
-from profiler.views.sanitize import plain
 from profiler.views.tables import Paper, show, text
 from profiler.views.tables.columns import group_table, main, remarks
 from profiler.views.tables.details import samples
@@ -24,13 +23,6 @@ def printed(rows: tuple[Row, ...], *, width: int | None = None, encoding: str = 
     file = io.StringIO()
     print(text(main(rows), Paper(width, encoding)).plain, file=file)
     return file.getvalue()
-
-
-def test_a_pipe_is_as_wide_as_it_takes():
-    name = "segments:k=8,split=balanced,with=" + "a" * 200
-    rows = examples.table([make.record("none"), make.record(name)])
-
-    assert name in printed(rows)
 
 
 def test_a_row_that_was_not_built_says_nothing_of_its_data_or_optimizer():
@@ -55,10 +47,6 @@ def test_a_note_is_told_once_for_all_its_strategies():
 
     names = "segments:k=2, segments:k=3, segments:k=4, segments:k=5 and 2 more"
     assert told == [f"GCP012 {names}: {examples.NOISY.text}"]
-
-
-def test_characters_that_a_terminal_lacks_are_escaped():
-    assert plain("±1 é", encoding="ascii") == "+-1 \\xe9"
 
 
 def test_a_pipe_gets_no_colours_and_a_terminal_does(monkeypatch):
@@ -103,12 +91,6 @@ def test_the_samples_tell_their_warm_up_and_why_they_ended():
 
 def told(seconds: tuple[float, ...], **more) -> Readings:
     return msgspec.structs.replace(make.record(seconds=seconds).readings, **more)
-
-
-def test_a_row_whose_time_was_not_measured_says_so():
-    untimed = make.record("none", readings=examples.untimed_readings(make.record().readings))
-
-    assert "none: time not measured" in text(samples(examples.table([untimed]))).plain
 
 
 def test_a_baseline_without_a_time_is_no_baseline_of_times():

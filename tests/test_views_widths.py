@@ -10,11 +10,9 @@ from msgspec.structs import replace
 from profiler.analysis.advice import Place, Rung
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
-from profiler.core import catalogue
 from profiler.core.case import Choice
-from profiler.core.record import BlockSummary, ModelSummary, Readings
+from profiler.core.record import Readings
 from profiler.core.stats import Sampling
-from profiler.training import models
 from profiler.views.tables import Paper, Table, comparison, details, explanation, plans, text
 from profiler.views.tables.columns import main
 from tests import examples, golden_files, make
@@ -40,18 +38,6 @@ def _beside() -> list[Table]:
                 for name, peak in (("none", 103), ("segments:k=2", 61))]  # fmt: skip
     seen = [make.record("none", peak=100 * MIB), make.failed("segments:k=2", "out_of_memory", "tried 1 GiB")]
     return main(examples.table([*seen, *foreseen]))
-
-
-def _blocks() -> list[Table]:
-    layer = BlockSummary(
-        name="model.layers.0", kind="DecoderLayer", num_parameters=12_345_678, output="64 x 512 x 1024"
-    )
-    found = (
-        replace(layer, feeds_next=True),
-        replace(layer, name="model.layers.1", feeds_next=False),
-        BlockSummary(name="head", kind="Linear", num_parameters=1, output=None),
-    )
-    return [details.blocks(ModelSummary(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found))]
 
 
 def _fits() -> list[Table]:
@@ -100,21 +86,6 @@ def _reproduction() -> list[Table]:
     return [comparison.published_table(compared)]
 
 
-def _list() -> list[Table]:
-    whole = details.RunOverview(name="20261120T174900Z-mnist-cnn-3fa9c1", status="complete", num_ok=7, num_rows=7,
-                               created="2026-11-20T17:49:00Z", models=("mnist-cnn:channels=32", "mlp"),
-                               devices=("cpu",), evidence=("measured",))  # fmt: skip
-    part = replace(
-        whole, status="partial", num_ok=12, num_rows=34, devices=("rehearse:h100:memory=8589934592", "fake:h100"),
-        evidence=("rehearsed", "predicted"),
-    )  # fmt: skip
-    return [details.run_list([whole, part, details.RunOverview(name="torn", status="unreadable")])]
-
-
-def _details() -> list[Table]:
-    return [details.details(catalogue.read("transformer", models.TABLE))]
-
-
 MAIN = {
     "troubled": examples.troubled(),
     "rounds": examples.sweep() + examples.sweep(round=2),
@@ -125,11 +96,8 @@ VIEWS: dict[str, Callable[[], list[Table]]] = {
     "explanation": _explanation,
     "samples": _samples,
     "beside": _beside,
-    "blocks": _blocks,
     "fits": _fits,
     "reproduction": _reproduction,
-    "list": _list,
-    "details": _details,
 }
 
 
