@@ -177,15 +177,11 @@ def markdown(tables: Iterable[Table]) -> str:
     parts = []
     for table in tables:
         title = f"### {escaped(table.title)}" if table.title else ""
-        parts += [title, bullets(table.above), _grid(table), bullets(table.below)]
+        rule = "|".join(" ---: " if column.is_number else " --- " for column in table.columns)
+        cells = map(_line, ([column.label for column in table.columns], *table.rows))
+        grid = "\n".join([next(cells), f"|{rule}|", *cells]) if rule else ""
+        parts += [title, bullets(table.above), grid, bullets(table.below)]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _grid(table: Table) -> str:
-    if not table.columns:
-        return ""
-    rule = "|" + "|".join(" ---: " if column.is_number else " --- " for column in table.columns) + "|"
-    return "\n".join([_line([column.label for column in table.columns]), rule, *map(_line, table.rows)])
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -49,12 +49,11 @@ def escaped(text: str) -> str:
     def is_harmless(character: str) -> bool:
         return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
 
-    return "".join(character if is_harmless(character) else _escape(character) for character in text)
+    def escape(character: str) -> str:
+        units = character.encode("utf-16-be", "surrogatepass").hex()  # one or two UTF-16 code units
+        return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
-
-def _escape(character: str) -> str:
-    units = character.encode("utf-16-be", "surrogatepass").hex()  # one or two UTF-16 code units
-    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+    return "".join(character if is_harmless(character) else escape(character) for character in text)
 
 
 def short(value: object, length: int) -> str:
@@ -95,21 +94,17 @@ def redacted(runs: Iterable[Run], *, level: str) -> list[Run]:
 
 
 def _redacted(run: Run, number: int, level: str) -> Run:
-    is_all = level == "all"
+    is_all, words = level == "all", hidden(run.manifest.command).split(" ")  # a word that has a slash counts as a path
     redact = _Redaction(run.records, is_all=is_all)
+    command = " ".join(re.sub(r"^((?:--?[\w-]+=)?).*[\\/]", r"\1[path]/", word) for word in words)
     manifest = msgspec.structs.replace(
         run.manifest,
-        command=HIDDEN if is_all else _command(run.manifest.command),
+        command=HIDDEN if is_all else command,
         plan=(),
         environment=redact(run.manifest.environment),
     )
     folder = Path(f"run {number}") if is_all else run.folder
     return msgspec.structs.replace(run, folder=folder, manifest=manifest, records=redact(run.records))
-
-
-def _command(text: str) -> str:
-    """Hides the folders in a command; every word that contains a slash counts as a path."""
-    return " ".join(re.sub(r"^((?:--?[\w-]+=)?).*[\\/]", r"\1[path]/", word) for word in hidden(text).split(" "))
 
 
 class _Redaction:

@@ -17,11 +17,12 @@ from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
 from profiler.core.trace_data import Followed, load_snapshot
+from profiler.core.units import batch_text
 from profiler.engines import REHEARSED, WORKER, Engine, read_answer
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.runs import is_run, run_folder, store
-from profiler.views.tables.columns import batch, device_word, optimizer
+from profiler.views.tables.columns import device_word, optimizer
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.absent_gpus import for_gpus
 from profiler.workflows.consent import refuse_cases
@@ -72,7 +73,7 @@ def heading(case: Case, step: Followed, *, with_strategy: bool = False, is_assum
     how = " (assumed)" if is_assumed and not step.has_own_optimizer else ""
     at_work = f"{optimizer(case, is_own=step.has_own_optimizer)}{how}"
     precision = [case.precision] if case.precision != "fp32" else []
-    settings = ", ".join([*named, batch(case), at_work, *precision, device_word(case.device)])
+    settings = ", ".join([*named, batch_text(case.batch_size), at_work, *precision, device_word(case.device)])
     return f"{case.model}, {settings}: {evidence(case, None)}"
 
 

@@ -23,10 +23,10 @@ from profiler.analysis.rows import Row
 from profiler.core import trace_data
 from profiler.core.plan_file import strategy_label
 from profiler.core.trace_data import BUCKETS, GATHERED, WORKSPACES
-from profiler.core.units import bytes_text
+from profiler.core.units import batch_text, bytes_text
 from profiler.views.sanitize import plain, short
 from profiler.views.tables import broken
-from profiler.views.tables.columns import batch, device, device_word, environment_of, model, one_strategy, setting
+from profiler.views.tables.columns import device, device_word, environment_of, model, one_strategy, setting
 from profiler.views.tables.explanation import CATEGORIES
 
 FONT = 11.0  # points: the type size for which all lengths in the plots are given
@@ -185,7 +185,7 @@ def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
         where = device(rows)
     elif rows[0].case.is_predicted:
         where = f"predicted for {device_word(asked)}, not measured"
-    batches = [batch(rows[0].case)] if len({row.case.batch_size for row in rows}) == 1 else []
+    batches = [batch_text(rows[0].case.batch_size)] if len({row.case.batch_size for row in rows}) == 1 else []
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
     with_what = [word for word in setting(rows) if word not in batches]
     above = _wrapped([model(rows), *batches, *one_strategy(rows)], inches, (FONT + 2) * 1.1)  # bold is wider

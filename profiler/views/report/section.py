@@ -102,12 +102,16 @@ def section(
     shown, drawn = chosen(rows, advice, limits.rows), chosen(rows, advice, limits.lines)
     traced = chosen([row for row in rows if row.readings.timeline], advice, limits.timelines)
     own, is_drawn = set(map(id, rows)), number < limits.drawn
+    brief: tuple[str, ...] = (MISSING,) * 4  # the peak of none, the advised strategy, its peak, its time against none
+    if (row := advice.chosen) is not None:
+        none_bytes = advice.baseline.readings.peak_bytes if advice.baseline else None
+        brief = bytes_text(none_bytes), name(row), _peak(row), ratio_text(row)
     return {
         "anchor": anchor,
         "title": short(heading(rows), LONGEST_TITLE),
         "evidence": rows[0].evidence,
         "sentence": sentence(advice, rows),
-        "brief": _brief(advice),
+        "brief": brief,
         "is_drawn": is_drawn,
         "frontier": frontier(shown, anchor) if number < limits.frontiers else None,
         "memory": strategies(drawn, "memory", anchor) if is_drawn else None,
@@ -138,14 +142,6 @@ def chosen(rows: Sequence[Row], advice: Advice, most: int) -> list[Row]:
 
     places = sorted(range(len(rows)), key=rank)[:most]
     return [rows[at] for at in sorted(places)]
-
-
-def _brief(advice: Advice) -> tuple[str, ...]:
-    """Return the peak of none, the advised strategy, its peak, and its time against none."""
-    row, none = advice.chosen, advice.baseline
-    if row is None:
-        return (MISSING,) * 4
-    return bytes_text(none.readings.peak_bytes if none else None), name(row), _peak(row), ratio_text(row)
 
 
 def _budgets(rows: Sequence[Row], advice: Advice) -> dict[str, Any] | None:

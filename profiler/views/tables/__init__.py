@@ -123,19 +123,18 @@ def text(tables: Iterable[Table], paper: Paper = WIDE) -> Text:
 
 
 def _laid_out(tables: Iterable[Table], paper: Paper) -> list[Line]:
-    return _apart(_lines(table, paper) for table in tables)
+    parts = []
+    for table in tables:
+        head = _paragraph(table.title, paper, style="bold") if table.title else []
+        head += [line for text in table.above for line in _paragraph(text, paper)]
+        below = [line for text in table.below for line in _paragraph(text, paper)]
+        parts.append(_apart([head, _body(table, paper) if table.columns else [], below]))
+    return _apart(parts)
 
 
 def _apart(parts: Iterable[list[Line]]) -> list[Line]:
     """Return the lines of all parts that have some, with an empty line between parts."""
     return [line for part in parts if part for line in ([], *part)][1:]
-
-
-def _lines(table: Table, paper: Paper) -> list[Line]:
-    head = _paragraph(table.title, paper, style="bold") if table.title else []
-    head += [line for text in table.above for line in _paragraph(text, paper)]
-    below = [line for text in table.below for line in _paragraph(text, paper)]
-    return _apart([head, _body(table, paper) if table.columns else [], below])
 
 
 def _paragraph(text: str, paper: Paper, *, style: str = "") -> list[Line]:

@@ -274,10 +274,6 @@ def ratio_text(row: Row) -> str:
     return UNSURE if time.ratio < 1 else f"{change_text(time.ratio)} ({UNSURE})"
 
 
-def batch(case: Case) -> str:
-    return batch_text(case.batch_size)
-
-
 def optimizer(case: Case, *, is_own: bool) -> str:
     """Return the optimizer that runs: the case's, or the model's own."""
     return OWN_OPTIMIZER if is_own else str(case.optimizer)
@@ -289,7 +285,7 @@ def setting(rows: Sequence[Row]) -> list[str]:
     brings_own = {any(note.code == "GCP009" for note in row.notes) for row in rows if row.built}
     at_work = "" if len(brings_own) > 1 else optimizer(case, is_own=True in brings_own)
     words = {
-        "batch_size": batch(case),
+        "batch_size": batch_text(case.batch_size),
         "optimizer": at_work,
         "precision": case.precision if case.precision != "fp32" else "",
         "accumulate": f"accumulate {case.accumulate}" if case.accumulate != 1 else "",

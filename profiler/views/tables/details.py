@@ -386,13 +386,17 @@ def overview(run: Run, name: str) -> RunOverview:
 
 
 def run_list(listed: Sequence[RunOverview]) -> Table:
-    """Return one line per run."""
+    """Return a line per run; its status stands beside its rows that are ok, unless it is complete."""
+    rows_ok = []
+    for run in listed:
+        counted = [] if run.num_ok is None else [f"{run.num_ok}/{run.num_rows} {kinds_text(run.evidence)}"]
+        rows_ok.append(", ".join([*counted, *([run.status] if run.status != "complete" else [])]))
     columns = (
         words("run", "", [run.name for run in listed]),
         words("date (UTC)", "", [(run.created or MISSING)[:16].replace("T", " ") for run in listed]),
         words("models", "", [", ".join(run.models) or MISSING for run in listed]),
         words("device", "", [", ".join(map(device_word, run.devices)) or MISSING for run in listed]),
-        words("rows ok", "", [_rows_ok(run) for run in listed]),
+        words("rows ok", "", rows_ok),
         *([words("tags", "", [", ".join(run.tags) for run in listed])] if any(run.tags for run in listed) else []),
     )
     return Table(columns=columns)
@@ -406,9 +410,3 @@ def _read(path: Path, name: str) -> RunOverview:
         return overview(load(path), name)
     except (UserError, OSError, MemoryError, RecursionError):
         return RunOverview(name=name, status="unreadable", tags=read_tags(path))
-
-
-def _rows_ok(run: RunOverview) -> str:
-    """Return how many rows are ok of how many, their kinds of evidence, and the status unless it is complete."""
-    counted = [] if run.num_ok is None else [f"{run.num_ok}/{run.num_rows} {kinds_text(run.evidence)}"]
-    return ", ".join([*counted, *([run.status] if run.status != "complete" else [])])

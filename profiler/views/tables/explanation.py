@@ -114,7 +114,12 @@ def better_text(choices: BlockChoices, better: BlockChoice) -> str:
 def _live(explained: Explanation) -> tuple[Column, ...]:
     """Return what is live at the peak, by category and beside it by block or module, in one unit."""
     modules, left = explained.modules[:MOST_MODULES], explained.modules[MOST_MODULES:]
-    kinds = [(_category(share.name, explained), share.nbytes) for share in explained.categories]
+    kinds, own = [], explained.operator_bytes
+    for share in explained.categories:
+        category = CATEGORIES.get(share.name, share.name)
+        if share.name == TEMPORARIES and own >= NOTEWORTHY * explained.peak.nbytes:
+            category = f"{share.name} ({bytes_text(own)} workspace)"  # of a library, as cuBLAS's
+        kinds.append((category, share.nbytes))
     blocks = [(module_name(share.name), share.nbytes) for share in modules]
     if num_others := explained.num_others + len(left):
         others_bytes = explained.others_bytes + sum(share.nbytes for share in left)
@@ -126,14 +131,6 @@ def _live(explained: Explanation) -> tuple[Column, ...]:
         columns.append(words(head, "", [*(name for name, _ in shares), *blank]))
         columns.append(numbers(unit, "", [*(scaled(nbytes, size) for _, nbytes in shares), *blank]))
     return tuple(columns)
-
-
-def _category(name: str, explained: Explanation) -> str:
-    """Return a category in words, with the library workspace, as cuBLAS's, that the operator at the peak allocates."""
-    own = explained.operator_bytes
-    if name == TEMPORARIES and own >= NOTEWORTHY * explained.peak.nbytes:
-        return f"{name} ({bytes_text(own)} workspace)"
-    return CATEGORIES.get(name, name)
 
 
 def _held(holders: Sequence[Holder]) -> tuple[Column, ...]:

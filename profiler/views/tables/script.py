@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
@@ -88,7 +89,10 @@ def sentence(variant: Variant, among: Sequence[Variant] = ()) -> str:
         cut = ", in what ran" if variant.is_cut else ""
         return f"{called}{cut}: {said if variant.outcome == 'ok' else _because(outcome, why)}"
     under = [f"under {strategy}"] if strategy else []
-    called = " ".join([_device_name(variant), *(f"{name}={value}" for name, value in values), *under])
+    device = variant.words["device"].partition(":")[0]
+    with suppress(UserError):  # a GPU that is not known here, or that is redacted, keeps its word
+        device = gpu_specs.find(device).name
+    called = " ".join([device, *(f"{name}={value}" for name, value in values), *under])
     if variant.outcome == "skipped":
         return f"skipped on {called}: {variant.detail}; below is the script as it is"
     called = f"{called} ({bytes_text(variant.gpu_bytes or 0)})"
@@ -126,15 +130,6 @@ def _peak(process: Process) -> str:
 
 def _spare(variant: Variant) -> str:
     return bytes_text((variant.gpu_bytes or 0) - variant.context_bytes - (variant.largest.reserved_bytes or 0))
-
-
-def _device_name(variant: Variant) -> str:
-    """Return the name of the GPU, or the word for one that is not known here, or that is redacted."""
-    word = variant.words["device"].partition(":")[0]
-    try:
-        return gpu_specs.find(word).name
-    except UserError:
-        return word
 
 
 def _assumed(variant: Variant) -> Iterator[str]:
