@@ -336,10 +336,8 @@ def summary(case: Case) -> ModelSummary:
 
     named = {name: workload.block(name) for name in workload.blocks}
     handles = [block.register_forward_hook(partial(leave, name)) for name, block in named.items()]
-    remark, linked = (
-        None,
-        list[bool | None]([None] * len(workload.blocks)),
-    )  # whether each block feeds only the next one
+    remark = None
+    linked: list[bool | None] = [None] * len(workload.blocks)  # whether each block feeds only the next one
     try:
         linked = [*observe(workload).linked[:-1], None]
     except Unsupported as error:
