@@ -120,26 +120,23 @@ def test_a_wrong_gradient_far_below_the_largest_is_found_where_two_runs_are_equa
     assert "worst in b" in (judge(found, strict=False) or "")
 
 
-def test_a_norms_count_of_batches_is_compared_and_says_nothing_of_how_much_buffers_differ():
+@pytest.mark.parametrize(
+    ("counts", "other", "difference", "names"),
+    [
+        (("num_batches_tracked",), (2.0, 4.0), None, ("num_batches_tracked",)),  # a norm's count of batches
+        (("num_batches_tracked",), (2.0, 3.0), 0.25, ("mean", "num_batches_tracked")),
+        ((), (2.0, 4.0), 0.5, ("num_batches_tracked",)),  # no norm's: the user's own
+        ((), (1.0, 3.0), 0.25, ("mean",)),
+    ],
+)
+def test_buffers_are_compared_and_a_norms_count_says_nothing_of_how_much_they_differ(counts, other, difference, names):
     def norms(count, mean):
         found = results({}, buffers={"num_batches_tracked": [count], "mean": [mean]})
-        return msgspec.structs.replace(found, counts=frozenset({"num_batches_tracked"}))
+        return msgspec.structs.replace(found, counts=frozenset(counts))
 
-    counted_twice, both = (equality.compare(norms(1.0, 4.0), norms(2.0, mean)) for mean in (4.0, 3.0))
+    found = equality.compare(norms(1.0, 4.0), norms(*other))
 
-    assert (counted_twice.buffers_equal, counted_twice.buffers_difference) == (False, None)
-    assert counted_twice.differing_buffers == ("num_batches_tracked",)
-    assert (both.buffers_difference, both.differing_buffers) == (0.25, ("mean", "num_batches_tracked"))
-
-
-def test_buffers_of_the_users_own_are_compared_whatever_they_are_called():
-    one = results({}, buffers={"mean": [4.0], "num_batches_tracked": [1.0]})
-
-    counted_twice = equality.compare(one, results({}, buffers={"mean": [4.0], "num_batches_tracked": [2.0]}))
-    moved = equality.compare(one, results({}, buffers={"mean": [3.0], "num_batches_tracked": [1.0]}))
-
-    assert (counted_twice.buffers_equal, counted_twice.buffers_difference) == (False, 0.5)  # no norm's: the user's own
-    assert (moved.buffers_equal, moved.buffers_difference) == (False, 0.25)
+    assert (found.buffers_equal, found.buffers_difference, found.differing_buffers) == (False, difference, names)
     assert batch_counts(nn.Sequential(nn.BatchNorm1d(2))) == {"0.num_batches_tracked"}
     assert batch_statistics(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2, affine=False))) == {
         f"{place}.{name}" for place in (1, 2) for name in ("running_mean", "running_var", "num_batches_tracked")
@@ -220,22 +217,12 @@ def test_where_digests_differ_the_nearer_of_two_runs_counts_and_their_difference
     assert found.digests == two_results(mine).digests()
 
 
-def two_with_buffer(gradients, buffer):
-    """A step with these gradients that leaves this in a buffer."""
-
-    def run():
-        ran = step(gradients)()
-        ran.workload.module.register_buffer("seen", torch.tensor(buffer))
-        return ran
-
-    return run
-
-
 def test_a_baseline_with_its_recorded_digests_and_the_strategys_gradients_is_run_once():
-    recorded = equality.collect_two(two_with_buffer({"a": [8.0, 4.0]}, 1.0)).digests()
-    baselines = iter([two_with_buffer({"a": [8.0, 4.0]}, 1.0)])
+    gradients = {"a": [8.0, 4.0]}
+    recorded = equality.collect_two(step(gradients, buffers={"seen": 1.0})).digests()
+    baselines = iter([left(gradients, buffers={"seen": 1.0})])
 
-    found = equality.verify(two_with_buffer({"a": [8.0, 4.0]}, 2.0), lambda: next(baselines)(), recorded)
+    found = equality.verify(step(gradients, buffers={"seen": 2.0}), lambda: next(baselines), recorded)
 
     assert (found.gradients_equal, found.buffers_equal, found.noise_floor) == (True, False, 0.0)
 
@@ -358,11 +345,7 @@ def test_the_root_of_the_last_bit_is_still_rounding():
 )
 def test_why_gradients_do_not_count(fields, strict, reason):
     assert judge(msgspec.structs.replace(EQUAL, **fields), strict=strict) == reason
-
-
-def test_nothing_to_compare_with_is_a_fault_only_where_one_is_strict():
-    assert judge(None, strict=False) is None
-    assert judge(None, strict=True) == "not verified: there is nothing to compare with"
+    assert judge(None, strict=strict) == ("not verified: there is nothing to compare with" if strict else None)
 
 
 # --- several ranks
@@ -400,14 +383,10 @@ def test_the_digests_of_ranks_are_of_all_of_them_in_order():
     mine, other = results({"a": [1.0, 1.0]}).digests(), results({"a": [2.0, 2.0]}).digests()
 
     def digests(own, second):
-        return equality.noise_floor(
-            step({"a": [own, own]}), Two(lambda found: second if "loss" in names(found) else found)
-        )
+        group = Two(lambda found: second if isinstance(found, dict) and "loss" in found else found)
+        return equality.noise_floor(step({"a": [own, own]}), group).digests
 
-    def names(found):
-        return found if isinstance(found, dict) else ()
-
-    forth, back = digests(1.0, other).digests, digests(2.0, mine).digests
+    forth, back = digests(1.0, other), digests(2.0, mine)
     assert forth["gradients"] != back["gradients"]
     assert forth["gradients"] not in (mine["gradients"], other["gradients"])
     assert forth["loss"] == back["loss"]
@@ -476,13 +455,11 @@ class Scripted:
     def build(self, case=None, rank=None):
         case = case or self.trial.case
         ran = self._script(case, rank)
-        applied = self._applied or SimpleNamespace(
-            reference=None, changes_kernels=False, rounds=False, draws_apart=False
-        )
         trainer = SimpleNamespace(step=lambda: None)
         return SimpleNamespace(
-            case=case, workload=ran.workload, applied=applied, ran=ran, trainer=lambda: (trainer, None)
-        )
+            case=case, workload=ran.workload, applied=self._applied or applied(), ran=ran,
+            trainer=lambda: (trainer, None),
+        )  # fmt: skip
 
     def build_unwatched(self, case, *, rank=None):
         return self.build(case, rank)
@@ -506,50 +483,42 @@ def scripted(gradients, **others):
     return lambda case, rank: left(gradients.get(case.precision, gradients), **others)
 
 
-def test_the_baseline_is_compared_with_itself():
-    bench = Scripted(make.case(), scripted({"a": [1.0, 1.0]}))
+def applied(reference=None, *, changes_kernels=False):
+    return SimpleNamespace(reference=reference, changes_kernels=changes_kernels, rounds=False, draws_apart=False)
+
+
+ZERO, BOTH = {"a": [0.0, 0.0]}, {"bf16": {"a": [4.0, 1.0]}, "fp32": {"a": [4.0, 2.0]}}
+
+
+@pytest.mark.parametrize(
+    ("precision", "gradients", "frozen", "difference", "notes"),
+    [
+        ("fp32", {"a": [1.0, 1.0]}, (), None, {}),
+        ("bf16", BOTH, (), 0.25, {"GCP013": "in bf16 the gradients differ by 2.5e-01 from those in fp32"}),
+        ("bf16", {**BOTH, "bf16": ZERO}, (), 1.0, {
+            "GCP013": "in bf16 the gradients differ by 1.0e+00 from those in fp32",
+            "GCP014": "all gradients are zero or not finite, so comparing them proves nothing",  # in its own precision
+        }),
+        ("fp32", {"a": None, "b": None}, ("a", "b"), None, {"GCP014": equality_pass.UNTRAINED}),
+        ("fp32", {"a": None, "b": None}, ("a",), None, {"GCP014": equality_pass.VANISHED}),
+    ],
+)  # fmt: skip
+def test_the_baseline_is_compared_with_itself_and_with_fp32(precision, gradients, frozen, difference, notes):
+    bench = Scripted(make.case(precision=precision), scripted(gradients, frozen=frozen))
 
     found, reason = equality_pass.compare(bench)
 
-    assert (found.noise_floor, found.precision_difference, reason) == (0.0, None, None)
-    assert (bench.begun, bench.notes) == (["equality"], {})
-
-
-def test_the_baseline_in_another_precision_is_compared_with_fp32_too():
-    bench = Scripted(make.case(precision="bf16"), scripted({"bf16": {"a": [4.0, 1.0]}, "fp32": {"a": [4.0, 2.0]}}))
-
-    found, reason = equality_pass.compare(bench)
-
-    assert (found.precision_difference, found.noise_floor, reason) == (0.25, 0.0, None)
-    assert bench.notes == {"GCP013": "in bf16 the gradients differ by 2.5e-01 from those in fp32"}
-
-
-def test_only_the_steps_in_the_cases_precision_tell_something():
-    bench = Scripted(make.case(precision="bf16"), scripted({"bf16": {"a": [0.0, 0.0]}, "fp32": {"a": [4.0, 2.0]}}))
-
-    equality_pass.compare(bench)
-
-    assert bench.notes["GCP014"] == "all gradients are zero or not finite, so comparing them proves nothing"
-
-
-@pytest.mark.parametrize(("frozen", "text"), [(("a", "b"), equality_pass.UNTRAINED), (("a",), equality_pass.VANISHED)])
-def test_where_no_parameter_trains_it_is_said_that_there_is_no_gradient(frozen, text):
-    bench = Scripted(make.case(), scripted({"a": None, "b": None}, frozen=frozen))
-
-    equality_pass.compare(bench)
-
-    assert bench.notes["GCP014"] == text
+    assert (found.noise_floor, found.precision_difference, reason) == (0.0, difference, None)
+    told = {code: text for code, text in bench.notes.items() if code != "GCP045"}  # which parameters have none
+    assert (bench.begun, told) == (["equality"], notes)
 
 
 def test_no_comparison_is_a_note_and_where_it_is_off_too(unrepairable):
     lonely = Scripted(make.case("all"), scripted({"a": [1.0, 1.0]}))
     off = Scripted(make.case("all", verify="off"), never)
 
-    assert equality_pass.compare(lonely) == (None, None)
-    assert equality_pass.compare(off) == (None, None)
-    assert lonely.notes == {"GCP003": "gradients were not compared: there is no result without checkpointing"}
-    assert off.notes == {"GCP006": "gradients were not compared: --verify off"}
-    assert off.begun == []
+    assert equality_pass.compare(lonely) == equality_pass.compare(off) == (None, None)
+    assert (lonely.notes.keys(), off.notes.keys(), off.begun) == ({"GCP003"}, {"GCP006"}, [])
 
 
 def test_a_strategy_with_the_digests_of_the_baseline_is_equal(unrepairable):
@@ -557,68 +526,40 @@ def test_a_strategy_with_the_digests_of_the_baseline_is_equal(unrepairable):
 
     found, reason = equality_pass.compare(bench)
 
-    assert (found.gradients_equal, found.against, reason) == (True, "none", None)
-    assert bench.notes == {}
+    assert (found.gradients_equal, found.against, reason, bench.notes) == (True, "none", None, {})
 
 
-def by_strategy(**gradients):
-    return lambda case, rank: left({"a": gradients[case.strategy.name.replace("-", "_")]})
+REFERENCE, ROUNDS = Choice("every:k=2"), "rounds differently, by 2.5e-05,"
 
 
-def test_a_strategy_with_other_gradients_is_invalid(unrepairable):
-    bench = Scripted(make.case("all"), by_strategy(all=[4.0, 1.0], none=[4.0, 2.0]), digests={})
-
-    found, reason = equality_pass.compare(bench)
-
-    assert (found.largest_difference, found.rounding_floor) == (0.25, None)
-    assert reason == "gradients differ by 2.5e-01, worst in a; two runs without checkpointing differ by 0.0e+00"
-
-
-def test_compiled_code_that_rounds_otherwise_is_compared_with_what_it_names(unrepairable):
-    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=True, rounds=False, draws_apart=False)
-    script = by_strategy(all=[4.0, 1.0], none=[4.0, 1.0001], every=[4.0, 1.0])
-    bench = Scripted(make.case("all"), script, digests={}, applied=applied)
-
-    found, reason = equality_pass.compare(bench)
-
-    assert (found.gradients_equal, found.against, reason) == (True, "every:k=2", None)
-    assert bench.notes["GCP011"] == (
-        "compared with every:k=2: compiled code rounds differently, by 2.5e-05, than `none`"
-    )
-
-
-def test_compiled_code_that_differs_by_more_than_rounding_is_not_compared_anew(unrepairable):
-    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=True, rounds=False, draws_apart=False)
-    script = by_strategy(all=[4.0, 1.0], none=[4.0, 3.0], every=[4.0, 1.0])
-    bench = Scripted(make.case("all"), script, digests={}, applied=applied)
-
-    found, reason = equality_pass.compare(bench)
-
-    assert (found.largest_difference, found.against) == (0.5, "none")
-    assert reason
-    assert "GCP011" not in bench.notes
-
-
-def test_compiled_code_that_draws_otherwise_is_compared_with_what_it_names(unrepairable):
-    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=False, rounds=False, draws_apart=False)
-
+@pytest.mark.parametrize(
+    ("none", "compiled", "found", "note"),
+    [
+        (2.0, applied(), ("none", 0.25, None), None),  # not compiled: invalid
+        (3.0, applied(REFERENCE, changes_kernels=True), ("none", 0.5, 0.0), None),  # by more than rounding
+        (1.0001, applied(REFERENCE, changes_kernels=True), ("every:k=2", None, 0.0), ROUNDS),
+        (3.0, applied(REFERENCE), ("every:k=2", None, None), "draws different random numbers"),
+    ],
+)
+def test_other_gradients_are_invalid_but_compiled_code_is_compared_with_what_it_names(
+    unrepairable, none, compiled, found, note
+):
     def script(case, rank):
-        torch.manual_seed(0 if case.strategy.name == "none" else 1)
-        return left({"a": [4.0, 3.0 if case.strategy.name == "none" else 1.0]})
+        if note and "draws" in note:
+            torch.manual_seed(0 if case.strategy.name == "none" else 1)
+        return left({"a": [4.0, none if case.strategy.name == "none" else 1.0]})
 
-    bench = Scripted(make.case("all"), script, digests={}, applied=applied)
+    bench = Scripted(make.case("all"), script, digests={}, applied=compiled)
 
-    found, reason = equality_pass.compare(bench)
+    result, reason = equality_pass.compare(bench)
 
-    assert (found.random_state_equal, found.against, reason) == (True, "every:k=2", None)
-    assert bench.notes == {
-        "GCP011": "compared with every:k=2: compiled code draws different random numbers than `none`"
-    }
+    assert (result.against, result.largest_difference, result.rounding_floor) == found
+    assert (result.gradients_equal, reason is None) == (bool(note), bool(note))
+    text = f"compared with every:k=2: compiled code {note} than `none`"
+    assert bench.notes == ({"GCP011": text} if note else {})
 
 
 def test_kernels_that_change_are_held_to_what_the_last_bit_of_the_weights_changes(unrepairable):
-    applied = SimpleNamespace(reference=None, changes_kernels=True, rounds=False, draws_apart=False)
-
     def script(case, rank):
         return left({"a": [4.0, 1.0] if case.strategy.name == "all" else [4.0, 2.0]})
 
@@ -629,7 +570,7 @@ def test_kernels_that_change_are_held_to_what_the_last_bit_of_the_weights_change
             parameter.grad[1] += 1.0 if bool((parameter != 1).any()) else 0.0
             return loss
 
-    bench = Nudged(make.case("all"), script, digests={}, applied=applied)
+    bench = Nudged(make.case("all"), script, digests={}, applied=applied(changes_kernels=True))
 
     found, reason = equality_pass.compare(bench)
 
@@ -711,7 +652,7 @@ def test_a_buffer_that_the_recompute_changes_is_the_reason_where_it_is_no_norms(
     assert reason == f"gradients differ by 5.0e-01; two runs without checkpointing differ by {floor:.1e}{cause}"
 
 
-def ranked(own, batches=(1.0, 2.0)):
+def ranked(own, batches):
     """Two ranks whose own gradients are these; alone, with its own batch, a rank has a gradient of 1 or of 3."""
 
     def script(case, rank):
@@ -724,23 +665,20 @@ def ranked(own, batches=(1.0, 2.0)):
     return Scripted(make.case(), script, group=group)
 
 
-def test_ranks_are_compared_with_one_process_that_has_the_batches_of_all():
-    right, wrong = ranked([2.0, 2.0]), ranked([1.0, 1.0])
-
-    (found, reason), (_, fault) = equality_pass.compare(right), equality_pass.compare(wrong)
-
-    assert (found.ranks_difference, reason) == (0.0, None)
-    assert fault == (
-        "gradients differ by 5.0e-01, worst in a from the mean of those of one process with all ranks' batches"
-    )
-    assert right.notes == wrong.notes == {}
+WORST = "gradients differ by 5.0e-01, worst in a from the mean of those of one process with all ranks' batches"
 
 
-def test_ranks_with_the_same_batch_show_nothing_of_averaging():
-    bench = ranked([2.0, 2.0], batches=(1.0, 1.0))
+@pytest.mark.parametrize(
+    ("own", "batches", "difference", "reason", "codes"),
+    [
+        ([2.0, 2.0], (1.0, 2.0), 0.0, None, []),
+        ([1.0, 1.0], (1.0, 2.0), 0.5, WORST, []),
+        ([2.0, 2.0], (1.0, 1.0), 0.0, None, ["GCP035"]),  # the same batch shows nothing of averaging
+    ],
+)
+def test_ranks_are_compared_with_one_process_that_has_the_batches_of_all(own, batches, difference, reason, codes):
+    bench = ranked(own, batches)
 
-    equality_pass.compare(bench)
+    found, fault = equality_pass.compare(bench)
 
-    assert bench.notes == {
-        "GCP035": "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
-    }
+    assert (found.ranks_difference, fault, list(bench.notes)) == (difference, reason, codes)

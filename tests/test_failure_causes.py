@@ -4,7 +4,6 @@ import re
 from weakref import WeakSet
 
 import pytest
-import torch
 
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported, UserError
@@ -50,20 +49,6 @@ def failed(strategy: str, factory: str) -> str:
 
 def notes(record: Record, code: str) -> list[str]:
     return [note.text for note in record.notes if note.code == code]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("factory", "names"), [("cached", "0.cache.keys, 1.cache.keys"), ("counting", "0.calls, 1.calls")]
-)
-def test_a_recompute_that_gives_other_tensors_names_what_the_forward_has_changed(factory, names):
-    record = under("all", factory)
-
-    words = f"the forward changes {names}, which the recompute finds changed"
-    assert (record.outcome, record.detail) == (
-        "failed",
-        f"checkpoint mismatch: the recompute gives different tensors: {words}",
-    )
 
 
 @pytest.mark.parametrize("save", ["addmm", "_to_copy", "addmm+_to_copy"])
@@ -123,18 +108,6 @@ def test_a_block_that_takes_a_dataclass_is_why_it_cannot_run_with_the_one_before
 
     with pytest.raises(Unsupported, match=r"'layers\.0' and 'layers\.1' .*: the second takes a dataclass \(State\)"):
         measure(Trial(case=case, passes=()))
-
-
-def test_what_hangs_on_ctx_escapes_the_checkpoints_and_is_told_with_its_bytes():
-    kept, saved = (under("all", f"squaring:as_attribute={word}", "flops", "memory") for word in ("true", "false"))
-
-    escaped = 4 * 4 * 8 * torch.float32.itemsize  # of each of four blocks the input of Square: (batch, width)
-    assert kept.readings.saved_bytes - saved.readings.saved_bytes == escaped
-    assert notes(kept, "GCP054") == [
-        f"{escaped} B are attributes of ctx, which no checkpoint frees: Square; "
-        "ctx.save_for_backward lets them be recomputed"
-    ]
-    assert notes(saved, "GCP054") == []
 
 
 def test_what_a_recompute_raises_is_told_with_its_block_and_what_the_forward_had_changed():

@@ -53,16 +53,6 @@ def of_autograd(build: Callable[[], Any], *, autocast: bool = False) -> dict[str
     return gradients(module)
 
 
-def of_float64_on_ctx() -> dict[str, torch.Tensor]:
-    """Each block with a matrix of its own, which nothing writes over, in float64."""
-    module, (inputs, targets), loss = plain(overwritten.on_ctx)
-    module, value = module.double(), inputs.double()
-    for block in module.children():
-        value = torch.tanh(block.fc(value) @ block.host[0].double())
-    loss(value, targets.double()).backward()
-    return gradients(module)
-
-
 def of_float64_cast() -> dict[str, torch.Tensor]:
     """The second use of the weights is after they were written, in float64."""
     module, (inputs, targets), loss = plain(overwritten.rescaled)
@@ -73,17 +63,6 @@ def of_float64_cast() -> dict[str, torch.Tensor]:
         module.fc.weight.mul_(overwritten.SCALE)
     loss(module.out(module.fc(value)), targets.double()).backward()
     return gradients(module)
-
-
-def test_a_baseline_that_keeps_on_ctx_what_is_written_over_is_wrong_and_says_so():
-    amount = apart(of_float64_on_ctx(), of_autograd(overwritten.on_ctx))
-    assert amount > 1
-
-    record = measured(overwritten.on_ctx)
-
-    assert record.outcome == "invalid"
-    assert f"wrong by {amount:.1e}" in record.detail
-    assert "OnCtx keeps a tensor as an attribute of ctx" in record.detail
 
 
 def test_a_baseline_whose_autocast_uses_an_old_cast_is_wrong_and_says_so():
@@ -107,15 +86,6 @@ def test_a_baseline_whose_autocast_uses_an_old_cast_is_wrong_and_says_so():
 )
 def test_a_baseline_that_looks_alike_and_is_right_is_ok(build, fields):
     assert measured(build, **fields).outcome == "ok"
-
-
-def test_where_none_is_wrong_and_a_strategy_right_the_strategys_row_says_which():
-    right = of_float64_on_ctx()
-
-    record = measured(overwritten.on_ctx, "all")
-
-    assert record.equality.largest_difference == pytest.approx(apart(right, of_autograd(overwritten.on_ctx)), rel=1e-3)
-    assert "`none` that is wrong" in record.detail
 
 
 def dropping() -> Any:

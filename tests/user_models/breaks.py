@@ -20,12 +20,6 @@ def make(batch_size=4):
     return Net(), torch.randn(batch_size, 8), lambda output: output.sum()
 
 
-def refuses(batch_size=4):
-    net = Net()
-    net.mix = lambda x: x
-    return net, torch.randn(batch_size, 8)
-
-
 def too_large(batch_size=4):
     """The step asks for more than any machine has."""
     net = Net()

@@ -117,10 +117,6 @@ def marked(batch_size: int = 4):
     return _chain(Marked, batch_size)
 
 
-def tied(batch_size: int = 4):
-    return _chain(Tied, batch_size)
-
-
 def shared(batch_size: int = 4):
     return Shared(), torch.randn(batch_size, 8), lambda out: out.float().square().sum()
 
@@ -285,15 +281,3 @@ class Whole(nn.Module):
 
 def whole(batch_size: int = 4, way: str = "reentrant"):
     return Whole(way).requires_grad_(way != "untrained"), torch.randn(batch_size, 8), lambda out: out.square().sum()
-
-
-class Refusing(torch.autograd.Function):
-    """Has no backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise ValueError("no gradient")

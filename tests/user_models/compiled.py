@@ -39,20 +39,6 @@ class Decorated(Net):
         return super().forward(x)
 
 
-class Gated(nn.Module):
-    """Elementwise work, of which compiled code saves less than eager code does."""
-
-    def __init__(self, width=64):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(4))
-
-    def forward(self, x):
-        for layer in self.layers:
-            gate, value = layer(x).chunk(2, dim=-1)
-            x = x + torch.sigmoid(gate) * torch.tanh(value) * torch.sin(x)
-        return x.square().mean()
-
-
 def make(way: str = "module", backend: str = "inductor", own: bool = False, breaks: bool = False, drop: float = 0.0,
          batch_size: int = 32):  # fmt: skip
     net = (Decorated if way == "decorated" else Net)(drop=drop, own=own, breaks=breaks)
@@ -65,28 +51,3 @@ def make(way: str = "module", backend: str = "inductor", own: bool = False, brea
     for block in net.blocks if way == "blocks" else ():
         block.compile(backend=backend)
     return net, torch.randn(batch_size, 64)
-
-
-def gated(is_compiled: bool = True, batch_size: int = 64):
-    net = Gated()
-    if is_compiled:
-        net.compile()
-    return net, torch.randn(batch_size, 64)
-
-
-class Aside(nn.Module):
-    """Runs compiled views of its blocks, which it keeps where no module is looked for."""
-
-    def __init__(self, width=64):
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width, 0.0, own=False, breaks=False) for _ in range(4))
-        self.compiled = [torch.compile(block, backend="aot_eager_decomp_partition") for block in self.blocks]
-
-    def forward(self, x):
-        for block in self.compiled:
-            x = block(x)
-        return x.square().mean()
-
-
-def aside(batch_size: int = 32):
-    return Aside(), torch.randn(batch_size, 64)

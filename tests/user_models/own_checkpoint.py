@@ -72,19 +72,3 @@ class Wrapped(nn.Module):
 
 def wrapped(way: str = "module", drop: float = 0.0, batch_size: int = 32):
     return Wrapped(way, drop), torch.randn(batch_size, 16)
-
-
-class TooLarge(nn.Module):
-    """A checkpoint of its own, and no memory for what follows."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        c.checkpoint(self.layer, x, use_reentrant=False)
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-
-def too_large(batch_size: int = 4):
-    return TooLarge(), torch.randn(batch_size, 8)
