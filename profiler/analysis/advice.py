@@ -61,10 +61,7 @@ def advise(rows: Sequence[Row]) -> Advice:
 
 
 def _fastest(rows: Sequence[Row]) -> Row:
-    """Return the fastest row, or of those that cannot be told apart from it the one with the lowest peak.
-
-    A row that another beats in both medians, of time and peak, is never taken.
-    """
+    """Return of the fastest that cannot be told apart the row with the lowest peak; none that is beaten in both."""
     timed = sorted((row for row in rows if row.step_seconds is not None), key=slowness)
     if not timed:
         return min(rows, key=_peak)
@@ -118,10 +115,7 @@ def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
 
 
 def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
-    """Whether a row is faster; if it takes more memory, or would replace `none`, by more than chance.
-
-    `none` computes least: if it fits and was faster, by chance or not, there is no reason to checkpoint.
-    """
+    """Whether a row is faster; if it takes more memory, or would replace `none`, by more than chance."""
     if _cost(row) >= _cost(before):
         return False
     by_time = _cost(row)[0] == _cost(before)[0] == 0
@@ -252,17 +246,17 @@ def advise_sides(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[SideAd
     """Return the advice for every group of the baseline, on every side."""
     grouped = [by_group(side, align) for side in sides]
     return tuple(
-        _side_advice(group, side.label, list(points.get(group, {}).values()))
+        _side_advice(list(points.get(group, {}).values()), SideAdvice(group=group, label=side.label, memory_bytes=None))
         for group in grouped[0]
         for side, points in zip(sides, grouped, strict=True)
     )
 
 
-def _side_advice(group: tuple[str, ...], label: str, rows: Sequence[Row]) -> SideAdvice:
+def _side_advice(rows: Sequence[Row], advice: SideAdvice) -> SideAdvice:
     memory = next((row.environment.device_bytes for row in rows if row.environment), None)
     needs = [(taken, row) for row in rows if (taken := taken_bytes(row)) is not None]
     fitting = [row for taken, row in needs if memory is not None and taken <= memory]
-    advice = SideAdvice(group=group, label=label, memory_bytes=memory)
+    advice = replace(advice, memory_bytes=memory)
     if not needs:
         return replace(advice, reason="nothing ran" if rows else "not in this run")
     if memory is None:
@@ -303,10 +297,7 @@ def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start:
 
 
 def _line_meets(sizes: dict[int, int], low: int, high: int, limit: int) -> int | None:
-    """Return where the line through the two nearest points meets the limit.
-
-    None if it does not rise, or meets it beyond what is known not to fit: two points on one step of the bytes do.
-    """
+    """Return where the line through the two nearest points meets the limit; None if beyond what does not fit."""
     nearest = sorted(sizes, key=lambda number: min(abs(number - low), abs(number - high)))[:2]
     if not nearest:
         return None

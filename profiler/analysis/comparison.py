@@ -136,17 +136,22 @@ def compare_sides(compared: Sequence[Side], *, align: Sequence[str], allowed: Se
 
 
 def _circumstances(sides: Sequence[Side]) -> Iterator[Difference]:
-    """Yield the circumstances of every side: all fields of the environment, the settings of its cases, the rounds.
+    """Yield the circumstances of every side: its environment, the settings that are no default, and the rounds."""
 
-    Several values on a side, such as two precisions, are joined in one text. A setting that has its default on every
-    side is left out.
-    """
+    def of_environment(row: Row, name: str) -> str:
+        field = getattr(row.environment, name) if row.environment else None
+        return "" if field is None else bytes_text(field) if name.endswith("_bytes") else str(field)
+
+    def sized_gpu(row: Row) -> str:
+        device = row.case.device
+        return device if row.case.is_rehearsed and Choice(device).name != device else ""
+
     environment = [name for name in Environment.__struct_fields__ if name != "started"]  # which always differs
     settings = (name for name in (*MEANING, "verify", "warmup", "samples") if name not in ("model", "strategy"))
     readers: dict[str, Callable[[Row], str]] = {
         "how": lambda row: row.evidence,
-        "rehearsed on": _sized_gpu,
-        **{name: partial(_of_environment, name=name) for name in environment},
+        "rehearsed on": sized_gpu,
+        **{name: partial(of_environment, name=name) for name in environment},
         **{name: partial(value, name=name) for name in settings},
     }
     for name, read in readers.items():
@@ -156,16 +161,6 @@ def _circumstances(sides: Sequence[Side]) -> Iterator[Difference]:
         if not set(values) <= set(default):
             yield Difference(what=WORDS.get(name, name.replace("_", " ")), values=values)
     yield Difference(what="rounds", values=tuple(str(max(len(row.rounds) for row in side.rows)) for side in sides))
-
-
-def _sized_gpu(row: Row) -> str:
-    """Return the device of a rehearsed GPU that was given sizes of its own; empty for any other."""
-    return row.case.device if row.case.is_rehearsed and Choice(row.case.device).name != row.case.device else ""
-
-
-def _of_environment(row: Row, name: str) -> str:
-    field = getattr(row.environment, name) if row.environment else None
-    return "" if field is None else bytes_text(field) if name.endswith("_bytes") else str(field)
 
 
 def _orders(sides: Sequence[Side], align: Sequence[str]) -> Iterator[Order]:
@@ -202,7 +197,10 @@ def _agreement(shared: Sequence[tuple[Row, Row]], compare: Callable[[Row, Row], 
 
 def _remarks(compared: Sequence[Side], allowed: Sequence[str]) -> Iterator[str]:
     baseline, *others = compared
-    rounds = {side.label: [samples(row) for row in side.rows if _is_timed(row)] for side in compared}
+    timed = {side.label: [row for row in side.rows if row.step_seconds] for side in compared}
+    rounds = {
+        label: [samples(row) for row in of_side if not row.case.has_estimated_times] for label, of_side in timed.items()
+    }
     once = [label for label, of_side in rounds.items() if of_side and all(len(of_row) == 1 for of_row in of_side)]
     if once:
         text = "of one round: its intervals cover the spread within a process, not that between processes"
@@ -216,10 +214,6 @@ def _remarks(compared: Sequence[Side], allowed: Sequence[str]) -> Iterator[str]:
         yield f"--allow-different {','.join(idle)} has no effect: it does not differ"
 
 
-def _is_timed(row: Row) -> bool:
-    return bool(row.step_seconds) and not row.case.has_estimated_times
-
-
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """A quantity, and the fraction by which it may exceed the baseline's."""
 
@@ -230,7 +224,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.quantity}:>{self.most * 100:g}%"
 
     def reads(self, row: Row) -> bool:
-        """Whether a row has the quantity."""
         return QUANTITIES[self.quantity][0](row) is not None
 
 

@@ -297,10 +297,9 @@ def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str], *, ha
 
 
 def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
-    """Return the block of each operator.
+    """Return the block of each operator; of a backward operator without a module, that of those around it.
 
-    If autograd has lost the module of a backward operator, it is the block of the operators around it, provided that
-    the step has one forward in which that block ran once.
+    But only if the step has one forward in which that block ran once.
     """
     at_work = [stage(operator.module) for operator in trace.operators]
     forward = [block for block, operator in zip(at_work, trace.operators, strict=True) if operator.phase == "forward"]

@@ -370,8 +370,6 @@ def foretells(predicted: Case, case: Case) -> bool:
     return not case.is_rehearsed or case.foreseen == predicted
 
 
-Samples = tuple[float, ...]
-
 TIMES = ("forward", "backward", "optimizer", "step")
 
 
@@ -393,7 +391,7 @@ def _peak(phase: str, row: Row) -> int | None:
     return phases[phase].allocated if phase in phases else None
 
 
-def _samples(phase: str, row: Row) -> Samples | None:
+def _samples(phase: str, row: Row) -> tuple[float, ...] | None:
     return getattr(row.readings, f"{phase}_seconds") or None
 
 

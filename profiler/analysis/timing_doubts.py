@@ -36,7 +36,7 @@ def doubts(
     if not timed:
         return []
     series = [record.readings.step_seconds or () for record in timed]
-    seconds = _joined(series)
+    seconds = tuple(chain.from_iterable(series))
     is_paired = bool(time and time.num_pairs)  # steps of both alternated in one process, and so on one device
     texts = {
         "GCP012": _noise(timed, seconds, time, pairs),
@@ -103,10 +103,6 @@ def held_share(rounds: Iterable[Record]) -> float | None:
     return sum(sum(readings.processor_seconds or ()) for readings in known) / wall if wall else None
 
 
-def _joined(series: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(chain.from_iterable(series))
-
-
 def _noise(
     rounds: Sequence[Record], seconds: tuple[float, ...], time: TimeRatio | None, pairs: TimeRatio | None
 ) -> str | None:
@@ -156,11 +152,8 @@ def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
 
 
 def _beside_pairs(seconds: tuple[float, ...], time: TimeRatio, baseline: Sequence[Record]) -> str | None:
-    """Return a sentence if the medians of row and baseline give another ratio than the pairs: they ran at other times.
-
-    Too few pairs for an interval may be wrong by the factor beyond which an interval tells nothing.
-    """
-    plain = _joined(record.readings.step_seconds or () for record in baseline)
+    """Return a sentence if the medians of row and baseline give another ratio than the pairs did."""
+    plain = tuple(chain.from_iterable(record.readings.step_seconds or () for record in baseline))
     if not plain:
         return None
     low, high = time.interval or (time.ratio / TOO_WIDE, time.ratio * TOO_WIDE)
@@ -194,10 +187,7 @@ def other_processes(series: Series) -> tuple[str | None, str | None]:
 
 
 def _clocks(rounds: Sequence[Record], baseline: Sequence[Record], *, is_paired: bool) -> str | None:
-    """Return a sentence if the clock was held down, or was not the baseline's: part of the ratio is the clock's then.
-
-    It ends with the change of the time in clock cycles, unless steps of both alternated at one clock.
-    """
+    """Return a sentence if the clock was held down or was not the baseline's, with the change in cycles."""
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
     held = clock_held(conditions) if conditions else None
     if is_paired or not conditions:
@@ -305,7 +295,8 @@ def _cut_short(rounds: Sequence[Record]) -> str | None:
     unmet = f"--precision-target {case.sampling.precision_target:.1%}" if case.sampling else f"--samples {case.samples}"
     return (
         f"a round ended after {count_text(min(map(len, seconds)), 'sample')}, before {unmet} was met: "
-        f"a step takes {seconds_text(median(_joined(seconds)))}; a larger --stage-limit leaves time for more"
+        f"a step takes {seconds_text(median(chain.from_iterable(seconds)))}; "
+        "a larger --stage-limit leaves time for more"
     )
 
 
