@@ -30,8 +30,8 @@ from profiler.request.spec import Request
 from profiler.scripts.report import Asked
 from profiler.training import levers
 from profiler.workflows import fit_command
-from profiler.workflows.fit import FitRequest, fit, timed
-from profiler.workflows.fit_search import OFFLOAD, Search
+from profiler.workflows.fit import FitRequest, fit
+from profiler.workflows.fit_search import OFFLOAD, Search, timed
 from profiler.workflows.stages import ModelOnDevice, roomy
 
 DEVICE, SHARE = "h100", 0.4

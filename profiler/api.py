@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from profiler.workflows.in_process.in_training import apply, watch
-from profiler.workflows.in_process.planning import fit, plan
-from profiler.workflows.in_process.trials import explain, measure, predict, timeline
+from profiler.workflows.in_process.trials import explain, fit, measure, plan, predict, timeline
 
 __all__ = ["apply", "explain", "fit", "measure", "plan", "predict", "timeline", "watch"]

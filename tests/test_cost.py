@@ -20,7 +20,7 @@ from profiler.engines.local import Local
 from profiler.request.spec import CheckedRequest
 from profiler.training.workload import Workload
 from profiler.views.tables.progress import cost_lines
-from profiler.workflows import dry_run
+from profiler.workflows.run import estimate as estimated
 from tests import make
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -108,7 +108,7 @@ def plan_of(*strategies: str, **fields: Any) -> CheckedRequest:
 
 
 def told(*what: Any) -> list[str]:
-    estimate = dry_run.estimate(*what)
+    estimate = estimated(*what)
     return cost_lines(estimate.cost, basis=estimate.basis, start=estimate.start, unknown=estimate.unknown)
 
 

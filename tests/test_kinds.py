@@ -11,7 +11,7 @@ from profiler.core.record import Environment, Record
 from profiler.engines import EngineChoice
 from profiler.request.device_choice import any_device, choose_device
 from profiler.request.spec import Request, check
-from profiler.workflows import absent_gpus
+from profiler.workflows import stages
 from tests import make
 from tests.gpu_records import NOTES
 
@@ -101,7 +101,7 @@ def test_a_ratio_of_two_gpus_of_a_kind_says_so():
 def test_a_gpu_to_predict_for_is_its_name_with_or_without_a_prefix(word):
     meant = any_device(to_predict(word))
 
-    assert any_device(absent_gpus.planned(word, say=print, is_estimated=True) or "") == meant
+    assert any_device(stages.planned(word, say=print, is_estimated=True) or "") == meant
     assert to_rehearse(word) == f"rehearse:{word.removeprefix('fake:')}"
 
 

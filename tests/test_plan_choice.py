@@ -11,7 +11,7 @@ from profiler.planning.candidates import Way, all_stages, first, none, uniform
 from profiler.planning.chain import Chain, Plan, SaveOption, Stage
 from profiler.planning.simulator import simulate, slower_by
 from profiler.views.tables.plans import ComparedPlan
-from profiler.workflows.plan_comparison import choose, doubted, sentence
+from profiler.workflows.planner import choose, doubted, sentence
 from tests import make
 
 MIB = 2**20

@@ -17,7 +17,7 @@ from profiler.planning.chain import SaveOption, StageModule
 from profiler.planning.plan_code import emit
 from profiler.planning.solver import best, frontier
 from profiler.runs import store
-from profiler.workflows.plan_comparison import file_of
+from profiler.workflows.planner import file_of
 from tests.commands import gcprof
 from tests.conftest import run_folder
 from tests.plan_text import parse

@@ -15,7 +15,7 @@ from profiler.planning.candidates import PLAN, ways
 from profiler.planning.chain import Chain, Plan, StageModule, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
-from profiler.workflows import plan_comparison, plan_fitting
+from profiler.workflows import plan_fitting, planner
 from tests import make
 from tests.planning_chains import FOLDER
 
@@ -88,7 +88,7 @@ def fitted(engine: Scripted, budget: int = BUDGET, *, measure: bool = True, devi
 
 
 def compared(engine: Comparing) -> plan_fitting.TriedPlan | None:
-    steps = plan_fitting.Steps(engine, make.case(), CHAIN, passes=plan_comparison.EXACT_PASSES)
+    steps = plan_fitting.Steps(engine, make.case(), CHAIN, passes=planner.EXACT_PASSES)
     return plan_fitting.fit_plan(steps.run, FRONTIER, BUDGET)
 
 
@@ -231,7 +231,7 @@ def test_the_rivals_are_the_fastest_of_each_kind_that_fit_and_all_that_need_not(
 def test_each_way_is_measured_in_rounds_and_predicted_once(tmp_path):
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    cases, trials, files = plan_comparison.paired_trials(make.case(), CHAIN, found, tmp_path, rounds=3)
+    cases, trials, files = planner.paired_trials(make.case(), CHAIN, found, tmp_path, rounds=3)
 
     measured = [trial for trial in trials if not trial.case.is_predicted]
     assert list(cases) == ["none", "plan", "uniform(7)", "all"]

@@ -17,7 +17,7 @@ from profiler.predicting.prediction import predict
 from profiler.predicting.stages import stages
 from profiler.request import device_choice
 from profiler.request.spec import Request, check
-from profiler.workflows import absent_gpus
+from profiler.workflows import stages as on_device
 from tests import make
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -32,17 +32,17 @@ def predicted(strategy: str = "none", *, peak: int = 10 * GIB, flops: int = 100,
 
 def test_a_gpu_is_rehearsed_where_it_can_be_and_else_estimated_with_the_reason(monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr(absent_gpus, "why_no_rehearsal", lambda device: None)
-    assert absent_gpus.for_gpus("t4,h100", say=said.append) == "rehearse:t4,rehearse:h100"
-    assert absent_gpus.for_gpus("cuda", say=said.append) == "rehearse:h100"
-    assert absent_gpus.for_gpus("rehearse:t4:memory=8GiB", say=said.append) == "rehearse:t4:memory=8GiB"
+    monkeypatch.setattr(on_device, "why_no_rehearsal", lambda device: None)
+    assert on_device.for_gpus("t4,h100", say=said.append) == "rehearse:t4,rehearse:h100"
+    assert on_device.for_gpus("cuda", say=said.append) == "rehearse:h100"
+    assert on_device.for_gpus("rehearse:t4:memory=8GiB", say=said.append) == "rehearse:t4:memory=8GiB"
     for estimated in ("cpu", "fake:t4", "fake:cuda"):
-        assert absent_gpus.for_gpus(estimated, say=said.append) == f"fake:{estimated.removeprefix('fake:')}"
-    assert absent_gpus.for_gpus("t4", say=said.append, is_estimated=True) == "fake:t4"
+        assert on_device.for_gpus(estimated, say=said.append) == f"fake:{estimated.removeprefix('fake:')}"
+    assert on_device.for_gpus("t4", say=said.append, is_estimated=True) == "fake:t4"
     assert said == []
 
-    monkeypatch.setattr(absent_gpus, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
-    assert absent_gpus.for_gpus("t4", say=said.append) == "fake:t4"
+    monkeypatch.setattr(on_device, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
+    assert on_device.for_gpus("t4", say=said.append) == "fake:t4"
     assert said == ["note: estimated, not rehearsed: the device lacks cudaNoSuchFunction"]
 
 

@@ -8,7 +8,7 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_specs import HOLLOW
 from profiler.core.record import Conditions, PhaseBytes
 from profiler.core.units import GIB, MIB
-from profiler.workflows.absent_gpus import measured_sizes
+from profiler.workflows.stages import measured_sizes
 from tests import make
 
 H100 = gpu_specs.find("h100").name

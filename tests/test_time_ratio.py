@@ -29,7 +29,7 @@ from profiler.core.record import Record
 from profiler.core.stats import Sampling, centre, num_warmup_pairs, pair_ratios, ratio_of_pairs, step_order, stop_reason
 from profiler.views.report.section import budget, said, sentence
 from profiler.views.tables.columns import UNSURE, group_table, ratio_text
-from profiler.workflows.plan_comparison import is_slower
+from profiler.workflows.planner import is_slower
 from tests import make
 from tests.make import MIB
 

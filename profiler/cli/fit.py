@@ -33,9 +33,8 @@ from profiler.request.spec import Request
 
 if TYPE_CHECKING:
     from profiler.scripts.report import Asked
-    from profiler.workflows.fit import FitRequest, Fitted
+    from profiler.workflows.fit import FitRequest, Fitted, Sizes
     from profiler.workflows.fit_command import Fitted as FittedScript
-    from profiler.workflows.fit_sizes import Sizes
 
 
 def fit(
@@ -76,9 +75,9 @@ def fit(
     from profiler.core import gpu_specs
     from profiler.planning.plan_code import WAY_KINDS
     from profiler.views.export import refuse_output
-    from profiler.workflows.absent_gpus import for_gpus, planned
     from profiler.workflows.fit import FitRequest
     from profiler.workflows.planner import PICTURES
+    from profiler.workflows.stages import for_gpus, planned
 
     draws = output is not None and output.suffix.lower() in PICTURES
     refuse_output(output, force=force, kinds=(".json", *PICTURES), hint="plan.json, or frontier.png, .svg, .pdf")
@@ -115,8 +114,8 @@ def _answer(
     json: bool,
 ) -> int:  # fmt: skip
     """Find and print what is asked for, and write the plan or the picture; return the exit code."""
+    from profiler.workflows.fit import find
     from profiler.workflows.fit import fit as work
-    from profiler.workflows.fit_sizes import find
 
     answer: Fitted | Sizes
     if of_batches or gpus:

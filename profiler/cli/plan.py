@@ -75,9 +75,9 @@ def plan(
     if source is not None:
         _print_code_of(source, words, emit)
         return
-    from profiler.workflows.absent_gpus import planned
     from profiler.workflows.planner import PlanRequest
     from profiler.workflows.planner import plan as work
+    from profiler.workflows.stages import planned
 
     terminal = Terminal(is_quiet=quiet)
     device = planned(device, say=terminal.say, is_estimated=words.routing is not None)
@@ -226,8 +226,7 @@ def stages(
     from profiler.views.export import refuse_output, write_whole
     from profiler.views.tables import plans
     from profiler.views.tables.columns import SAID
-    from profiler.workflows.absent_gpus import planned
-    from profiler.workflows.stages import ModelOnDevice
+    from profiler.workflows.stages import ModelOnDevice, planned
 
     refuse_output(output, force=force)
     screen = Terminal(is_quiet=quiet)
@@ -341,7 +340,7 @@ def _unused_options(planned: Planned) -> list[str]:
 def _remarks(planned: Planned) -> list[str]:
     """Return lines on failures, recomputed buffers (GCP004, once), doubtful times, the choice, and the records."""
     from profiler.views.tables.columns import outcome
-    from profiler.workflows.plan_comparison import doubted, listed, sentence
+    from profiler.workflows.planner import doubted, listed, sentence
 
     comparison = planned.comparison
     if comparison is None:

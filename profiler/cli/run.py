@@ -99,7 +99,7 @@ def run(
     with interruptible(json=json):
         if dry_run:
             from profiler.views.tables.progress import cost_lines
-            from profiler.workflows.dry_run import dry_run as dry
+            from profiler.workflows.run import dry_run as dry
 
             if cost := dry(request, Terminal(), show=_print_trials):
                 for line in cost_lines(cost.cost, basis=cost.basis, start=cost.start, unknown=cost.unknown):
@@ -267,8 +267,8 @@ def predict(
     Example: gcprof predict transformer --strategies all,selective --device h100
     """
     from profiler.core.gpu_specs import to_rehearse
-    from profiler.workflows.absent_gpus import for_gpus
     from profiler.workflows.run import RunRequest, run
+    from profiler.workflows.stages import for_gpus
 
     is_kept = keep or output is not None
     terminal = Terminal(is_quiet=quiet, names_logs=is_kept)
@@ -312,8 +312,8 @@ def rehearse(
     Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """
     from profiler.core.gpu_specs import to_rehearse
-    from profiler.workflows.absent_gpus import calibrated
     from profiler.workflows.run import RunRequest, run
+    from profiler.workflows.stages import calibrated
 
     if memory is not None:
         parse_memory(memory, flag="--memory")

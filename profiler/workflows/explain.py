@@ -24,8 +24,8 @@ from profiler.request.spec import Request
 from profiler.runs import is_run, run_folder, store
 from profiler.views.tables.columns import device_word, optimizer
 from profiler.workflows import SILENT, Screen
-from profiler.workflows.absent_gpus import for_gpus
 from profiler.workflows.consent import refuse_cases
+from profiler.workflows.stages import for_gpus
 
 
 class FollowedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,3 +197,16 @@ def _record_of(records: Sequence[Record] | None, case: Case) -> Record | None:
     """Return the first record of the case that is not a prediction; for a rehearsed case, a rehearsed one."""
     of_case = (record for record in records or () if record.case.twin == case.twin and not record.case.is_predicted)
     return next((record for record in of_case if not case.is_rehearsed or record.case == case), None)
+
+
+def peak_place(engine: Engine, case: Case) -> str:
+    """Return the phase of a followed step's peak, and its module or line of code; nothing if it cannot be followed."""
+    try:
+        trace = followed(engine, Trial(case=case)).trace
+    except UserError:  # a step whose inputs wait in host memory, for example
+        return ""
+    top = peak(trace)
+    made = [one for one in trace.allocations if one.born == top.number]
+    is_users = ".py:" in case.model
+    line = max(made, key=lambda one: one.nbytes).line if made and is_users else ""
+    return ", ".join(filter(None, (top.phase, top.module, line)))

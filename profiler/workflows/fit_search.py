@@ -7,13 +7,15 @@ step's peak nor that floor. What is said to fit was run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import UNSET
 
+from profiler.analysis.live_bytes import floor
 from profiler.core import gpu_specs, schedule
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import UserError
@@ -28,6 +30,7 @@ from profiler.planning.solver import Point
 from profiler.training.levers import TABLE
 from profiler.training.levers import label as label_of
 from profiler.workflows import plan_fitting
+from profiler.workflows.explain import followed
 from profiler.workflows.plan_fitting import FASTER, HELPS, MEMORY, TriedPlan, copied, fastest, frontiers, offloading
 from profiler.workflows.stages import Step, context_alone, stages
 
@@ -394,3 +397,29 @@ def _num_parts(chosen: Levers) -> int:
 
 def _has_seconds(chain: Chain | None) -> bool:
     return chain is None or any(stage.forward_seconds for stage in chain.stages)
+
+
+def timed(record: Record, added_seconds: float | None, plain: dict[Choice, Record]) -> Record:
+    """Return the record of a step whose inputs wait in host memory with an estimate that has the waits for copies.
+
+    It is that of the step with its levers alone, and what is added by the costs of stages; the record's own takes the
+    copies of a whole phase together, and is a bound.
+    """
+    others = [lever for lever in record.case.label.parts[1:] if lever.name != OFFLOAD.name]
+    alone = plain.get(Choice("+".join(["none", *others])))
+    if added_seconds is None or alone is None or not alone.case.has_estimated_times:
+        return record
+    least = record.readings.step_seconds or (0.0,)
+    seconds = tuple(max(*least, second + added_seconds) for second in alone.readings.step_seconds or least)
+    return msgspec.structs.replace(record, readings=msgspec.structs.replace(record.readings, step_seconds=seconds))
+
+
+def proved_floors(model: Step, of: Mapping[Levers, int], context_bytes: int) -> dict[Levers, int]:
+    """Return what no plan gets below, by levers: each alone, and those with the least of these floors by costs."""
+    floors = {}
+    least = min(of, key=of.__getitem__, default=())
+    for chosen in (one for one in of if len(one) < 2 or one == least):
+        with suppress(UserError):  # a step that cannot be followed
+            step = followed(model.engine, Trial(case=model.case.under(label_of("none", chosen))))
+            floors[chosen] = floor(step.trace, blocks=step.blocks, is_proof=True).nbytes + context_bytes
+    return floors

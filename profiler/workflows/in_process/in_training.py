@@ -26,7 +26,7 @@ from profiler.training.strategies import carry_out
 from profiler.training.workload import Workload
 from profiler.views.tables import Table, text
 from profiler.views.tables.script import watched
-from profiler.workflows.in_process.arguments import in_words_of_python
+from profiler.workflows.in_process.answering import in_words_of_python
 from profiler.workflows.in_process.results import Shown
 
 
