@@ -174,9 +174,6 @@ def test_json_is_one_document_where_nothing_could_be_run(words, code, here, no_s
     assert err.splitlines() == said
 
 
-# Resuming
-
-
 def test_every_model_that_is_listed_can_be_asked_for(here, no_server, capsys):
     member = {"torchvision:NAME": "resnet18", "timm:NAME": "resnet18", "hf:NAME": "gpt2"}
     entries = catalogue.entries(models.TABLE)

@@ -109,9 +109,3 @@ def test_fault_51_a_real_step_that_is_fast_is_measured_and_noted(monkeypatch):
     assert found.num_steps == 2 + 1 + 2 * 2 * times
     text = next(note.text for note in row.notes if note.code == "GCP033")
     assert f"each sample is the mean of up to {times} steps in a row" in text
-
-
-# --- 52: a step nearly as slow as the limit
-
-
-# --- 53: samples of two modes, or of great noise

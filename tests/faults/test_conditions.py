@@ -40,9 +40,6 @@ def test_fault_09_a_mig_device_is_found_by_its_own_name(monkeypatch):
     assert isinstance(cuda.find_board("MIG-56"), cuda.Board)
 
 
-# --- 47: throttling, clocks, temperature
-
-
 # --- what boards and CPUs tell
 
 
