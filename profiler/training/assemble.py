@@ -26,7 +26,7 @@ from profiler.training.known_values import (
     made_on_device,
     made_without_storages,
     pass_tests,
-)  # fmt: skip
+)
 from profiler.training.memory_levers import grows, let_grow
 from profiler.training.observed_forward import observe, observe_for_all
 from profiler.training.own_checkpoints import OwnCalls, WatchedLoss, compiled_modules, forget, uncompiled_note
