@@ -172,10 +172,11 @@ def drop(monkeypatch):
     return lambda: monkeypatch.setattr(chunked_loss, "_part", dropping)
 
 
-def test_a_chunk_that_is_dropped_is_found(drop):
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "bf16"])
+def test_a_chunk_that_is_dropped_is_found(drop, precision):
     drop()
 
-    record = _measured(STEPS["own head with a bias"], DROPPING)
+    record = _measured(STEPS["own head with a bias"], DROPPING, precision=precision)
 
     assert record.outcome == "invalid"
     assert "differ" in record.detail

@@ -67,6 +67,11 @@ def test_every_strategy_computes_each_block_as_often_as_it_says(strategy, expect
     assert calls(strategy) == expected
 
 
+@pytest.mark.parametrize(("length", "root"), [(1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (100, 10), (301, 17)])
+def test_the_square_root_is_rounded_to_the_nearest(length, root):
+    assert strategies.round_root(length) == root
+
+
 class LoopedOver(nn.Module):
     """Its forward takes the modules of a Sequential one by one, and does more than chain them."""
 
