@@ -56,37 +56,28 @@ def test_where_nothing_saves_the_advice_is_to_keep_none():
     assert said(records).startswith("keep none: nothing here saves 2 % of its peak of 100 MiB")
 
 
-def test_a_noisy_row_is_not_taken_before_one_that_is_faster_at_the_same_peak():
-    records = [
-        make.record("segments:k=1", peak=52 * MIB, seconds=(0.219, 0.220, 0.221)),
-        make.record("segments:k=2", peak=44 * MIB, seconds=(0.254, 0.255, 0.256)),
-        make.record("segments:k=4", peak=44 * MIB, seconds=(0.2, 0.256, 0.3)),
-    ]
+@pytest.mark.parametrize(
+    ("points", "words", "best"),
+    [
+        (  # a noisy row is not taken before one that is faster at the same peak
+            {"segments:k=1": (52, (0.219, 0.220, 0.221)), "segments:k=2": (44, (0.254, 0.255, 0.256)),
+             "segments:k=4": (44, (0.2, 0.256, 0.3))},
+            "the fastest of what ran is segments:k=1 ", ["segments:k=2", "segments:k=1"],
+        ),
+        (  # of two single samples at one peak both name the faster, and none where it fits
+            {"none": (52, (0.2,)), "segments:k=2": (44, (0.28,)), "segments:k=8": (44, (0.24,))},
+            "segments:k=8 lowers", ["segments:k=8", "none"],
+        ),
+        (  # more memory is not bought with what may be chance
+            {"none": (50, (0.98, 1.0, 1.02)), "all": (80, (0.97, 0.999, 1.02))}, "keep none", ["none"],
+        ),
+    ],
+)  # fmt: skip
+def test_neither_noise_nor_chance_is_advised(points, words, best):
+    records = [make.record(name, peak=peak * MIB, seconds=seconds) for name, (peak, seconds) in points.items()]
 
-    found = said(records)
-
-    assert "the fastest of what ran is segments:k=1 " in found
-    assert [one.best.case.strategy for one in budget_frontier(rows(records))] == ["segments:k=2", "segments:k=1"]
-
-
-def test_at_the_same_peak_the_faster_of_two_single_samples_is_named_by_both_and_none_where_it_fits():
-    records = [
-        make.record("none", peak=52 * MIB, seconds=(0.2,)),
-        make.record("segments:k=2", peak=44 * MIB, seconds=(0.28,)),
-        make.record("segments:k=8", peak=44 * MIB, seconds=(0.24,)),
-    ]
-
-    assert said(records).startswith("segments:k=8 lowers")
-    assert [one.best.case.strategy for one in budget_frontier(rows(records))] == ["segments:k=8", "none"]
-
-
-def test_more_memory_is_not_bought_with_what_may_be_chance():
-    records = [
-        make.record("none", peak=50 * MIB, seconds=(0.98, 1.0, 1.02)),
-        make.record("all", peak=80 * MIB, seconds=(0.97, 0.999, 1.02)),
-    ]
-
-    assert [one.best.case.strategy for one in budget_frontier(rows(records))] == ["none"]
+    assert words in said(records)
+    assert [one.best.case.strategy for one in budget_frontier(rows(records))] == best
 
 
 def test_wrong_gradients_are_never_advised():

@@ -31,53 +31,35 @@ def only(*records: Record) -> list[Row]:
 # --- which settings vary
 
 
-@pytest.mark.slow
-def test_a_setting_is_an_axis_where_it_is_not_the_same_everywhere():
-    found = space(make.case("none", batch_size=8), make.case("all", batch_size=8), make.case("all", batch_size=16))
-
-    assert {axis.name: axis.values for axis in found.axes} == {"strategy": ("none", "all"), "batch_size": (8, 16)}
-
-
-def test_numbers_rise_and_words_stay_in_their_order():
-    cases = [
-        make.case(batch_size=size, precision=word) for size, word in ((16, "fp32"), (8, "bf16"), (128, "amp-bf16"))
-    ]
-
+@pytest.mark.parametrize(
+    ("cases", "expected"),
+    [
+        (
+            [make.case("none", batch_size=8), make.case("all", batch_size=8), make.case("all", batch_size=16)],
+            {"strategy": ("none", "all"), "batch_size": (8, 16)},
+        ),
+        (  # numbers rise, and words stay in their order
+            [
+                make.case(batch_size=size, precision=word)
+                for size, word in ((16, "fp32"), (8, "bf16"), (128, "amp-bf16"))
+            ],
+            {"batch_size": (8, 16, 128), "precision": ("fp32", "bf16", "amp-bf16")},
+        ),
+        ([resnet(":depth=7"), resnet(), resnet(":depth=19")], {"depth": (3, 7, 19)}),  # the default of what is left out
+        ([make.case(model=Choice(f"mine.py:build{more}")) for more in ("", ":depth=7")], {"depth": (None, 7)}),
+        (  # options of different models are no axes
+            [resnet(":depth=7"), make.case(model=Choice("mlp:width=4")), resnet()],
+            {"model": ("cifar-resnet:depth=7", "mlp:width=4", "cifar-resnet")},
+        ),
+        ([make.case(model=Choice(f"mine:seed={seed}")) for seed in (1, 2)], {"model's seed": (1, 2)}),  # not the field
+    ],
+)
+def test_a_setting_is_an_axis_where_it_is_not_the_same_everywhere(cases, expected):
     found = {axis.name: axis for axis in space(*cases).axes}
 
-    assert found["batch_size"].values == (8, 16, 128)
-    assert found["precision"].values == ("fp32", "bf16", "amp-bf16")
-    assert (found["batch_size"].is_number, found["precision"].is_number) == (True, False)
-
-
-def test_an_option_of_the_model_that_its_text_leaves_out_has_its_default():
-    cases = [resnet(":depth=7"), resnet(), resnet(":depth=19")]
-
-    (axis,) = space(*cases).axes
-
-    assert (axis.name, axis.values) == ("depth", (3, 7, 19))
-
-
-def test_an_option_whose_default_nobody_knows_is_no_axis_of_numbers():
-    cases = [make.case(model=Choice("mine.py:build")), make.case(model=Choice("mine.py:build:depth=7"))]
-
-    (axis,) = axes.space(cases, {}).axes
-
-    assert (axis.values, axis.is_number) == ((None, 7), False)
-
-
-def test_options_of_different_models_are_no_axes_but_the_models_are():
-    cases = [resnet(":depth=7"), make.case(model=Choice("mlp:width=4")), resnet()]
-
-    (axis,) = space(*cases).axes
-
-    assert (axis.name, axis.values) == ("model", ("cifar-resnet:depth=7", "mlp:width=4", "cifar-resnet"))
-
-
-def test_an_option_that_is_called_like_a_field_is_not_taken_for_it():
-    cases = [make.case(model=Choice(f"mine:seed={seed}")) for seed in (1, 2)]
-
-    assert [axis.name for axis in axes.space(cases, {}).axes] == ["model's seed"]
+    assert {name: axis.values for name, axis in found.items()} == expected
+    are_numbers = {name: all(isinstance(value, int) for value in values) for name, values in expected.items()}
+    assert {name: axis.is_number for name, axis in found.items()} == are_numbers
 
 
 # --- which of them are laid out
@@ -115,37 +97,28 @@ def test_without_strategies_two_other_axes_are_a_plane():
     assert (across.name, up.name) == ("depth", "batch_size")
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (("dept",), "not an axis"),
-        (("depth", "depth"), "two axes"),
-        (("depth",) * 3, "two axes"),
-    ],
-)
-def test_a_plane_that_there_is_not_is_refused(words, complaint):
-    with pytest.raises(UserError, match=complaint):
-        axes.two(space(*CASES), words)
-
-
 def test_curves_are_over_the_numbers_with_the_most_values_or_over_those_that_are_named():
     assert axes.rising(space(*CASES)).name == "depth"
     assert axes.rising(space(*CASES), ("batch_size",)).name == "batch_size"
 
 
+FROM_ZERO = [make.case(model=Choice(f"cifar-resnet:dropout={rate}")) for rate in (0.0, 0.1)]
+
+
 @pytest.mark.parametrize(
-    ("words", "complaint"), [(("precision",), "precision is"), (("depth", "batch_size"), "over one axis")]
+    ("lay_out", "cases", "words", "complaint"),
+    [
+        (axes.two, CASES, ("dept",), "not an axis"),
+        (axes.two, CASES, ("depth", "depth"), "two axes"),
+        (axes.two, CASES, ("depth",) * 3, "two axes"),
+        (axes.rising, CASES, ("precision",), "precision is"),
+        (axes.rising, CASES, ("depth", "batch_size"), "over one axis"),
+        (axes.rising, FROM_ZERO, (), "positive numbers"),
+    ],
 )
-def test_curves_over_anything_else_are_refused(words, complaint):
+def test_a_plane_or_curve_that_there_is_not_is_refused(lay_out, cases, words, complaint):
     with pytest.raises(UserError, match=complaint):
-        axes.rising(space(*CASES), words)
-
-
-def test_nothing_grows_with_numbers_that_begin_at_zero():
-    cases = [make.case(model=Choice(f"cifar-resnet:dropout={rate}")) for rate in (0.0, 0.1)]
-
-    with pytest.raises(UserError, match="positive numbers"):
-        axes.rising(space(*cases))
+        lay_out(space(*cases), words)
 
 
 def test_rows_lie_apart_by_every_axis_but_those_of_the_plane():

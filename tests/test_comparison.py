@@ -170,34 +170,26 @@ def test_a_run_of_one_round_says_what_its_interval_does_not_know():
     assert against(twice, twice).remarks == ()
 
 
-def test_devices_that_order_the_strategies_alike_agree():
-    first = [record("none", peak=90 * MIB), record("all", peak=50 * MIB, slower=1.3)]
-    second = [record("none", peak=80 * MIB, slower=0.1), record("all", peak=60 * MIB, slower=0.2)]
+@pytest.mark.parametrize(
+    ("first", "second", "peak", "time"),
+    [  # MiB and slowness of none and all on each side; then of each quantity the same, the close and the swapped pairs
+        (((90, 1.0), (50, 1.3)), ((80, 0.1), (60, 0.2)), (1, 0, (), 1.0), (1, 0, (), 1.0)),
+        (((9, 1.5), (9, 1.0)), ((9, 1.0), (9, 1.5)), (0, 1, (), None), (0, 0, (("all", "none"),), -1.0)),
+        (((9, 1.001), (9, 1.0)), ((9, 1.0), (9, 1.001)), (0, 1, (), None), (0, 1, (), None)),  # within the noise
+    ],
+)
+def test_devices_agree_on_the_order_of_strategies_or_the_pairs_that_swap_are_named(first, second, peak, time):
+    sides = (
+        [
+            record(name, peak=mib * MIB, static=0, slower=slower)
+            for name, (mib, slower) in zip(("none", "all"), side, strict=True)
+        ]
+        for side in (first, second)
+    )
 
-    peak, time = against(first, second).orders
+    orders = against(*sides).orders
 
-    assert (peak.num_same, peak.swapped, peak.tau) == (1, (), 1.0)
-    assert (time.num_same, time.swapped, time.num_close) == (1, (), 0)
-
-
-def test_a_pair_that_swaps_is_named_the_better_on_the_baseline_first():
-    first = [record("none", slower=1.5), record("all")]
-    second = [record("none"), record("all", slower=1.5)]
-
-    _, time = against(first, second).orders
-
-    assert time.swapped == (("all", "none"),)
-    assert time.tau == -1.0
-
-
-def test_a_pair_within_the_noise_is_too_close_to_swap():
-    first = [record("none", slower=1.001), record("all")]
-    second = [record("none"), record("all", slower=1.001)]
-
-    peak, time = against(first, second).orders
-
-    assert (time.num_close, time.swapped, time.tau) == (1, (), None)
-    assert peak.num_close == 1  # both have the same peak
+    assert [(one.num_same, one.num_close, one.swapped, one.tau) for one in orders] == [peak, time]
 
 
 def test_each_device_is_told_the_fastest_that_fits_its_own_memory():

@@ -18,11 +18,12 @@ from tests.conftest import measured
 from tests.traced import BLOCKS, SMALL, by_hand, traced
 from tests.user_models import host_inputs, large_vocabulary
 
+TWO = [("forward", "blocks.0"), ("forward", "blocks.1"), ("backward", "blocks.1"), ("backward", "blocks.0")]
 
-@pytest.mark.slow
+
 def test_the_floor_is_what_is_static_and_the_stage_at_work():
     trace = by_hand(
-        [("forward", "blocks.0"), ("forward", "blocks.1"), ("backward", "blocks.1"), ("backward", "blocks.0")],
+        TWO,
         [
             (1000, 0, 4, "", "before", "parameters"),
             (100, 1, 4, "blocks.0", "forward", "saved"),
@@ -39,22 +40,20 @@ def test_the_floor_is_what_is_static_and_the_stage_at_work():
     assert peak(trace).nbytes == 1000 + 3 + 100 + 50 + 7
 
 
-def test_the_input_that_a_block_saves_belongs_to_its_stage():
-    trace = by_hand(
-        [("forward", "blocks.0"), ("forward", "blocks.1"), ("backward", "blocks.1"), ("backward", "blocks.0")],
-        [(100, 1, 3, "blocks.0", "forward", "saved"), (50, 2, 3, "blocks.1", "forward", "saved")],
-    )
-
-    assert floor(trace, blocks=BLOCKS).nbytes == 150
-
-
-def test_what_the_optimizer_makes_is_part_of_the_floor():
-    trace = by_hand(
-        [("forward", "blocks.0"), ("backward", "blocks.0"), ("optimizer", "")],
-        [(100, 1, 2, "blocks.0", "forward", "saved"), (300, 3, 3, "", "optimizer", "temporaries")],
-    )
-
-    assert floor(trace, blocks=BLOCKS).nbytes == 300
+@pytest.mark.parametrize(
+    ("operators", "allocations", "nbytes"),
+    [
+        # the input that a block saves belongs to its stage
+        (TWO, [(100, 1, 3, "blocks.0", "forward", "saved"), (50, 2, 3, "blocks.1", "forward", "saved")], 150),
+        (  # what the optimizer makes is part of it
+            [("forward", "blocks.0"), ("backward", "blocks.0"), ("optimizer", "")],
+            [(100, 1, 2, "blocks.0", "forward", "saved"), (300, 3, 3, "", "optimizer", "temporaries")],
+            300,
+        ),
+    ],
+)
+def test_the_floor_has_inputs_of_blocks_and_what_the_optimizer_makes(operators, allocations, nbytes):
+    assert floor(by_hand(operators, allocations), blocks=BLOCKS).nbytes == nbytes
 
 
 MODELS = [  # a model, and by how much its floor may be below the peak of `all`
@@ -135,35 +134,48 @@ def test_a_name_that_begins_as_a_block_does_is_not_in_it():
     ]
 
 
-def test_every_remedy_gives_what_the_lives_say_and_the_strongest_is_first():
-    trace = by_hand(
-        [("forward", "m"), ("forward", "m"), ("backward", "m"), ("optimizer", "")],
-        [
-            (1000, 0, 4, "m", "before", "parameters"),
-            (400, 0, 4, "m", "before", "optimizer"),
-            (600, 1, 3, "m", "forward", "saved"),
-            (40, 3, 4, "m", "backward", "gradients"),
-        ],
-    )
-
-    found = {remedy.kind: remedy.nbytes for remedy in remedies(trace, floor_bytes=1700)}
-
-    assert max(live(trace)) == 2040
-    assert found == {"optimizer": 400, "checkpointing": 340, "batch": 300}  # offloaded, 600 come back to be used
+LOOP = [("forward", "m"), ("forward", "m"), ("backward", "m"), ("optimizer", "")]
 
 
-def test_offload_gives_what_waits():
-    trace = by_hand(
-        [("forward", "m"), ("forward", "n"), ("backward", "n"), ("backward", "m")],
-        [(500, 1, 4, "m", "forward", "saved"), (300, 2, 3, "n", "forward", "saved")],
-    )
+@pytest.mark.parametrize(
+    ("device", "operators", "allocations", "floor_bytes", "expected"),
+    [
+        (
+            "cpu",
+            LOOP,
+            [
+                (1000, 0, 4, "m", "before", "parameters"),
+                (400, 0, 4, "m", "before", "optimizer"),
+                (600, 1, 3, "m", "forward", "saved"),
+                (40, 3, 4, "m", "backward", "gradients"),
+            ],
+            1700,
+            {"optimizer": 400, "checkpointing": 340, "batch": 300},  # the host is no other memory here
+        ),
+        (  # offload gives what waits
+            "fake:h100",
+            [("forward", "m"), ("forward", "n"), ("backward", "n"), ("backward", "m")],
+            [(500, 1, 4, "m", "forward", "saved"), (300, 2, 3, "n", "forward", "saved")],
+            800,
+            {"batch": 400, "offload": 300},
+        ),
+        (  # gradients freed as they arrive give what is there at the end
+            "cpu",
+            [("backward", "n"), ("backward", "m"), ("optimizer", "")],
+            [(500, 1, 3, "n", "backward", "gradients"), (300, 2, 3, "m", "backward", "gradients")],
+            800,
+            {"gradients": 300},
+        ),
+    ],
+)
+def test_every_remedy_gives_what_the_lives_say_and_the_strongest_is_first(
+    device, operators, allocations, floor_bytes, expected
+):
+    trace = msgspec.structs.replace(by_hand(operators, allocations), device=device)
 
-    found = {
-        remedy.kind: remedy.nbytes
-        for remedy in remedies(msgspec.structs.replace(trace, device="fake:h100"), floor_bytes=800)
-    }
+    found = [(remedy.kind, remedy.nbytes) for remedy in remedies(trace, floor_bytes=floor_bytes)]
 
-    assert found == {"batch": 400, "offload": 300}
+    assert found == list(expected.items())
 
 
 def test_checkpointed_inputs_on_the_host_give_what_the_same_step_by_hand_gives():
@@ -180,17 +192,6 @@ def test_checkpointed_inputs_on_the_host_give_what_the_same_step_by_hand_gives()
     assert "offload" not in gains
     assert gains["host-inputs"] > 15 * 4096 * 64 * 4  # most of 24 inputs
     assert max(live(checkpointed)) - gains["host-inputs"] == pytest.approx(max(live(on_host)), rel=0.1)
-
-
-def test_gradients_freed_as_they_arrive_give_what_is_there_at_the_end():
-    trace = by_hand(
-        [("backward", "n"), ("backward", "m"), ("optimizer", "")],
-        [(500, 1, 3, "n", "backward", "gradients"), (300, 2, 3, "m", "backward", "gradients")],
-    )
-
-    found = {remedy.kind: remedy.nbytes for remedy in remedies(trace, floor_bytes=800)}
-
-    assert found == {"gradients": 300}
 
 
 @pytest.mark.slow
@@ -221,11 +222,8 @@ def by_thousands() -> Trace:
     return msgspec.structs.replace(trace, operators=(operator,))
 
 
-def test_what_may_grow_is_halved_by_hand():
+def test_what_may_grow_is_halved_by_hand_and_what_was_rehearsed_of_half_the_batch_counts():
     assert promised(by_thousands()) == 500 + 1000 + 70
-
-
-def test_what_was_rehearsed_of_half_the_batch_counts():
     assert promised(by_thousands(), half_batch_bytes=1234) == 1234
 
 
