@@ -14,11 +14,9 @@ import gcprof
 import profiler
 from profiler.core import gpu_specs, plan_file
 from profiler.core.errors import UserError
-from profiler.core.units import bytes_text
 from tests import examples as stored
 from tests.chain_models import Counted
 from tests.plans import all_sorts, plan_of
-from tests.user_models.unet import single
 
 
 def factory():
@@ -102,18 +100,6 @@ def deep(width: int = 64, layers: int = 12, batch_size: int = 16_384):
     return build
 
 
-@pytest.mark.slow
-def test_what_is_predicted_for_the_cpu_is_what_is_measured_but_for_what_the_loss_works_in():
-    for strategy in ("none", "segments:k=3"):
-        predicted = profiler.predict(deep(), None, strategy, device="cpu")
-        measured = profiler.measure(deep(), None, strategy, samples=1)
-
-        squares = deep()()[1][1].nbytes - 4  # of mse_loss, whose mean keeps their storage
-        assert predicted.readings.peak_bytes == measured.readings.peak_bytes - squares
-        assert predicted.readings.saved_bytes == measured.readings.saved_bytes - squares
-        assert predicted.built == measured.built
-
-
 def test_a_prediction_says_which_gpus_hold_it():
     """Adam's four times the weights: 4 * 4 * width * width * layers bytes, and 600 MiB of CUDA's own."""
     width, layers = 16384, 4  # 16 GiB
@@ -158,29 +144,6 @@ def test_the_step_under_a_plan_fits_the_budget_and_recomputes_less_than_all(devi
     assert record.readings.peak_bytes <= limit < peak
     recomputed = sum(len(plan_file.names(one)) for one in plan.segments)
     assert 0 < recomputed < len(plan.fingerprint)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["blocks", "skips"])
-def test_a_percentage_is_of_the_peak_that_is_predicted_and_max_keeps_all(name):
-    """By its costs a step takes less, where CUDA's allocator leaves parts of blocks unused; or more, with skips."""
-    build = {"blocks": equal(6, width=600, batch_size=1024), "skips": single}[name]
-    whole = profiler.predict(build, device="h100").readings.peak_bytes
-
-    assert profiler.plan(build, budget="max", device="h100").segments == ()
-    with pytest.raises(UserError, match=f"no plan fits {bytes_text(int(0.2 * whole))}"):
-        profiler.plan(build, budget="20%", device="h100")
-
-
-def equal(layers: int, width: int = 256, batch_size: int = 4096):
-    """A factory of as many layers that save the same bytes."""
-
-    def build():
-        layer = (nn.Linear(width, width) for _ in range(layers))
-        batch = torch.randn(batch_size, width), torch.zeros(batch_size, width)
-        return nn.Sequential(*layer), batch, nn.functional.mse_loss
-
-    return build
 
 
 @pytest.mark.slow

@@ -65,14 +65,6 @@ def test_the_first_steps_are_warm_up_as_long_as_they_are_slower_than_the_later_o
     assert num_warmup(series) == number
 
 
-@pytest.mark.parametrize("count", [1, 5, 6, 8, 40])
-def test_at_most_half_of_the_steps_are_warm_up_and_five_are_left(count):
-    halving = [1 / 2**index for index in range(count)]
-
-    assert num_warmup(halving) <= max(0, min(count // 2, count - 5))
-    assert count - num_warmup(halving) >= min(count, 5)
-
-
 def test_of_steps_without_warm_up_some_are_taken_for_it_once_in_fifty_at_most():
     found = [num_warmup(noisy(12, 0.05, seed=seed)) for seed in range(2000)]
 
