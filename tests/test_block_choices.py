@@ -1,6 +1,5 @@
 """A floor is of the chosen blocks; others that the model has are advised by name, with bytes worked out by hand."""
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -10,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from profiler.analysis.explanation import better_blocks, explain
-from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Followed
@@ -120,22 +118,6 @@ def test_a_bound_alone_is_no_advice(others, pattern):
     found = better_blocks(BlockChoices(own=choice("", 100, 100), others=others))
 
     assert (found.pattern if found else None) == pattern
-
-
-@pytest.mark.slow
-def test_explain_names_them_with_their_bytes(capsys):
-    words = ["explain", str(MODEL), "--strategy", "all", "--device", "cpu"]
-
-    assert answer(words) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert answer([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-
-    assert "no checkpoints of these blocks need less" in said
-    assert "of any checkpointing" not in said
-    assert "with --blocks 'layer.attention' the floor is 12.6 MiB, and the peak of `all` 12.6 MiB, not 16.6 MiB" in said
-    named = {other["pattern"]: other for other in found["choices"]["others"]}
-    assert found["better"] == named["layer.attention"]
 
 
 def test_what_is_outside_of_the_chosen_blocks_is_named():

@@ -9,7 +9,6 @@ import pytest
 
 from profiler.analysis.advice import Place, Rung
 from profiler.cli import answer
-from profiler.cli import fit as cli_fit
 from profiler.core import catalogue, gpu_specs, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
@@ -18,7 +17,6 @@ from profiler.core.record import Readings, Record, bytes_needed
 from profiler.runs import store
 from profiler.training import models
 from profiler.workflows import fit, stages
-from profiler.workflows.planner import GATE
 from profiler.workflows.stages import Step
 from tests import make
 from tests.conftest import run_folder
@@ -87,17 +85,6 @@ def test_a_rehearsed_batch_is_the_last_for_which_pytorch_itself_has_room(here, c
             answer(["rehearse", SMALL, "--strategies", one["way"], "--batch-size", batch, *flags])
             rows = json.loads(capsys.readouterr().out)["records"]
             assert rows[-1]["outcome"] == outcome
-
-
-@pytest.mark.nightly
-def test_a_gpu_that_is_estimated_has_what_cuda_itself_takes(here, capsys):
-    words = ["fit", SMALL, "--batch-size", "max", "--device", "fake:t4", "--json", "--memory"]
-
-    assert answer([*words, f"{CONTEXT - 1}B"]) == GATE
-
-    (none,) = json.loads(capsys.readouterr().out)["ways"]
-    assert (none["batch_size"], none["fits"], none["evidence"]) == (0, False, "predicted")
-    assert none["needed_bytes"] > CONTEXT
 
 
 def test_what_cuda_takes_is_measured_where_the_device_is(engine):
@@ -206,16 +193,6 @@ def test_the_smallest_gpu_has_room_for_the_step_and_cuda_and_the_next_smaller_ha
     assert found == gpus
 
 
-def test_rungs_that_were_not_run_are_printed_with_what_each_lacks(capsys):
-    place = Place(case=make.case(device="rehearse:t4", batch_size=1), limit=GIB, context_bytes=0)
-    step = Step(case=place.case, engine=Sized(measured=2 * GIB, foreseen=0))
-    rungs = tuple(fit.of_gpus(step, [place]).rungs(place, ()))
-
-    cli_fit._print_sizes(fit.Sizes(words=(), of_batches=False, rungs=rungs), json=False)
-
-    assert "the smallest GPU" in capsys.readouterr().out
-
-
 FIXED = Path(__file__).parent / "user_models" / "broken.py"
 
 
@@ -223,10 +200,6 @@ FIXED = Path(__file__).parent / "user_models" / "broken.py"
     ("words", "complaint"),
     [
         (["mlp", "--device", "cpu", "--memory", "60"], "--memory cannot be '60': 60 B or 60 %?"),
-        (
-            ["mlp", "--device", "t4", "--memory", "1GiB", "--context", "600"],
-            "--context cannot be '600': 600 B or 600 GiB?",
-        ),
         (["mlp", "--memory", "60%", "--device", "fake:cuda"], "how much memory 'fake:cuda' has is not known"),
         (["mlp", "--memory", "1GiB", "--device", "t4,h100"], "--batch-size max is of one GPU"),
         ([f"{FIXED}:no_loss", "--memory", "1GiB", "--device", "cpu"], "makes its own batch, of one size"),

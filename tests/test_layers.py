@@ -1,7 +1,6 @@
 """The import law, and who may know heavy libraries."""
 
 import re
-import tomllib
 from pathlib import Path, PurePath
 
 import pytest
@@ -51,16 +50,6 @@ def test_no_arrow_runs_back_up():
 
 def test_architecture_shows_the_table_of_rooms():
     assert table() in (PACKAGE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_every_dependency_is_imported_by_the_package():
-    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
-
-    imported = {name.partition(".")[0] for path in FILES for name, _ in imports(path)}
-
-    assert names - imported == set()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

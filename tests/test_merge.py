@@ -11,7 +11,7 @@ from profiler.core.case import Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.runs import store
-from profiler.runs.merge import merge, write
+from profiler.runs.merge import merge
 from tests import make
 
 HERE = Environment(
@@ -44,24 +44,6 @@ def shards(tmp_path: Path) -> list[Path]:
         shard(tmp_path / "b", record("none"), record("segments:k=4"), created="2026-11-20T11:00:00+00:00"),
         shard(tmp_path / "c", record("none", round=2), record("segments:k=2", round=2), record("sqrt")),
     ]
-
-
-@pytest.mark.slow
-def test_every_record_is_there_once_and_every_trial_of_all_plans(shards, tmp_path):
-    write(merge(shards), tmp_path / "whole")
-
-    whole = store.load(tmp_path / "whole")
-    names = [(one.case.strategy, one.round) for one in whole.records]
-    assert sorted(names) == [
-        ("none", 1),
-        ("none", 2),
-        ("segments:k=2", 1),
-        ("segments:k=2", 2),
-        ("segments:k=4", 1),
-        ("sqrt", 1),
-    ]
-    assert {trial.case.strategy for trial in whole.manifest.plan} == {name for name, _ in names} | {"all"}
-    assert len(whole.manifest.plan) == 7
 
 
 def test_of_two_results_of_a_trial_the_later_one_is_kept_and_told(tmp_path):

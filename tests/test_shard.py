@@ -156,6 +156,3 @@ def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(l
     assert answer(["merge", str(tmp_path / "most"), rest, "-o", str(tmp_path / "all")]) == 0
     assert "partial" not in capsys.readouterr().err
     assert (store.load(tmp_path / "all").manifest.plan, store.load(tmp_path / "all").status) == (plan, "complete")
-
-
-# The command

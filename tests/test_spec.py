@@ -88,8 +88,6 @@ def test_any_text_for_strategies_is_read_or_refused(text):
 @pytest.mark.parametrize(
     ("words", "named", "hint"),
     [
-        ({"model": "mnst-cnn"}, "'mnst-cnn'", "did you mean 'mnist-cnn'?"),
-        ({"model": "mlp:wdth=3"}, "'wdth'", "did you mean 'mlp:width=3'?"),
         ({"strategies": "segments:k=two"}, "k=two", "a whole number from 1"),
         ({"verify": "maybe"}, "'maybe'", "auto, off, strict"),
         ({"data": "/"}, "'/' holds no MNIST files", "train-images-idx3-ubyte"),
