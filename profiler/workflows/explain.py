@@ -101,7 +101,12 @@ def followed_steps(
     followed.
     """
     records = _records(target, words)
-    trials = _trials_of_model(target, words, screen) if records is None else _trials_of_run(records, target, words)
+    if records is None:
+        device = for_gpus(words.device or device_choice.SEVERAL, say=screen.say, is_estimated=words.routing is not None)
+        words = msgspec.structs.replace(words, model=target, device=device)
+        trials = list(spec.check(words, device_choice.any_device).trials)
+    else:
+        trials = _trials_of_run(records, target, words)
     if any(trial.case.ranks for trial in trials):
         hint = "gcprof show has what each of them holds"
         raise UserError("what ranks gather for each other has no floor yet: it cannot be explained", hint=hint)
@@ -127,12 +132,6 @@ def _records(target: str, words: Request) -> list[Record] | None:
     if words != Request(device=device_choice.SEVERAL, strategies=words.strategies, segments=words.segments):
         raise UserError("a run has its own model and settings", hint="choose among its rows with --strategies")
     return list(store.load(run_folder(target)).records)
-
-
-def _trials_of_model(target: str, words: Request, screen: Screen) -> list[Trial]:
-    device = for_gpus(words.device or device_choice.SEVERAL, say=screen.say, is_estimated=words.routing is not None)
-    words = msgspec.structs.replace(words, model=target, device=device)
-    return list(spec.check(words, device_choice.any_device).trials)
 
 
 def _trials_of_run(records: Sequence[Record], target: str, words: Request) -> list[Trial]:

@@ -248,18 +248,13 @@ class _Search:
             if variant.outcome in RAN:
                 self.ways[label] = self._way(label, variant, self._ends[label])
                 self._say(f"{label}: {self.ways[label].need}")
-            else:
-                self._leave_out(label, chosen, variant)
+            elif (why := _detail(variant) or variant.outcome) == NOT_MET:
+                raise _Unmet(why)
+            else:  # by its lever that refused, if the reason names it
+                named = next((lever for lever in chosen if f"{lever.name}: " in why), None)
+                self.left_out[named or label] = why.partition(f"{named.name}: ")[2] if named else why
+                self._say(f"{label}: left out: {why}")
         return self.ways.get(label)
-
-    def _leave_out(self, label: str, chosen: Levers, variant: Variant) -> None:
-        """Note why a label was left out: by its lever that refused, if the reason names it."""
-        why = _detail(variant) or variant.outcome
-        if why == NOT_MET:
-            raise _Unmet(why)
-        named = next((lever for lever in chosen if f"{lever.name}: " in why), None)
-        self.left_out[named or label] = why.partition(f"{named.name}: ")[2] if named else why
-        self._say(f"{label}: left out: {why}")
 
     def _planned_or_every(self, chosen: Levers) -> Way | None:
         """Return the command under its fastest plan that fits; else under `all`, which is sometimes less torn."""

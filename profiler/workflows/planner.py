@@ -357,7 +357,11 @@ def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Ch
     """
     fitting = [plan for plan in plans if _fits(plan, budget_bytes)]
     unbeaten = [plan for plan in fitting if not any(is_slower(plan.measured, other.measured) for other in fitting)]
-    left = [plan for plan in unbeaten if not any(_is_slower_by_costs(chain, plan, other) for other in unbeaten)]
+    left = []
+    for plan in unbeaten:
+        slower = (slower_by(chain, plan.way.plan, other.way.plan) for other in unbeaten)
+        if all(difference <= error for difference, error in slower):
+            left.append(plan)
     if not left:
         return None
     chosen = min(left, key=simplicity)
@@ -379,11 +383,6 @@ def simplicity(plan: ComparedPlan) -> tuple[int, bool, int, float]:
 def _fits(plan: ComparedPlan, budget_bytes: int) -> bool:
     row = plan.measured
     return row is not None and row.outcome == "ok" and (row.readings.peak_bytes or budget_bytes + 1) <= budget_bytes
-
-
-def _is_slower_by_costs(chain: Chain, plan: ComparedPlan, other: ComparedPlan) -> bool:
-    difference, error = slower_by(chain, plan.way.plan, other.way.plan)
-    return difference > error
 
 
 def sentence(chosen: Chosen) -> str:

@@ -61,7 +61,11 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
         if request.anew or engines.EngineChoice(request.engine).name == "local":
             for device in dict.fromkeys(trial.case.device for trial in plan):
                 device_choice.choose_device(device, list(devices))  # every trial would fail, and the run be complete
-        remarks = before.warnings if request.anew else (*before.warnings, *_again(before))
+        remarks = before.warnings
+        again = len(rows.latest(before.records)) - len(progress.settled(before.records))
+        if again and not request.anew:
+            lost = "crashed, timed out, or had a baseline that did"
+            remarks = (*remarks, f"{count_text(again, 'trial')} measured again: {lost}")
         checked = CheckedRequest(trials=plan, data_directory=data, shard=shard, remarks=remarks)
         begun, manifest = Started(engine, devices, checked), before.manifest
         if request.anew:
@@ -190,13 +194,6 @@ def _environment(before: Run) -> Environment:
 
 def _owed(before: Run) -> bool:
     return bool(progress.owed(before.manifest.plan, progress.settled(before.records)))
-
-
-def _again(before: Run) -> tuple[str, ...]:
-    """Return a remark on the trials that are measured again."""
-    number = len(rows.latest(before.records)) - len(progress.settled(before.records))
-    remark = f"{count_text(number, 'trial')} measured again: crashed, timed out, or had a baseline that did"
-    return (remark,) if number else ()
 
 
 def _nothing_left(before: Run, screen: Screen) -> Ran:
