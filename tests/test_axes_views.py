@@ -9,6 +9,7 @@ from matplotlib.text import Text
 
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
+from profiler.core.errors import UserError
 from profiler.views.plots import draw
 from profiler.views.tables import Paper, details, text
 from tests import examples, golden_files, make
@@ -90,16 +91,13 @@ def test_every_cell_has_its_peak_or_a_word():
     assert Counter(texts(axes))["·"] == 1  # what did not run
 
 
-def test_of_named_axes_each_strategy_has_its_panel():
-    figure = draw(rows("axes-depth"), kind="heat", over=("depth", "batch_size"))
-
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [
-        f"cifar-resnet, {name}" for name in ("none", "sqrt", "all")
-    ]
-    assert {axes.get_ylabel() for axes in figure.axes} == {"depth"}
-
-
 # --- growth
+
+
+@pytest.mark.parametrize("kind", ["frontier", "throughput"])
+def test_axes_that_a_kind_does_not_choose_are_refused(kind):
+    with pytest.raises(UserError, match="--over has no effect"):
+        draw(rows(), kind=kind, over=("batch_size",))
 
 
 def test_curves_carry_how_they_grow():
@@ -132,3 +130,19 @@ def test_names_at_the_ends_keep_apart_and_inside_in_the_order_of_the_peaks():
 
 
 # --- throughput
+
+
+def hollow(axes: Axes) -> int:
+    found = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    return sum(len(line.get_xdata()) for line in found)
+
+
+def test_predictions_that_do_not_fit_are_hollow():
+    predicted = examples.table(examples.batches(device="fake:h100"))
+    num_ok = sum(row.outcome == "ok" for row in predicted)
+
+    figure = draw(predicted, kind="throughput")
+
+    assert hollow(figure.axes[0]) == num_ok  # of 300 MiB, CUDA itself takes 600
+    assert hollow(draw(rows(), kind="throughput").axes[0]) == 0
+    assert any(text.startswith("hollow: does not fit") for text in legend(figure))

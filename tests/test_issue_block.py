@@ -58,6 +58,25 @@ def test_doctor_gives_a_block_with_versions_and_device(shared, capsys):
     assert str(Path.home()) not in out
 
 
+def test_doctor_tells_whether_a_gpu_can_be_rehearsed(hollow, shared, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "gcc -m64")
+    assert answer(["doctor", "--json"]) == 0
+    unbuilt = json.loads(capsys.readouterr().out)["rehearsal"]
+    monkeypatch.setenv("CC", "gone")
+    assert answer(["doctor"]) == 0
+    without = capsys.readouterr().out.splitlines()[-1]
+
+    assert (
+        unbuilt
+        == f"not built yet: the first rehearsal compiles its libraries by `gcc -m64` into {tmp_path}/gcprof/hollow"
+    )
+    assert without.startswith(
+        "rehearsal      no: rehearsing needs a C compiler: 'gone', which is not here; apt install gcc"
+    )
+    assert list(tmp_path.iterdir()) == []  # nothing is built for it
+
+
 def test_a_device_that_computes_nothing_is_found_by_doctor(shared, monkeypatch, capsys):
     """The trial works on it: its gradients are all zero, and no strategy's differ."""
     monkeypatch.setattr(Local, "ask", answering(Local.ask))

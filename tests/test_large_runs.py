@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
+from profiler.cli import answer
 from profiler.core.case import Choice, encode
 from profiler.core.record import Record
 from profiler.runs import store
@@ -65,6 +66,17 @@ def test_the_note_that_more_work_is_faster_needs_no_verdict_that_is_shown():
 
 
 NAMES = ("none", "all", "segments:k=2")
+
+
+def test_a_run_of_many_rows_is_shown_alike_without_what_styles_need(tmp_path, monkeypatch, capsys):
+    examples.run(tmp_path / "run", RUNS["rounds"])
+    assert answer(["show", str(tmp_path / "run")]) == 0
+    styled = capsys.readouterr()
+    monkeypatch.setattr(layout, "MOST_STYLED", 2)
+
+    assert answer(["show", str(tmp_path / "run")]) == 0
+
+    assert capsys.readouterr() == styled
 
 
 def records() -> list[Record]:

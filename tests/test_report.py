@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+import webbrowser
 from html import unescape
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Note, Record, Timeline
 from profiler.core.safe_files import HIDDEN
+from profiler.core.units import MISSING
 from profiler.runs.store import Run, load
+from profiler.views import report
 from profiler.views.report import MOST_BYTES, render
 from profiler.views.report.section import frontier
 from tests import examples, make
@@ -102,6 +105,22 @@ def with_timeline(strategy: str, nbytes: int) -> Record:
     return msgspec.structs.replace(record, readings=msgspec.structs.replace(record.readings, timeline=found))
 
 
+@pytest.mark.parametrize(
+    ("advised", "said"),
+    [
+        (["all", "all"], "All 2 say the same: all."),
+        (["all", "all", MISSING], "All 2 of 3 that have a peak say the same: all."),
+        (["all", "none", MISSING], "The 2 of 3 that have a peak do not say the same: all (1 of 2), none (1 of 2)."),
+        (["all", MISSING, MISSING], "Only 1 of 3 has a peak: it says all."),
+        ([MISSING, MISSING], "Nothing here has a peak, so there is nothing to take."),
+    ],
+)
+def test_in_brief_says_of_how_many_it_speaks(advised, said):
+    sections = [{"brief": ("", name, "", "")} for name in advised]
+
+    assert report.agreement([{"sections": sections}]) == said
+
+
 def test_a_run_without_records_is_refused_and_one_beside_others_is_not(tmp_path, run):
     empty = examples.run(tmp_path / "empty", [])
 
@@ -185,6 +204,18 @@ def test_two_models_that_would_look_alike_are_still_two(tmp_path, level):
 # --- pictures
 
 
+def test_a_command_loses_its_folders(tmp_path):
+    found = examples.run(tmp_path / "run", examples.sweep((2,)))
+    command = "gcprof run --model alice/train.py:make --strategies plan:file=plans/a.json,all models/bob"
+    found = msgspec.structs.replace(found, manifest=msgspec.structs.replace(found.manifest, command=command))
+
+    shown = text(page(found))
+
+    assert "alice" not in shown
+    assert "bob" in shown.partition("[path]/bob")[1]
+    assert "all" in shown
+
+
 def test_points_and_budget_lie_where_the_frontier_is_drawn():
     found = frontier(rows(examples.sweep()), "a")
 
@@ -234,6 +265,17 @@ def test_ten_thousand_records_are_a_page_of_less_than_600_kilobytes(tmp_path):
 # --- the command
 
 
+def test_many_groups_are_cut_and_counted(tmp_path):
+    records = [
+        make.record(name, case=make.case(name, batch_size=at)) for at in range(1, 61) for name in ("none", "all")
+    ]
+
+    html = page(examples.run(tmp_path / "run", records))
+
+    assert "groups of rows left out" in text(html)
+    assert len(html.encode()) < MOST_BYTES
+
+
 @pytest.mark.usefixtures("here")
 def test_the_command_writes_the_page_and_says_what_is_next(run, capsys):
     code = answer(["report", str(run.folder), "-o", "page.html"])
@@ -242,3 +284,15 @@ def test_the_command_writes_the_page_and_says_what_is_next(run, capsys):
     assert (code, out) == (0, "")
     assert err == f"wrote page.html\nnext: gcprof export {run.folder} --to csv -o table.csv\n"
     assert Path("page.html").read_bytes() == render([load(run.folder)])
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("opens", "words"), [(True, ""), (False, "there is no browser to open it with")])
+def test_open_hands_the_file_to_the_browser(run, capsys, monkeypatch, opens, words):
+    asked: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: asked.append(address) or opens)
+
+    code = answer(["report", str(run.folder), "--open"])
+
+    assert (code, asked) == (0, [Path("report.html").resolve().as_uri()])
+    assert words in capsys.readouterr().err

@@ -462,6 +462,11 @@ def _picture(figure: Figure, words: str, name: str) -> Picture:
     Ids that are referred to begin with `name`, so that no two pictures of a page share one; the page has its own
     ground.
     """
+
+    def attributes(style: re.Match[str]) -> str:
+        pairs = [part.strip().partition(": ") for part in style[1].split(";") if part.strip()]
+        return "".join(f' {name}="{value}"' for name, _, value in pairs if name != "font-family")
+
     for ground in (figure.patch, *(axes.patch for axes in figure.axes)):
         ground.set_visible(False)
     text = BytesIO()
@@ -469,7 +474,7 @@ def _picture(figure: Figure, words: str, name: str) -> Picture:
         figure.savefig(text, format="svg", metadata={"Date": None})
     drawing = text.getvalue().decode()
     inside = drawing[drawing.index("</style>") : drawing.rindex("</svg>")].partition("</defs>")[2]
-    inside = re.sub(r' style="([^"]*)"', lambda style: "".join(_attributes(style[1])), inside)
+    inside = re.sub(r' style="([^"]*)"', attributes, inside)
     inside = re.sub(r' id="(?![mp][0-9a-f]{10})[^"]*"|<!--.*?-->', "", inside)
     inside = re.sub(r'(id="|#)([mp][0-9a-f]{10})', rf"\1{name}-\2", inside)
     inside = re.sub(r"(\d+\.\d)\d+", r"\1", inside)  # more decimals cannot be seen
@@ -477,8 +482,3 @@ def _picture(figure: Figure, words: str, name: str) -> Picture:
     inside = re.sub(r"(L [\d.]+ [\d.]+ )\1+", r"\1", inside)  # a step draws its corners twice
     width, height = (round(float(inches) * 72, 1) for inches in figure.get_size_inches())
     return {"width": width, "height": height, "svg": Markup(inside.replace("xlink:href", "href")), "said": words}
-
-
-def _attributes(style: str) -> list[str]:
-    pairs = [part.strip().partition(": ") for part in style.split(";") if part.strip()]
-    return [f' {name}="{value}"' for name, _, value in pairs if name != "font-family"]

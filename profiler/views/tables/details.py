@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,6 @@ from profiler.analysis.advice import device_memory, holds, samples_per_second, t
 from profiler.analysis.axes import Axis, Space, Value, grid, nearest_growth, two
 from profiler.analysis.rows import Row, rows
 from profiler.core import catalogue
-from profiler.core.case import Case
 from profiler.core.catalogue import KINDS, Entry
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
@@ -270,20 +269,12 @@ def has_plane(rows: Sequence[Row]) -> bool:
 
 def space_of(rows: Sequence[Row]) -> Space:
     """Return the axes of these rows; model options that a case leaves out count with their defaults."""
-    return axes.space((row.case for row in rows), defaults([row.case for row in rows]))
-
-
-def defaults(cases: Sequence[Case]) -> Mapping[str, Mapping[str, str]]:
-    """Return the defaults of the options of each model in the catalogue, by its name; none for any other model.
-
-    The user's own code is never looked up, since a run folder may name any file.
-    """
     defaults_of = {}
-    for name in {case.model.name for case in cases}:
-        entry = catalogue.listed(name, models.TABLE)
+    for name in {row.case.model.name for row in rows}:
+        entry = catalogue.listed(name, models.TABLE)  # never the user's own code: a run folder may name any file
         options = entry.options if entry else ()
         defaults_of[name] = {option.name: option.default for option in options if option.default is not None}
-    return defaults_of
+    return axes.space((row.case for row in rows), defaults_of)
 
 
 LISTED_BYTES = 512 << 20  # the largest trials.jsonl that a list reads; 100,000 trials take half of it
