@@ -315,9 +315,9 @@ def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
 
 
 def _calls(trace: Trace, at_work: list[str]) -> list[int]:
-    """Return the call of a block that each operator belongs to, 0 being before the step; numbers only tell calls apart.
+    """Return the call of a block that each operator belongs to, 0 being before the step.
 
-    A block that is called again at once (layers that share their weights) repeats the operators that allocate.
+    A block that is called again at once repeats the operators that allocate.
     """
     allocating = {storage.born for storage in trace.allocations}
     calls = [0]
@@ -452,10 +452,7 @@ class _Life(msgspec.Struct, kw_only=True):
 
 
 def _lives(events: Sequence[Fields], at_end: Mapping[int, Fields]) -> list[_Life]:
-    """Return the lifetimes of all blocks; first those from before the recording.
-
-    These were freed in the recording, or are live at its end, without having been allocated in it.
-    """
+    """Return the lifetimes of all blocks; first those from before the recording, which were not allocated in it."""
     before: list[_Life] = []
     given: list[_Life] = []
     unfreed: dict[int, _Life] = {}

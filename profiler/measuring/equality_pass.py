@@ -393,10 +393,7 @@ def verify_averaging(
 
 
 def _mean(results: Sequence[Results], rank: int) -> Results:
-    """Return what a rank should have: the mean of the gradients, and its own loss, buffers and random state.
-
-    Inputs and the loss's own parameters are each rank's, which nothing averages.
-    """
+    """Return what a rank should have: the mean of the gradients of what all share, and its own of everything else."""
     means: Gradients = {}
     for name in results[0].gradients:
         parts = [part / len(results) for result in results if (part := result.gradients[name]) is not None]

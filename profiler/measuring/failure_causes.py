@@ -150,23 +150,16 @@ def _cause(bench: Bench, error: Exception, *, in_recompute: bool) -> str | None:
     if bench.group.mesh is not None:  # the other ranks have ended or wait, and no rank builds its model alone
         return None
     workload = bench.build_unwatched(bench.trial.case).workload
-    if is_leaf:
-        return _lost_gradients(workload)
+    if is_leaf:  # how trainable parameters are used, unless the forward freezes them
+        names = trainable(workload.module)
+        text = explanation(workload, names) if names else NOTHING_TRAINS
+        left = trainable(workload.module)
+        off = [name for name in names if name not in left]
+        return f"the forward switches {SWITCH}{few(off, MOST_NAMED)} off" if off else text
     configs = [getattr(part, "config", None) for part in workload.module.modules()]  # of transformers
     if is_unknown and any(getattr(config, "use_cache", False) is True for config in configs):
         return FILLED_CACHE
     return what_moves(workload, bench.at_work())
-
-
-def _lost_gradients(workload: Workload) -> str:
-    """Return why the loss requires no gradient: how trainable parameters are used, or that the forward freezes them."""
-    names = trainable(workload.module)
-    if not names:
-        return NOTHING_TRAINS
-    text = explanation(workload, names)
-    left = trainable(workload.module)
-    off = [name for name in names if name not in left]
-    return f"the forward switches {SWITCH}{few(off, MOST_NAMED)} off" if off else text
 
 
 def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
@@ -249,11 +242,7 @@ def _switches(module: nn.Module) -> dict[str, str]:
 
 
 def _image(workload: Workload) -> kept_state.Image:
-    """Return an image of what a forward may change.
-
-    It covers requires_grad of parameters, buffers, inputs, plain attributes, attributes of other objects that the model
-    holds, and globals of its files.
-    """
+    """Return an image of what a forward may change: of parameters, buffers, inputs, objects and its files' globals."""
     module = workload.module
     held: dict[str, Any] = {}
     for name, buffer in module.named_buffers():

@@ -80,10 +80,7 @@ def of_step(
 
 
 def _estimated(bench: Bench, counted: operators.Counted) -> dict[str, Any]:
-    """Return the seconds that the GPU of a hollow device would take for a step, as its rates say.
-
-    None where a rate is missing: of several ranks, of what goes to the host where its link is not known.
-    """
+    """Return the seconds that the GPU of a hollow device would take for a step; nothing where a rate is missing."""
     case = bench.trial.case
     if case.ranks:
         text = f"the first of {case.num_ranks} ranks, which holds the most, without what NCCL takes of the device"
@@ -110,7 +107,10 @@ def counted_step(
     bench.num_steps += 1
     calls[:] = [0] * len(calls)
     reads, recomputes, kept = ValueReads(), OwnRecomputes(), dict[str, int]()
-    by_blocks = SavedByBlocks(built.workload) if _has_found_blocks(built) else None
+    case, workload = built.case, built.workload
+    is_found = bool(workload.blocks) and not (case.blocks or case.parallel or workload.calls)  # not named by anyone
+    is_plain = case == case.baseline and is_found and not compiled_modules(workload.module)
+    by_blocks = SavedByBlocks(workload) if is_plain else None
     unknown_masks.clear()
 
     def look(loss: torch.Tensor) -> None:
@@ -142,13 +142,6 @@ def counted_step(
             bench.note("GCP064", recompute_remark(names))
     _tell_kept(bench, kept, recomputes.functions)
     return readings
-
-
-def _has_found_blocks(built: Assembled) -> bool:
-    """Whether the blocks of a baseline were found, rather than named by the user or the model's calls."""
-    case, workload = built.case, built.workload
-    is_plain = case == case.baseline and not (case.blocks or case.parallel or workload.calls)
-    return is_plain and bool(workload.blocks) and not compiled_modules(workload.module)
 
 
 def _tell_reads(bench: Bench, reads: ValueReads) -> None:
@@ -277,14 +270,10 @@ def _sampling(bench: Bench) -> dict[str, Any]:
 
 
 def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:
-    """Return the strategy's switch; None if steps with and without the strategy cannot alternate.
-
-    They cannot if the step without it is known to fail, if ranks on an asynchronous device could not agree that it
-    failed, or if the model's own checkpoints are in compiled code, which cannot be switched.
-    """
-    can_fail_apart = bench.group.size > 1 and bench.device.is_asynchronous
+    """Return the strategy's switch; None if steps with and without the strategy cannot alternate."""
+    can_fail_apart = bench.group.size > 1 and bench.device.is_asynchronous  # ranks could not agree that it failed
     if can_fail_apart or not bench.trial.is_paired:
         return None
     if built.applied.keeps_own:
         bench.gradients(built)  # so that the code is compiled
-    return None if built.own_calls.num_compiled else built.switch
+    return None if built.own_calls.num_compiled else built.switch  # compiled code cannot be switched

@@ -206,10 +206,7 @@ def _watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
 def _tell_growth(
     bench: Bench, built: Assembled, optimizer: torch.optim.Optimizer, step: Step, room: int | None
 ) -> None:
-    """Run more steps and note what each leaves behind; called only if a step has left something.
-
-    `room` is what stays free at the peak after these steps, if each leaves as much as the first; None if unknown.
-    """
+    """Run more steps and note what each leaves behind; `room` is what stays free after these, None if unknown."""
     limit = bench.limit()  # the pass so far took longer than any of NUM_STEPS more steps will
     is_late = limit is not None and time.monotonic() + memory_growth.NUM_STEPS * bench.spent() > limit
     if any(bench.group.gather(is_late)):

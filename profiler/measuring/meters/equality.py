@@ -179,16 +179,12 @@ def compare(reference: Results, other: Results) -> Equality:
 def _differences(
     reference: Results | Second, other: Results | Second, *, is_equal: bool, device: torch.device
 ) -> dict[str, float]:
-    """Return the relative difference of each gradient, and of the loss.
-
-    A gradient that is 0 but for rounding, such as that of a bias before a BatchNorm, is compared with the largest
-    gradient of the model.
-    """
+    """Return the relative difference of each gradient, and of the loss."""
     if is_equal:
         gradients = dict.fromkeys(reference.gradients, 0.0)
     else:
         sizes = [largest(tensor, device=device) for tensor in reference.gradients.values() if tensor is not None]
-        least = LEAST_SCALE * max(sizes, default=0.0)
+        least = LEAST_SCALE * max(sizes, default=0.0)  # of one that is 0 but for rounding, as before a BatchNorm
         gradients = {
             name: difference(tensor, other.gradients.get(name), least_scale=least, device=device)
             for name, tensor in reference.gradients.items()

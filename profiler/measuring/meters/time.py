@@ -226,10 +226,7 @@ def _without(sample: Callable[[], Sample], device: Device, group: Group) -> list
 def _run_cycle(
     timed: list[_Series], sample: Callable[[], Sample], order: list[int], plain: Callable[[], list[Sample]]
 ) -> float:
-    """Run a step of each strategy, and one without if that fits; return the sum of their seconds.
-
-    Where the step without fails, `plain` returns no sample: from then on there are no pairs.
-    """
+    """Run a step of each strategy, and one without until that fails; return the sum of their seconds."""
     is_paired = bool(timed[0].plain_first) and not timed[0].is_late
     taken: dict[int, Sample] = {}
     for place in order:
