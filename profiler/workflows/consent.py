@@ -54,19 +54,15 @@ def _is_plain_option(entry: Entry, key: str, text: str, option: Option | None, f
         value = catalogue.literal(text)
         return entry.open and not LOADS.fullmatch(key) and (value is None or isinstance(value, bool | int | float))
     if FILES.get(entry.name) == key:
-        return folder is not None and _is_plan_of(folder, Path(text))
+        if folder is None:
+            return False
+        file, plans = Path(text), folder.absolute() / plan_file.FOLDER  # directly in it, and neither is a link
+        return ".." not in file.parts and file.absolute().parent == plans and safe_files.is_regular(file)
     return (
         WORDS.fullmatch(text) is not None
         if option.kind == "str"
         else option.kind in catalogue.PLAIN or bool(option.words)
     )
-
-
-def _is_plan_of(folder: Path, file: Path) -> bool:
-    """Whether a path is a regular file directly in the plans folder of a run folder, and neither is a link."""
-    plans = folder.absolute() / plan_file.FOLDER
-    is_below = ".." not in file.parts and file.absolute().parent == plans
-    return is_below and safe_files.is_regular(file)
 
 
 def unnamed_words(cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, Iterable[str]]) -> Words:

@@ -1,7 +1,6 @@
 """What `gcprof fit` does: the fastest way to make a step fit, the largest batch that does, the smallest GPU for it.
 
-Batches and GPUs are found by rung: the step as it is, under `all` and under its fastest plan, then with levers. What
-is said to fit was run there, and so was one sample more, or the next smaller GPU.
+What is said to fit was run, and of the largest batch and the smallest GPU so was one step further.
 """
 
 from __future__ import annotations

@@ -355,7 +355,11 @@ def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Ch
     Ways are dropped if another was measured faster, then if another is faster by the costs, beyond their error; the
     simplest of the rest is taken.
     """
-    fitting = [plan for plan in plans if _fits(plan, budget_bytes)]
+    fitting = [
+        plan
+        for plan in plans
+        if (row := plan.measured) and row.outcome == "ok" and 0 < (row.readings.peak_bytes or 0) <= budget_bytes
+    ]
     unbeaten = [plan for plan in fitting if not any(is_slower(plan.measured, other.measured) for other in fitting)]
     left = []
     for plan in unbeaten:
@@ -378,11 +382,6 @@ def simplicity(plan: ComparedPlan) -> tuple[int, bool, int, float]:
     kinds = {"alone" if len(run) == 1 else "run" for run in runs} | {name for _, name in way.plan.options}
     nested = way.plan.depth() > 1
     return len(kinds) + nested, not way.is_catalogue, way.cost.peak_bytes, way.cost.step_seconds
-
-
-def _fits(plan: ComparedPlan, budget_bytes: int) -> bool:
-    row = plan.measured
-    return row is not None and row.outcome == "ok" and (row.readings.peak_bytes or budget_bytes + 1) <= budget_bytes
 
 
 def sentence(chosen: Chosen) -> str:

@@ -40,7 +40,10 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
     plan, shard = before.manifest.plan, before.manifest.shard or None
     words = None if _names_only(before, request) else request.checked()
     data = (words or request.words).data
-    _refuse_other_data(before, data)
+    from_files = any(trial.case.data == "files" for trial in plan)
+    if from_files != (data is not None):
+        message = "this run reads its batch from files" if from_files else "--data has no effect on this run"
+        raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
     if request.anew and words:
         request = msgspec.structs.replace(request, words=words, config=None, shard=str(shard) if shard else None)
         return workflow.begin(request, _changed(before, request), screen, remarks=before.warnings)
@@ -50,8 +53,11 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
     workflow.refuse_exclusive(plan, exclusive=request.exclusive)
     if request.anew:
         store.refuse_existing(request.output or RESULTS / "new")
-    else:
-        _refuse_jobs(before, request.engine)
+    elif engines.EngineChoice(request.engine).name != "slurm" and any(
+        (before.folder / "shards").glob("*/manifest.json")
+    ):  # some jobs may still be running
+        hint = f"--engine slurm:... continues it; gcprof merge {before.folder}/shards/* merges what it has"
+        raise UserError("jobs of a cluster have shards of this run", hint=hint)
     if is_complete:
         return _nothing_left(before, screen)
     with ExitStack() as stack:
@@ -130,20 +136,6 @@ def _changed(before: Run, request: RunRequest) -> Request:
     names = ", ".join(map(spec.flag, given(words)))
     message = f"the options that made the plan of this run are not stored, so that {names} cannot be changed in it"
     raise UserError(message, hint=f"{as_it_was} measures it as it was")
-
-
-def _refuse_jobs(before: Run, engine: str) -> None:
-    """Raise UserError if Slurm jobs have shards of the run: some may still be running."""
-    if engines.EngineChoice(engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
-        hint = f"--engine slurm:... continues it; gcprof merge {before.folder}/shards/* merges what it has"
-        raise UserError("jobs of a cluster have shards of this run", hint=hint)
-
-
-def _refuse_other_data(before: Run, data: str | None) -> None:
-    from_files = any(trial.case.data == "files" for trial in before.manifest.plan)
-    if from_files != (data is not None):
-        message = "this run reads its batch from files" if from_files else "--data has no effect on this run"
-        raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
 
 
 def _refuse_changes(
