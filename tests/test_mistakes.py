@@ -44,19 +44,13 @@ MISTAKES = {  # what is typed -> the words of the hint
     "fit train.py --memory 1GiB --device t4": "gcprof fit --memory 1GiB --device t4 -- python train.py",
     "explan mlp": "did you mean 'gcprof explain'?",
     "train.py --epochs 3": "gcprof rehearse -- python train.py --epochs 3",
-    "python train.py": "gcprof rehearse -- python train.py",
     "rehearse torchrun train.py": "gcprof rehearse -- torchrun train.py",
     "rehearse --": "gcprof rehearse -- python train.py",
     "explain mpl": "did you mean 'mlp'?",
     "explain mlp:wdth=3": "did you mean 'mlp:width=3'?",
     "explain resnt50": "did you mean 'torchvision:resnet50'?",
-    "explain torchvision:resnt50": "did you mean 'torchvision:resnet50'?",
     "explain bert-base-uncased": "did you mean 'hf:bert'?",
-    "explain model.py": "name it: model.py:make",
     "explain model:GPT": "name the function that makes it with its batch: model:make",
-    "explain loop:GPT": (
-        "gcprof rehearse -- python loop.py runs it as it is; or write a function that returns (GPT(...), batch[, loss])"
-    ),
     "explain loop.py:make": (
         "gcprof rehearse -- python loop.py runs it as it is; or write a function that returns (module, batch[, loss])"
     ),
@@ -65,9 +59,6 @@ MISTAKES = {  # what is typed -> the words of the hint
     "run mlp --segments 4,x": "whole numbers from 1 to 1,000,000: 1,2,4, or 1..32 (up to 1,000 of them), or 1..32:x2",
     "run mlp --precision bf61": "did you mean '--precision bf16'?",
     "run mlp --optimizer adamm": "did you mean 'adam'?",
-    "run mlp --batch-size -3": (
-        "whole numbers from 1 to 1,000,000,000: 1,2,4, or 1..32 (up to 1,000 of them), or 1..32:x2"
-    ),
     "run mlp --device h100": (
         "--device fake:h100 predicts for it, --device rehearse:h100 rehearses it; cuda measures here"
     ),

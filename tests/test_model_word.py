@@ -55,24 +55,3 @@ def test_a_file_alone_names_the_functions_that_make_a_model_and_is_not_imported(
         "gcprof: which function of 'train.py' makes the model?",
         "hint: name it: train.py:make, train.py:tiny",
     ]
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        (
-            "x = 1\n",
-            "gcprof rehearse -- python train.py runs it as it is; or write a function that returns "
-            "(module, batch[, loss])",
-        ),
-        ("def broken(:\n", "Python cannot read this file"),
-        (None, "write path/to/file.py:factory"),
-    ],
-)
-def test_a_file_without_a_model_says_what_to_do(source, said, here, capsys):
-    if source is not None:
-        (here / "train.py").write_text(source)
-
-    assert answer(["run", "train.py"]) == 2
-
-    assert capsys.readouterr().err.splitlines()[1] == f"hint: {said}"
