@@ -95,6 +95,14 @@ def obeyed(log: str) -> list[str]:
     return commands
 
 
+@pytest.mark.slow
+def test_no_input_is_part_of_a_commands_text():
+    """An input in `run` would be run as shell; in `env` it is data."""
+    assert len(RUNS) == 4
+    assert [one["run"] for one in RUNS if "${{" in one["run"]] == []
+    assert all(one["shell"] == "bash" for one in RUNS)
+
+
 def test_inputs_reach_gcprof_as_single_words_and_nothing_else_runs(job):
     done = step(
         job, "predict", "fake-gcprof", MODEL=EVIL, STRATEGIES="none,all;ls", DEVICE="--json", MAX_MEMORY="11GiB"

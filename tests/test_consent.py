@@ -63,6 +63,12 @@ def _plain_value(option: Option) -> str:
     return option.words[0] if option.words else PLAIN[option.kind]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("field", "entry"), [pytest.param(*pair, id=pair[1].name) for pair in entries()])
+def test_every_name_of_a_table_is_plain_but_for_a_plan_whose_file_is_not_named(field, entry):
+    assert is_plain(field, entry) == (entry.name != "plan")
+
+
 @pytest.mark.parametrize(("field", "entry", "option"), options())
 def test_every_option_takes_its_own_kind_of_value_and_nothing_hostile(field, entry, option):
     assert is_plain(field, entry, **{option.name: _plain_value(option)}) == (entry.name != "plan")
