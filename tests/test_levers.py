@@ -353,6 +353,22 @@ def test_micro_batches_are_within_rounding_of_float64(name, label):
     assert 0 < off < 4 * plain < 1e-5
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_micro_batches_count_targets_by_the_weights_of_their_classes(reduction):
+    """By these plain PyTorch divides a mean; it is given its arguments by their places."""
+    weight, head = torch.tensor([0.1, 3.0, 1.0]), torch.nn.Linear(5, 3)
+    batch = torch.randn(6, 5), torch.tensor([0, 0, 1, 1, 2, -100])
+
+    def loss(module, batch):
+        logits = module(batch[0])
+        return torch.nn.functional.cross_entropy(logits, batch[1], weight.to(logits), None, -100, None, reduction)
+
+    build = partial(Workload, module=head, batch=batch, loss=loss)
+    parts = _gradients(_built(build, "micro-batches:n=2"))
+
+    assert _apart(parts, _gradients(_built(_in_double(build), "none"))) < 1e-6
+
+
 def test_a_wrong_weight_of_tokens_is_found(monkeypatch):
     monkeypatch.setattr("profiler.training.memory_levers._shares", lambda counts: [1 / len(counts)] * len(counts))
 

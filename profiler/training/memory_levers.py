@@ -256,7 +256,7 @@ def micro_batches(workload: Workload, case: Case, *, n: Count) -> tuple[Workload
     batches = [pytree.tree_unflatten(list(part), form) for part in zip(*split, strict=True)]
     rows = [float(len(part)) for part in torch.arange(size, device="cpu").tensor_split(n)]
     has_values = not (case.is_rehearsed or case.is_predicted)
-    counts: list[int | str | None] = [] if has_values else [None]
+    counts: list[float | str | None] = [] if has_values else [None]
     for batch in batches if has_values else ():
         with torch.no_grad(), kept(workload.module), _Reductions() as seen:
             workload.loss(workload.module, batch)
@@ -264,7 +264,7 @@ def micro_batches(workload: Workload, case: Case, *, n: Count) -> tuple[Workload
     if all(count == "sum" for count in counts):
         weights = [1.0] * n
     else:
-        known = [float(count) for count in counts if isinstance(count, int)]
+        known = [count for count in counts if isinstance(count, float)]
         weights = _shares(known if len(known) == n else rows)
     parts = tuple(pair for pair in zip(batches, weights, strict=True) if pair[1])  # a mean over no targets is nan
     return msgspec.structs.replace(workload, parts=parts), Applied(
@@ -277,20 +277,23 @@ def _shares(counts: list[float]) -> list[float]:
 
 
 class _Reductions(TorchFunctionMode):
-    """Notes over how many targets a loss of torch.nn.functional is a mean; "sum" if it is a sum."""
+    """Notes over how many targets (by their classes' weights) a functional loss is a mean; "sum" if it is a sum."""
+
+    NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")  # of a loss of classes
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[int | str] = []
+        self.found: list[float | str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        is_of_classes = getattr(func, "__name__", "") in ("cross_entropy", "nll_loss") and len(args) > 1
-        if is_of_classes and kwargs.get("reduction", "mean") == "mean":
-            ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 else -100)
-            if not args[1].is_floating_point():
-                self.found.append(int((args[1] != ignored).sum()))
-        elif kwargs.get("reduction") == "sum":
+        is_of_classes = getattr(func, "__name__", "") in ("cross_entropy", "nll_loss")
+        named = dict(zip(self.NAMES, args, strict=False)) | kwargs if is_of_classes else kwargs
+        if named.get("reduction", "mean") == "mean" and is_of_classes and not named["target"].is_floating_point():
+            targets = named["target"][named["target"] != named.get("ignore_index", -100)]
+            weight = named.get("weight")
+            self.found.append(float(len(targets) if weight is None else weight[targets].sum()))
+        elif named.get("reduction") == "sum":
             self.found.append("sum")
         return func(*args, **kwargs)
 
