@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 
 from profiler.training.observed_forward import ChainBytes, observe
 from profiler.training.strategies import peak, split_as_torch, split_balanced, split_text
+from profiler.training.workload import Workload
 from tests.unpatched import plain
 
 
@@ -96,8 +97,6 @@ def test_the_last_segment_is_checkpointed_only_where_head_and_loss_hold_much():
 
 def test_an_observation_counts_what_each_block_saves():
     module, batch, loss = plain("mlp", 64)()
-    from profiler.training.workload import Workload
-
     chain = observe(Workload(module=module, blocks=("0", "1", "2", "3", "4"), batch=batch, loss=loss)).chain
 
     relu = 64 * 20 * 4
@@ -105,6 +104,25 @@ def test_an_observation_counts_what_each_block_saves():
     state = torch.get_rng_state().nbytes  # every checkpoint keeps it, on the CPU in the memory that is measured
     assert chain.inputs == (64 * 10 * 4 + state, *[relu + state] * 4)
     assert chain.tail == 64 * 5 * 4 + 4  # log-softmax and the loss's weight
+
+
+def test_the_words_of_a_blocks_call_are_its_own():
+    class Block(nn.Module):
+        def forward(self, x, given=1, output=2):
+            return x * given + output
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Block(), Block()
+
+        def forward(self, x):
+            return self.second(self.first(x, given=2, output=1), given=2, output=1).sum()
+
+    batch = torch.ones(2, requires_grad=True)
+    workload = Workload(module=Model(), blocks=("first", "second"), batch=batch, loss=lambda module, x: module(x))
+
+    assert observe(workload).linked[0]
 
 
 def test_an_observation_leaves_buffers_and_random_state_as_they_were():

@@ -220,8 +220,8 @@ class _Watcher:
         version: int,
         further: Any,
         named: Any,
-        /,
         given: Any,
+        /,
         *arguments: Any,
         **keywords: Any,
     ) -> bool:
