@@ -1,7 +1,9 @@
 """What exists is read without importing it; a word that is not known is answered with the nearest."""
 
+import builtins
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -107,3 +109,15 @@ FLAGS = ("--strategies", "--segments", "--device", "--max-samples", "--max-secon
 )
 def test_what_begins_so_or_is_a_few_slips_away_is_near(word, words, meant):
     assert similar(word, words) == meant
+
+
+def test_a_file_of_many_functions_is_parsed_once(tmp_path, monkeypatch):
+    file = tmp_path / "many.py"
+    file.write_text("def one(): ...\ndef two(): ...\n")
+    compiler = Mock(side_effect=compile)
+    monkeypatch.setattr(builtins, "compile", compiler)
+
+    names = [catalogue.read_function(f"{file}:{name}").name for name in ("one", "two")]
+
+    assert names == ["one", "two"]
+    assert compiler.call_count == 1

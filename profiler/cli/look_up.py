@@ -41,7 +41,7 @@ def models(
     from profiler.core.case import Choice
     from profiler.training import OPTIMIZERS
     from profiler.training.models import TABLE, meant
-    from profiler.views.tables.details import details, listing
+    from profiler.views.tables import details, listing
 
     if name is not None:
         table, kind = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
@@ -70,7 +70,7 @@ def strategies(
     from profiler.core import catalogue
     from profiler.core.case import Choice
     from profiler.training import STRATEGIES, levers
-    from profiler.views.tables.details import details, listing
+    from profiler.views.tables import details, listing
 
     if name is not None:
         entry = catalogue.read(name, {**STRATEGIES, **levers.TABLE}, what="strategy")

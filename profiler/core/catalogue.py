@@ -291,11 +291,14 @@ def classes(module: str) -> list[str]:
     return sorted(name for name in {*(name.asname or name.name for name in imported), *defined} if name[:1].isupper())
 
 
+_parsed = cache(ast.parse)  # of a file's bytes: a dozen strategies are functions of one file
+
+
 def _tree(target: str) -> tuple[Path, ast.Module]:
     """Return the path and syntax tree of the file of a target, as for `place`. Raises UserError if unreadable."""
     path = place(target)
     try:
-        return path, ast.parse(path.read_bytes())
+        return path, _parsed(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror}", hint="write path/to/file.py:factory") from None
     except (SyntaxError, ValueError) as error:

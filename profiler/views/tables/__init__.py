@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from profiler.core.catalogue import KINDS, Entry
 from profiler.core.units import MISSING, byte_unit, scaled
 from profiler.views import NOTES
 from profiler.views.sanitize import plain
@@ -340,3 +341,31 @@ def _addresses() -> dict[str, str]:
     page = NOTES.as_uri().replace("//", f"//{platform.node()}", 1)  # with the host, for a terminal far away
     lines = enumerate(NOTES.read_text(encoding="utf-8").splitlines(), start=1)
     return {line[3:9]: f"{page}#{number}" for number, line in lines if line.startswith("## GCP")}
+
+
+def listing(entries: Sequence[Entry], *, title: str = "") -> Table:
+    """Return a line per name: its options with their defaults, and what it is about."""
+
+    def options(entry: Entry) -> str:
+        return " ".join(
+            f"{one.name}={f'<{one.kind}>' if one.default is None else one.default}" for one in entry.options
+        )
+
+    columns = (
+        words("name", "", [entry.name for entry in entries]),
+        words("options", "", [options(entry) or "-" for entry in entries]),
+        words("about", "", [entry.about for entry in entries]),
+    )
+    return Table(title=title, columns=columns)
+
+
+def details(entry: Entry) -> Table:
+    """Return one entry in full, each option with its kind and default."""
+    options = entry.options
+    columns = (
+        words("option", "", [option.name for option in options]),
+        numbers("default", "", ["must be given" if option.default is None else option.default for option in options]),
+        words("what it takes", "", [KINDS.get(option.kind, option.kind) for option in options]),
+    )
+    below = () if options else ("no options",)
+    return Table(title=entry.name, above=(entry.about,), columns=columns if options else (), below=below)

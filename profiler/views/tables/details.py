@@ -15,7 +15,6 @@ from profiler.analysis.advice import device_memory, holds, samples_per_second, t
 from profiler.analysis.axes import Axis, Space, Value, grid, nearest_growth, two
 from profiler.analysis.rows import Row, rows
 from profiler.core import catalogue
-from profiler.core.catalogue import KINDS, Entry
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Evidence, ModelSummary, RankBytes, evidence
@@ -280,34 +279,6 @@ def space_of(rows: Sequence[Row]) -> Space:
 LISTED_BYTES = 512 << 20  # the largest trials.jsonl that a list reads; 100,000 trials take half of it
 MOST_NAMED = 3  # blocks
 FEEDS = {True: "yes", False: "no", None: MISSING}
-
-
-def listing(entries: Sequence[Entry], *, title: str = "") -> Table:
-    """Return a line per name: its options with their defaults, and what it is about."""
-
-    def options(entry: Entry) -> str:
-        return " ".join(
-            f"{one.name}={f'<{one.kind}>' if one.default is None else one.default}" for one in entry.options
-        )
-
-    columns = (
-        words("name", "", [entry.name for entry in entries]),
-        words("options", "", [options(entry) or "-" for entry in entries]),
-        words("about", "", [entry.about for entry in entries]),
-    )
-    return Table(title=title, columns=columns)
-
-
-def details(entry: Entry) -> Table:
-    """Return one entry in full, each option with its kind and default."""
-    options = entry.options
-    columns = (
-        words("option", "", [option.name for option in options]),
-        numbers("default", "", ["must be given" if option.default is None else option.default for option in options]),
-        words("what it takes", "", [KINDS.get(option.kind, option.kind) for option in options]),
-    )
-    below = () if options else ("no options",)
-    return Table(title=entry.name, above=(entry.about,), columns=columns if options else (), below=below)
 
 
 def blocks(outline: ModelSummary, *, better: str | None = None) -> Table:
