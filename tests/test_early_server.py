@@ -1,5 +1,7 @@
 """The server that a command begins with: what is taken, what is dropped, and where there is none."""
 
+import os
+
 import pytest
 
 from profiler.core import server_process
@@ -79,3 +81,14 @@ def test_a_command_with_wrong_words_ends_as_before_and_leaves_no_server(name, tm
     assert done.returncode == 2
     assert "--nonsense" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_a_standard_stream_is_closed_nothing_else_becomes_it(started, monkeypatch):
+    def closed(number: int) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    with monkeypatch.context() as within:
+        within.setattr(os, "fstat", closed)
+        start_early(["run"])
+
+    assert started == []

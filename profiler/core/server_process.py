@@ -63,6 +63,8 @@ def start_early(words: Sequence[str]) -> None:
     if not preload or ASKED in os.environ:
         return
     with suppress(OSError):
+        for number in range(3):
+            os.fstat(number)  # raises if one is closed: the next file to be opened would get its number
         _early.append(start(preload, rehearses=preload is PRELOAD_TO_REHEARSE))
 
 
