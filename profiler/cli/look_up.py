@@ -41,12 +41,12 @@ def models(
     from profiler.core.case import Choice
     from profiler.training import OPTIMIZERS
     from profiler.training.models import TABLE, meant
-    from profiler.views.tables import details, listing
+    from profiler.views.tables import listing, options_of
 
     if name is not None:
         table, kind = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
         name = meant(Choice(name)).name if kind == "model" else name
-        say(details(catalogue.read(name, table, what=kind)))
+        say(options_of(catalogue.read(name, table, what=kind)))
         next_command("gcprof", "run", *([name] if kind == "model" else ["--optimizer", name]))
         return
     shown = {
@@ -70,11 +70,11 @@ def strategies(
     from profiler.core import catalogue
     from profiler.core.case import Choice
     from profiler.training import STRATEGIES, levers
-    from profiler.views.tables import details, listing
+    from profiler.views.tables import listing, options_of
 
     if name is not None:
         entry = catalogue.read(name, {**STRATEGIES, **levers.TABLE}, what="strategy")
-        say(details(entry))
+        say(options_of(entry))
         needed = {
             option.name: option.words[0] if option.words else "4" for option in entry.options if option.default is None
         }

@@ -359,7 +359,7 @@ def listing(entries: Sequence[Entry], *, title: str = "") -> Table:
     return Table(title=title, columns=columns)
 
 
-def details(entry: Entry) -> Table:
+def options_of(entry: Entry) -> Table:
     """Return one entry in full, each option with its kind and default."""
     options = entry.options
     columns = (
