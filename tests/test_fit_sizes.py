@@ -16,7 +16,7 @@ from profiler.core.gpu_specs import parse
 from profiler.core.record import Readings, Record, bytes_needed
 from profiler.runs import store
 from profiler.training import models
-from profiler.workflows import fit, stages
+from profiler.workflows import fit_sizes, stages
 from profiler.workflows.stages import Step
 from tests import make
 from tests.conftest import run_folder
@@ -150,14 +150,14 @@ def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, b
     place = Place(case=make.case(batch_size=1), limit=100, context_bytes=0)
     step = Step(case=place.case, engine=Sized(measured=measured, foreseen=10, outcome=outcome))
 
-    none, *_ = fit.of_batches(step, place).rungs(place, ())
+    none, *_ = fit_sizes.of_batches(step, place).rungs(place, ())
 
     assert none.reach == batch_size
 
 
 def test_a_way_that_reaches_further_by_a_lever_that_it_then_does_not_need_is_one_row(monkeypatch):
     place = Place(case=make.case(batch_size=1), limit=100, context_bytes=0)
-    ladder = fit.of_batches(Step(case=place.case, engine=Sized(measured=10, foreseen=10)), place)
+    ladder = fit_sizes.of_batches(Step(case=place.case, engine=Sized(measured=10, foreseen=10)), place)
 
     def of_levers(levers: tuple[Choice, ...], before: list[Rung]) -> list[Rung]:
         return [Rung(label=Choice("all"), reach=8 if levers else 5, place=place, beyond=place)]
@@ -187,7 +187,7 @@ def test_the_smallest_gpu_has_room_for_the_step_and_cuda_and_the_next_smaller_ha
 
     step = Step(case=places[0].case, engine=engine)
 
-    rungs = fit.of_gpus(step, places).rungs(places[0], ())
+    rungs = fit_sizes.of_gpus(step, places).rungs(places[0], ())
 
     found = [(rung.label, parse(rung.place.case.device).name if rung.reach else None) for rung in rungs]
     assert found == gpus

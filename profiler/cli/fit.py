@@ -33,8 +33,9 @@ from profiler.request.spec import Request
 
 if TYPE_CHECKING:
     from profiler.scripts.report import Asked
-    from profiler.workflows.fit import FitRequest, Fitted, Sizes
+    from profiler.workflows.fit import FitRequest, Fitted
     from profiler.workflows.fit_command import Fitted as FittedScript
+    from profiler.workflows.fit_sizes import Sizes
 
 
 def fit(
@@ -114,8 +115,8 @@ def _answer(
     json: bool,
 ) -> int:  # fmt: skip
     """Find and print what is asked for, and write the plan or the picture; return the exit code."""
-    from profiler.workflows.fit import find
     from profiler.workflows.fit import fit as work
+    from profiler.workflows.fit_sizes import find
 
     answer: Fitted | Sizes
     if of_batches or gpus:
