@@ -37,7 +37,7 @@ mutants *words:
 golden:
     GCPROF_GOLDEN=1 {{python}} -m pytest -m "" tests/test_views_widths.py tests/test_comparison_views.py tests/test_axes_views.py tests/test_plan_views.py tests/test_progress_lines.py tests/test_screens.py tests/test_tables.py
 
-# every picture of the README and the docs: writes docs/gallery/, and its part of docs/results.md
+# every picture of the README and the docs, by the commands of docs/results.md: writes docs/gallery/
 pictures *words:
     {{python}} -m tests.gallery {{words}}
 

@@ -3,18 +3,19 @@
 import ast
 import inspect
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import msgspec
 import typer.main
 
 from profiler.cli import COMMANDS, application, command
 from profiler.cli.options import RUNS, examples
-from profiler.core import case, record, schedule, stats
-from profiler.runs import store
+from profiler.core.record import Record
+from profiler.runs.store import Manifest
 from tests import rooms
 
 ROOT = Path(__file__).parent.parent
@@ -24,30 +25,6 @@ IN_NAVIGATION = re.compile(r": ([\w-]+\.md)$", re.MULTILINE)
 NOTE = re.compile(r"^(## GCP(\d{3}):)", re.MULTILINE)
 TABLE = re.compile(r"(?<=## Rooms\n\n)(?:\|.*\n)+")
 FIELDS = "<!-- fields -->\n"
-STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
-    ("manifest.json", store, "Manifest"),
-    ("shard", schedule, "Shard"),
-    ("A trial of the plan", case, "Trial"),
-    ("A case", case, "Case"),
-    ("sampling", stats, "Sampling"),
-    ("A record", record, "Record"),
-    ("shortage", record, "Shortage"),
-    ("built", record, "Built"),
-    ("readings", record, "Readings"),
-    ("readings.phases", record, "PhaseBytes"),
-    ("readings.ranks", record, "RankBytes"),
-    ("readings.conditions", record, "Conditions"),
-    ("equality", record, "Equality"),
-    ("environment", record, "Environment"),
-    ("notes", record, "Note"),
-    ("phases", record, "Phase"),
-    ("script", record, "ProcessFacts"),
-    ("phases.holders", record, "Holder"),
-    ("script.applied", record, "AppliedToModel"),
-    ("script.growth", record, "Growth"),
-    ("variant", record, "VariantFacts"),
-    ("variant.equality", record, "Gradients"),
-)
 
 
 def pages() -> dict[Path, str]:
@@ -100,17 +77,24 @@ def _options(name: str) -> list[tuple[str, str]]:
 
 
 def _structs() -> Iterator[str]:
-    for title, module, name in STRUCTS:
-        source = inspect.getsource(module)
-        (found,) = [one for one in ast.parse(source).body if isinstance(one, ast.ClassDef) and one.name == name]
-        about = " ".join((ast.get_docstring(found) or "").split())
-        yield f"## {title}\n\n{about}\n"
+    for struct in _stored():
+        source, _ = inspect.getsourcelines(struct)
+        yield f"## {struct.__name__}\n\n{' '.join((inspect.getdoc(struct) or '').split())}\n"
+        (found,) = ast.parse("".join(source)).body
+        assert isinstance(found, ast.ClassDef)
         for one in found.body:
             if isinstance(one, ast.AnnAssign):
-                line = source.splitlines()[(one.end_lineno or one.lineno) - 1]
+                line = source[(one.end_lineno or one.lineno) - 1]
                 named = f"`{ast.unparse(one.target)}` `{_plain(one.annotation)}`"
                 yield _item(named, line.partition("  # ")[2])
         yield ""
+
+
+def _stored() -> list[type]:
+    """The structs of a run folder, in the order in which they hold each other."""
+    kinds = "".join(repr(msgspec.inspect.type_info(struct)) for struct in (Manifest, Record))
+    names = dict.fromkeys(re.findall(r"StructType\(cls=<class '([\w.]+)\.(\w+)'>", kinds))
+    return [getattr(sys.modules[module], name) for module, name in names]
 
 
 def _plain(annotation: ast.expr) -> str:

@@ -159,13 +159,10 @@ def test_evidence_has_the_counts_of_its_tables(page, pattern):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize("picture", [*gallery.PICTURES, gallery.REPORT], ids=lambda one: one.name)
+@pytest.mark.parametrize("picture", gallery.PICTURES)
 def test_the_picture_is_not_stale(picture):
-    assert gallery.stored_digest(picture) == gallery.digest(picture), f"draw it anew: just pictures {picture.name}"
-
-
-def test_the_page_is_what_the_script_writes():
-    assert gallery.PAGE.read_text(encoding="utf-8") == gallery.page()
+    assert gallery.stored_digest(picture) == gallery.digest(picture), f"draw it anew: just pictures {picture}"
+    assert f"(gallery/{picture}.png)" in gallery.PAGE.read_text(encoding="utf-8")
 
 
 # --- the first page
