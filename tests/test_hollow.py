@@ -22,8 +22,17 @@ from tests.program import gcprof
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
 
 SEEN = """
-import torch
+import ctypes, torch
 from torch import nn
+
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+handle = ctypes.c_void_p()
+assert nvml.nvmlDeviceGetHandleByIndex_v2(1, ctypes.byref(handle)) == 0
+
+def board_memory(version=None):
+    fields = (ctypes.c_ulonglong * 5)(version or 0)
+    assert getattr(nvml, "nvmlDeviceGetMemoryInfo" + ("_v2" if version else ""))(handle, fields) == 0
+    return list(fields)[1:] if version else list(fields)[:3]
 
 def taken(make):
     before = torch.cuda.memory_allocated()
@@ -46,7 +55,11 @@ found = {
     "uuids": [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())],
     "3 MiB": taken(lambda: torch.empty(3 * 2**20, dtype=torch.uint8, device="cuda")),
     "linear": taken(lambda: nn.Linear(1000, 10, device="cuda")),
+    "serial": nvml.nvmlDeviceGetSerial(handle, ctypes.create_string_buffer(96), 30),
 }
+kept = torch.empty(32 * 2**20, dtype=torch.uint8, device="cuda:1")
+found["board"] = [board_memory(), board_memory(2)]
+del kept
 torch.cuda.empty_cache()
 whole = torch.empty(properties.total_memory, dtype=torch.uint8, device="cuda:1")
 found["whole"] = torch.cuda.memory_allocated(1)
@@ -68,58 +81,18 @@ def test_torch_sees_the_gpu_with_the_numbers_of_its_file_and_what_tensors_take_i
     assert seen["3 MiB"] == 3 * MIB
     assert seen["linear"] == -(-weight // GRANULE) * GRANULE + -(-bias // GRANULE) * GRANULE == 40960
     assert seen["whole"] == 4 * GIB
+    assert seen["board"] == [[4 * GIB, 4 * GIB - 32 * MIB, 32 * MIB], [4 * GIB, 0, 4 * GIB - 32 * MIB, 32 * MIB]]
+    assert seen["serial"] == 3  # NVML_ERROR_NOT_SUPPORTED
     assert seen["one more"].startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 1 has")
 
 
-NVML = """
-import ctypes, torch
-
-nvml = ctypes.CDLL("libnvidia-ml.so.1")
-handle, count, name = ctypes.c_void_p(), ctypes.c_uint(), ctypes.create_string_buffer(96)
-
-def memory(version=None):
-    fields = (ctypes.c_ulonglong * 5)(version or 0)
-    assert getattr(nvml, "nvmlDeviceGetMemoryInfo" + ("_v2" if version else ""))(handle, fields) == 0
-    return list(fields)[1:] if version else list(fields)[:3]
-
-assert nvml.nvmlDeviceGetHandleByIndex_v2(1, ctypes.byref(handle)) == 0
-assert nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
-assert nvml.nvmlDeviceGetName(handle, name, 96) == 0
-rates = (ctypes.c_uint * 2)(7, 7)
-assert nvml.nvmlDeviceGetUtilizationRates(handle, rates) == 0
-kept = torch.empty(32 * 2**20, dtype=torch.uint8, device="cuda:1")
-found = {
-    "count": count.value,
-    "name": name.value.decode(),
-    "rates": list(rates),
-    "memory": memory(),
-    "memory 2": memory(2),
-    "serial": nvml.nvmlDeviceGetSerial(handle, name, 30),
-}
-"""
-
-
-@pytest.mark.slow
-def test_nvml_tells_the_same_devices_and_what_is_taken_of_them(hollow):
-    found = hollow.python(NVML, f"t4,count=2,bytes={4 * GIB}")
-
-    assert (found["count"], found["name"], found["rates"]) == (2, f"Hollow {gpu_specs.find('t4').name}", [0, 0])
-    assert found["memory"] == [4 * GIB, 4 * GIB - 32 * MIB, 32 * MIB]
-    assert found["memory 2"] == [4 * GIB, 0, 4 * GIB - 32 * MIB, 32 * MIB]
-    assert found["serial"] == 3  # NVML_ERROR_NOT_SUPPORTED
-
-
-@pytest.fixture(scope="module")
-def run(hollow, tmp_path_factory):
-    """The records of a run on a T4 of 1 GiB: a model that does not fit, then one that does."""
-    here = tmp_path_factory.mktemp("run")
+def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_the_next_trial_is_clean(hollow, here):
+    """On a T4 of 1 GiB: a model that does not fit, then one that does."""
     words = ("run", "--model", "mlp:width=16384|64", "--strategies", "none,all", "--rounds", "1", "--device", "cuda")
     done = hollow.gcprof(*words, "-o", "run", cwd=here, device=f"t4,bytes={GIB}")
     assert done.returncode == 0, done.stderr
-    return store.load(here / "run").records
+    run = store.load(here / "run").records
 
-
-def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_the_next_trial_is_clean(run):
     full, clean = ([one for one in run if one.outcome == outcome] for outcome in ("out_of_memory", "ok"))
 
     assert [record.case.model.options["width"] for record in full] == ["16384"] * 2
@@ -131,16 +104,7 @@ def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_
     assert all(record.readings.reserved_bytes < GIB / 10 for record in clean)
 
 
-@pytest.mark.parametrize(
-    ("asked", "noun"),
-    [
-        ("t5", "t5"),
-        ("h100,coun=2", "coun"),
-        ("h100,count=two", "int"),
-        ("h100,count=0", ">= 1"),
-        ("t4,bytes=-1", ">= 1"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "noun"), [("t5", "t5"), ("h100,coun=2", "coun"), ("h100,count=0", ">= 1")])
 def test_a_device_that_is_none_is_refused_before_a_process_is_started_for_it(asked, noun, monkeypatch):
     monkeypatch.setenv("GCPROF_HOLLOW", asked)
 
@@ -164,44 +128,12 @@ def test_the_script_of_the_page_on_rehearsals_runs_there_and_not_after_torch(hol
     assert "torch is imported already" in late.stderr
 
 
-COMPILED = "transformer:layers=1,dropout=0"
-BUDGETS = "none,compile-budget:budget=0.5"
-
-
-@pytest.mark.nightly
-@pytest.mark.gpu
-def test_compiled_budgets_are_rehearsed_with_the_bytes_of_real_compiled_kernels(hollow, here):
-    words = ("run", "--model", COMPILED, "--batch-size", "8", "--rounds", "1", "--device", "cuda", "--strategies")
-    fresh = {"TORCHINDUCTOR_CACHE_DIR": str(here / "inductor"), "TRITON_CACHE_DIR": str(here / "triton")}
-    hollow.gcprof(*words, BUDGETS, "-o", "run", cwd=here, **fresh)
-    none, half = store.load(here / "run").records
-
-    assert (none.outcome, half.outcome) == ("ok", "ok"), half.detail
-    assert none.readings.saved_bytes > half.readings.saved_bytes > 0
-    assert none.readings.peak_bytes > half.readings.peak_bytes
-    assert none.readings.static_bytes == half.readings.static_bytes
-
-
-# --- the main job; the figures are those of bare loops on such a device, worked out apart from gcprof
-
-
-@pytest.mark.nightly
-def test_the_main_job_at_full_size_peaks_where_it_does_without_gcprof(hollow, here):
-    words = ("run", "--segments", "1,2,4,8,16,32", "--device", "cuda", "-o", "run")
-    done = hollow.gcprof(*words, cwd=here, GCPROF_CUDNN="hollow")  # convolutions without workspaces, as in those loops
-    assert done.returncode == 0, done.stderr
-    rows = {str(one.case.strategy): one.readings.peak_bytes for one in store.load(here / "run").records}
-
-    assert list(rows) == ["none", *(f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32))]
-    assert all(1011 * MIB <= peak <= 1018 * MIB for peak in rows.values())
-
-
 # --- the hollow device is tried by one training step before it is trusted, once, and what it cannot do is named
 
 
 WRONG = Verdict(
     torch="9.9.9",
-    checks=(Check("weights", 512, 512), Check("backward", 1024, 1536), Check("the end", 0, 512)),
+    checks=(Check("weights", 512, 512), Check("backward", 1024, 1536)),
     not_supported=("cublasSnew_v2",),
 )
 
@@ -291,9 +223,8 @@ import torch
 
 def hidden(run):
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
     out = run()
-    return torch.cuda.max_memory_allocated() - max(before, torch.cuda.memory_allocated())
+    return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
 
 found = []
 for channels, size in ((16, 32), (32, 16)):

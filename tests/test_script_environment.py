@@ -1,14 +1,11 @@
 """`gcprof rehearse -- COMMAND` where its interpreter is not gcprof's own, its libraries lack functions, or it hangs."""
 
-import re
-import shutil
 import subprocess
 import sys
-from contextlib import suppress
-from importlib import metadata
-from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+import torch
 
 from profiler.rehearsal import build, smoke
 from tests.scripts.runs import rehearsed
@@ -17,7 +14,7 @@ TRAINS = """
 import importlib.util, os, sys
 import torch
 import helping
-print("found", *(name for name in ("msgspec", "typer", "rich", "psutil") if importlib.util.find_spec(name)))
+print("found", *(name for name in sys.argv[1:] if importlib.util.find_spec(name)))
 print("on the path", *(place for place in sys.path if place.endswith("inject")))
 model = helping.made(torch).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -27,7 +24,7 @@ for _ in range(2):
 print("max memory allocated", torch.cuda.max_memory_allocated())
 """
 HELPS = "def made(torch): return torch.nn.Linear(64, 64)\n"
-NOTHING = ("python", "-c", "import sys; print('ran', sys.flags.isolated)")
+OWN = ("msgspec", "typer", "rich", "psutil")  # what gcprof requires
 
 
 @pytest.fixture
@@ -41,34 +38,20 @@ def folder(hollow, tmp_path):
 
 @pytest.fixture
 def python(tmp_path):
-    """An interpreter of an environment that has torch and what that requires, and nothing else."""
+    """An interpreter of an environment like this one, in which none of gcprof's own packages is."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")], check=True)
     site = next((tmp_path / "other" / "lib").glob("python*/site-packages"))
-    for name in required("torch", set()):
-        for file in metadata.files(name) or ():
-            first = site / file.parts[0]
-            if file.parts[0] not in ("..", "__pycache__") and not first.exists():
-                first.symlink_to(metadata.distribution(name).locate_file(file.parts[0]))
+    for path in Path(torch.__file__).parents[1].iterdir():
+        if path.suffix != ".pth" and path.name.partition("-")[0] not in OWN:
+            (site / path.name).symlink_to(path)
     return str(tmp_path / "other" / "bin" / "python")
-
-
-def required(name, known):
-    """The packages that are installed for one, and itself."""
-    known.add(name)
-    for line in metadata.requires(name) or ():
-        other = re.split(r"[^\w.-]", line)[0]
-        if "extra ==" not in line and other not in known:
-            with suppress(metadata.PackageNotFoundError):
-                metadata.distribution(other)
-                required(other, known)
-    return known
 
 
 @pytest.mark.slow
 def test_an_interpreter_needs_nothing_but_torch_and_finds_what_the_user_has_on_pythonpath(folder, python, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(folder.parent / "own"))
 
-    done = rehearsed((python, "train.py"), cwd=folder)
+    done = rehearsed((python, "train.py", *OWN), cwd=folder)
 
     (process,) = done.document["variants"][0]["processes"]
     said = done.said.splitlines()
@@ -82,20 +65,13 @@ def test_an_interpreter_needs_nothing_but_torch_and_finds_what_the_user_has_on_p
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("python", "-I", *NOTHING[1:]),
-        ("env", "-u", "PYTHONPATH", *NOTHING),
-        ("sh", "-c", "python -I -c 'print(\"ran\")'"),
-        ("true",),
-    ],
-    ids=" ".join,
+    [("env", "-u", "PYTHONPATH", "python", "-c", "print('ran')"), ("sh", "-c", "python -I -c 'print(7)'"), ("true",)],
 )
 @pytest.mark.slow
 def test_a_command_that_the_watch_does_not_reach_is_never_said_to_fit(words, folder):
     done = rehearsed(words, cwd=folder)
 
     assert done.exit_code == 3
-    assert "ran" in done.said or words == ("true",)
     assert "used a GPU" in done.said
     assert not any(variant["processes"] for variant in done.document["variants"])
 
@@ -105,7 +81,7 @@ def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(h
     folder = smoke.proven_libraries()[0]
     monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)  # where no verdict is kept yet
 
-    verdict = smoke.foreign(folder, sys.executable, find_spec("torch").origin)
+    verdict = smoke.foreign(folder, sys.executable, torch.__file__)
 
     assert len(verdict.checks) > 20
     assert not verdict.wrong()
@@ -114,17 +90,12 @@ def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(h
 
 # ---- libraries with CUDA code of their own: what the hollow GPU lacks of theirs is named by its function
 
-COMPILER = shutil.which("cc") or shutil.which("gcc")
-CALLS = """
-int {function}();
-int call(void) {{ return {function}(0, 0, 0, 0); }}
-"""
 LOADS = """
 import ctypes, sys
 import torch
 model = torch.nn.Linear(8, 8).cuda()
 model(torch.ones(2, 8, device="cuda")).sum().backward()
-code = ctypes.CDLL("./library.so").call()
+code = ctypes.CDLL(None).cudaIpcGetMemHandle(0, 0)
 print("code", code)
 if "fails" in sys.argv:
     raise RuntimeError(f"CUDA error {code}")
@@ -132,26 +103,15 @@ ctypes.string_at(0)
 """
 
 
-@pytest.mark.parametrize(
-    ("function", "code", "how"),
-    [
-        pytest.param("cudaIpcGetMemHandle", 801, "fails", marks=pytest.mark.slow),  # of the runtime
-        pytest.param("cuMulticastCreate", 801, "fails", marks=pytest.mark.nightly),  # of the driver
-        pytest.param("cublasSrotg_v2", 15, "fails", marks=pytest.mark.nightly),
-        pytest.param("cuCtxCreate_v4", 801, "crashes", marks=pytest.mark.nightly),
-    ],
-)
-def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(function, code, how, hollow, tmp_path):
-    """A script loads a library, and calls of it what calls this function."""
-    (tmp_path / "library.c").write_text(CALLS.format(function=function))
-    build = [COMPILER, "-shared", "-fPIC", "-w", "library.c", "-o", "library.so"]
-    subprocess.run(build, cwd=tmp_path, check=True)
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "outcome"), [("fails", "failed"), ("crashes", "crashed")])
+def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(how, outcome, hollow, tmp_path):
     (tmp_path / "loads.py").write_text(LOADS)
 
     done = rehearsed(("python", "loads.py", how), cwd=tmp_path)
 
     (process,) = done.document["variants"][0]["processes"]
-    assert f"code {code}" in done.said
+    assert "code 801" in done.said
     assert done.exit_code != 0
-    assert process["outcome"] == ("failed" if how == "fails" else "crashed")
-    assert process["detail"].endswith(f"a hollow GPU does not have {function}, which was called")
+    assert process["outcome"] == outcome
+    assert process["detail"].endswith("a hollow GPU does not have cudaIpcGetMemHandle, which was called")
