@@ -1,7 +1,7 @@
-"""What is true of the users' steps of docs/tables/cases.md, by loops in plain PyTorch, without gcprof.
+"""What is true of the users' steps of docs/tables/cases.md, by plain PyTorch and arithmetic, without gcprof.
 
-A truth is, by strategy, what is to be said of it: by a word of `tests.case_answers.TOLD`, or by a note's code what the
-note says, None where it must not be there.
+A truth is, by strategy, what is to be said of it: by a word of `tests.cases.TOLD`, or by a note's code what the note
+says, None where it must not be there.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,21 +11,22 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
-from tests.plain_steps import Forward, apart, chain, judged, two_steps, under, without_gradient
+from tests.plain_steps import Forward, apart, chain, judged, two_steps, under
 from tests.user_models import (
-    adapter,
     breaks,
     causes,
-    dataclass_batch,
     draws,
     experts,
+    from_data,
     hooks,
     keeps,
+    large_vocabulary,
     modes,
-    no_gradient,
-    outside_of_blocks,
+    one_layer,
     overwritten,
     own_checkpoint,
     what_is_trained,
@@ -59,23 +60,6 @@ def drawn(source: str, name: str) -> dict[str, Facts]:
     return with_facts(found, all={"GCP005": name, "detail": f"draws different numbers from {name}"}) if name else found
 
 
-def frozen_prefix() -> dict[str, Facts]:
-    def plain(net: nn.Module, value: torch.Tensor) -> torch.Tensor:
-        value = net.prefix(value)
-        for block in net.blocks:
-            value = torch.tanh(block(value))
-        return net.head(value).mean()
-
-    build = own_checkpoint.prefix
-    found = compared(build, {"own": lambda net, value: net(value)}, plain)
-    return _with_lost(found, {"none": (build, plain), "own": (build, None)}, noted=("own",))
-
-
-def no_gradients() -> dict[str, Facts]:
-    build = no_gradient.make
-    return _with_lost(compared(build, {}), {"none": (build, None)}, noted=("none",))
-
-
 def written_over() -> dict[str, Facts]:
     """In float64, and each block with a matrix of its own, which nothing writes over: `all` has these gradients."""
     torch.manual_seed(0)
@@ -94,20 +78,6 @@ def written_over() -> dict[str, Facts]:
     return {"none": none, "all": {"gradients": "differ", "detail": "it is `none` that is wrong"}}
 
 
-def _with_lost(
-    found: dict[str, Facts], ways: Mapping[str, tuple[Callable[[], Any], Forward | None]], noted: tuple[str, ...]
-) -> dict[str, Facts]:
-    """Adds the parameters that get no gradient; a note names them where it is to be there."""
-    more: dict[str, Facts] = {}
-    for strategy, (build, forward) in ways.items():
-        module = build()[0]
-        lost = without_gradient(module, two_steps(build, forward)[0])
-        num = sum(parameter.requires_grad for parameter in module.parameters())
-        told = f"{len(lost)} of {num} trainable parameters get no gradient" if strategy in noted else None
-        more[strategy] = {"num_without_gradient": len(lost), "GCP045": told}
-    return with_facts(found, **more)
-
-
 def through(net: nn.Module, value: torch.Tensor, call: Callable[..., torch.Tensor]) -> torch.Tensor:
     """The forward of own_checkpoint's blocks by another call than the model's own."""
     value = net.stem(value)
@@ -122,14 +92,9 @@ def lossy() -> dict[str, Facts]:
     return compared(build, ways, partial(through, call=lambda block, value: block(value)))
 
 
-def in_mode(factory: str) -> dict[str, Facts]:
-    """The layers of dropout and BatchNorm of what the factory returns, and those that are in eval mode."""
-    build = getattr(modes, factory)
-    layers = [layer for layer in build()[0].modules() if isinstance(layer, (nn.Dropout, nn.BatchNorm1d))]
-    resting = [layer for layer in layers if not layer.training]
-    told = f"{len(resting)} of {len(layers)} dropout and BatchNorm layers are in eval mode" if resting else None
-    found = compared(build, {"all": lambda net, value: chain("layers")(net, value)})
-    return with_facts(found, none={"GCP043": told}, all={"GCP043": told})
+def partly_in_eval() -> dict[str, Facts]:
+    told = {"GCP043": "1 of 2 dropout and BatchNorm layers are in eval mode"}
+    return with_facts(compared(modes.partly, {"all": chain("layers")}), none=told, all=told)
 
 
 def hooked() -> dict[str, Facts]:
@@ -144,34 +109,22 @@ def kept(factory: str) -> dict[str, Facts]:
     return with_facts(found, all={"detail": "of the second step, while those of the first agree"})
 
 
-def named() -> dict[str, Facts]:
-    module, *_ = modes.named("large", "bc")
-    return {"none": {"num_parameters": sum(parameter.numel() for parameter in module.parameters())}}
-
-
-def unknown_operator() -> dict[str, Facts]:
-    return {"none": {"outcome": "skipped", "detail": "'users.twice.default' does not say what it returns"}}
-
-
 def overlooked(kind: str) -> dict[str, Facts]:
     """A layer's term is multiplied by how often it has run. Its forward is the third under `all`, else the second.
 
     What is computed from it is computed anew in the recompute, the fourth; a plain number that is saved is the third's.
     """
-    counted = {"complex": (4, 2), "optimizer": (3, 2), "subclass": (3, 2)}
-    if kind == "buffer":  # one step: counted once, and twice under `all`
-        return {"none": {"gradients": "bit-equal"}, "all": {"gradients": "bit-equal", "buffers_difference": 1 / 2}}
-    wrong, right = counted[kind]
+    wrong, right = {"complex": (4, 2), "optimizer": (3, 2)}[kind]
     all_facts = {"gradients": "differ", "largest_difference": (wrong - right) / wrong}
     return {"none": {"gradients": "bit-equal"}, "all": all_facts}
 
 
-def beside_the_model(kind: str) -> dict[str, Facts]:
+def in_the_loss() -> dict[str, Facts]:
     """The silent term's factor counts forwards: under `all` that of the second step is the third, else the second."""
 
     def gradient(is_recomputed: bool) -> torch.Tensor:
         torch.manual_seed(0)
-        model, (value, target), loss, _ = what_is_trained.make(kind=kind)
+        model, (value, target), loss, _ = what_is_trained.make(kind="loss")
         held: torch.Tensor = model[0].held[0]
         for _ in range(2):
             held.grad = None
@@ -183,52 +136,17 @@ def beside_the_model(kind: str) -> dict[str, Facts]:
     return {"none": {"gradients": "bit-equal"}, "all": {"gradients": "differ"}}
 
 
-def by_its_level() -> dict[str, Facts]:
-    """Under checkpoints by hand the recompute has the module's own weights in place of the fast ones."""
-
-    def gradients(is_recomputed: bool) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        module, batch = outside_of_blocks.fast()
-        for block in module.base.blocks if is_recomputed else ():
-            block.forward = partial(under, block.forward)
-        module(*batch).backward()
-        return [parameter.grad for parameter in module.parameters()]
-
-    assert not all(map(torch.allclose, gradients(False), gradients(True)))
-    return {"none": {"gradients": "bit-equal"}, "all": {"gradients": "differ", "detail": "functional_call"}}
-
-
-def under_autocast() -> dict[str, Facts]:
-    """The step ends under autocast, and no other way."""
-    module, (value, target), loss = adapter.make()
-    with pytest.raises(RuntimeError, match="dtype"):
-        module(value)
-    with torch.autocast("cpu", torch.bfloat16):
-        output = module(value)
-    loss(output, target).backward()
-    return {"none": {"outcome": "ok", "gradients": "bit-equal", "GCP057": "fp32"}}
-
-
-def fails(factory: str, names: str) -> dict[str, Facts]:
+def fails() -> dict[str, Facts]:
     with pytest.raises(CheckpointError):
-        two_steps(getattr(causes, factory), chain())
-    cause = f"the forward changes {names}, which the recompute finds changed"
+        two_steps(causes.cached, chain())
+    cause = "the forward changes 0.cache.keys, 1.cache.keys, which the recompute finds changed"
     return {"none": {"outcome": "ok"}, "all": {"outcome": "failed", "detail": cause}}
-
-
-def counted_twice() -> dict[str, Facts]:
-    return with_facts(compared(causes.marked, {"all": chain()}), all={"GCP004": "(0.calls, 1.calls)"})
 
 
 def routed() -> dict[str, Facts]:
     """Under `all` each expert's load is counted in the forward and in the recompute."""
     found = compared(experts.make, {"all": chain()})
     return with_facts(found, all={"buffers_difference": 1 / 2, "GCP004": "(0.load, 1.load, 2.load)"})
-
-
-def data_dependent() -> dict[str, Facts]:
-    """How many rows a mask of the data gathers, only the data tell."""
-    return {"none": {"outcome": "skipped", "detail": "depends on its data (aten.nonzero"}}
 
 
 def breaking() -> dict[str, Facts]:
@@ -245,20 +163,148 @@ def imported() -> dict[str, Facts]:
     return with_facts(compared(modes.training, {}), none={"num_parameters": parameters})
 
 
-def in_a_dataclass() -> dict[str, Facts]:
-    """The model takes the whole of its batch, and so does its loss."""
+# --- bytes
 
-    def through_layers(call: Callable[..., torch.Tensor]) -> Forward:
-        def forward(net: nn.Module, batch: Any) -> torch.Tensor:
-            value = net.embed(batch.features * batch.mask)
-            for layer in net.layers:
-                value = call(layer, value)
-            return ((net.out(value).squeeze(-1) - batch.target) ** 2).mean()
+FLOAT, RANDOM_STATE = 4, 5056  # bytes: a number in fp32; the CPU's random state, which a checkpoint keeps
 
-        return forward
 
-    def build() -> tuple[nn.Module, Any]:
-        net, batch, _ = dataclass_batch.make()
+def own_bytes() -> dict[str, Facts]:
+    """Blocks' inputs; what each GELU and second layer take; the loss. Under checkpoints, inputs and random states."""
+    batch, width, inner, depth = 32, 16, 32, 4
+    between = (depth + 1) * batch * width * FLOAT
+    within = depth * 2 * batch * inner * FLOAT
+    told = f"the model's own checkpoints ({depth} calls in a forward) are switched off"
+    return {
+        "none": {"saved_bytes": between + within + FLOAT, "GCP047": told},
+        "own": {"saved_bytes": between + depth * RANDOM_STATE + FLOAT, "GCP047": None},
+    }
+
+
+def in_a_dict() -> dict[str, Facts]:
+    """Four images of each of six parts; under checkpoints the parts' inputs but the batch, the result, and one part's.
+
+    The head has two images of a 16th and of a 64th: what it takes, and what ReLU gives.
+    """
+    image = 2 * 8 * 64 * 64 * FLOAT
+    head = 2 * (image // 16 + image // 64)
+    kept = 5 * image + image + 3 * image + head
+    told = f"with --blocks 'body.*', `all` keeps and recomputes at most {kept / 2**20:.2f} MiB"
+    return {"none": {"GCP051": f"{told} of {(24 * image + head) / 2**20:.2f} MiB"}}
+
+
+def trained_apart() -> dict[str, Facts]:
+    """The gradients that the first layer gets within the forward; tanh's result, which square takes too; the loss."""
+    batch, width = 64, 32
+    saved = (width * width + width + batch * width + 1) * FLOAT
+    return {"none": {"saved_bytes": saved}, "all": {"saved_bytes": saved + RANDOM_STATE}}
+
+
+def loaded() -> dict[str, Facts]:
+    """What PyTorch's hook on saved tensors is given, without weights, the batch and views of them; and the loss."""
+    module, (value, target), loss = from_data.make("shuffled")
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), value, target)}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = loss(module(value), target)
+    assert result.isfinite()
+    saved = sum(nbytes for storage, nbytes in sizes.items() if storage not in known)
+    return {"none": {"outcome": "ok", "saved_bytes": saved + FLOAT}}
+
+
+def packed() -> dict[str, Facts]:
+    """Halves of what is saved: the inputs of layers and squares, and the weights but the first, which is not needed."""
+    batch, width, layers = 64, 128, 3
+    saved = 2 * layers * batch * width * FLOAT + (layers - 1) * width * width * FLOAT
+    return {"none": {"saved_bytes": saved // 2 + FLOAT}}
+
+
+def on_ctx() -> dict[str, Facts]:
+    """Of each of four blocks the input of Square, beside the inputs of checkpoints: all are (batch, width)."""
+    one = 4 * 8 * FLOAT
+    inputs = 3 * one  # of all blocks but the first, whose is the batch
+    saved = 4 * one + inputs + one + 4 * RANDOM_STATE + FLOAT  # and the last result, which the loss saves
+    return {"all": {"saved_bytes": saved, "GCP054": f"{4 * one} B are attributes of ctx"}}
+
+
+def left(nbytes: int | None) -> dict[str, Facts]:
+    """What each step leaves held."""
+    return {"none": {"GCP048": f"grows by {nbytes} B" if nbytes else None}}
+
+
+def better() -> dict[str, Facts]:
+    """The peaks of PyTorch's allocator with the layer under a checkpoint, and with each of its parts alone."""
+    peak = partial(_peak, one_layer.one)
+    peaks = {
+        "layer": peak(lambda net, value: under(net.layer, value).sum()),
+        "layer.attention": peak(lambda net, value: net.layer.mlp(under(net.layer.attention, value)).sum()),
+        "layer.mlp": peak(lambda net, value: under(net.layer.mlp, net.layer.attention(value)).sum()),
+    }
+    lowest = min(peaks, key=lambda name: peaks[name])
+    state = torch.get_rng_state().nbytes  # which the one checkpoint keeps on a CPU, and costs of stages leave out
+    return {
+        "all": {
+            "all_bytes": peaks["layer"] - state,
+            "better_blocks": lowest,
+            "better_bytes": peaks[lowest] - state,
+        }
+    }
+
+
+def in_chunks() -> dict[str, Facts]:
+    """The peaks of PyTorch's allocator, as it is, with each layer under a checkpoint, and with the loss in chunks."""
+
+    def checkpointed(net: nn.Module, batch: Any) -> torch.Tensor:
+        value = net.embedding(batch[0])
+        for layer in net.layers:
+            value = under(layer, value)
+        return cross_entropy(net.head(value), batch[1])
+
+    make = large_vocabulary.make
+    whole = _peak(make, lambda net, batch: net(*batch))
+    remedies = {
+        "finer checkpointing": _peak(make, checkpointed),
+        "loss in 8 chunks": _peak(partial(make, chunks=8), lambda net, batch: net(*batch)),
+    }
+    return {"none": {"peak_bytes": whole, "remedy": min(remedies, key=lambda name: remedies[name])}}
+
+
+def sent_to_one() -> dict[str, Facts]:
+    """The bytes of a step all of whose tokens go to one expert."""
+    build = partial(experts.make, batch_size=96, width=64, way="two", sent="worst")
+
+    def without_loss() -> tuple[nn.Module, torch.Tensor]:
+        net, batch, _ = build()
         return net, batch
 
-    return compared(build, {"all": through_layers(under)}, through_layers(lambda layer, value: layer(value)))
+    loss = build()[2]
+    return {"none": {"peak_bytes": _peak(without_loss, lambda net, batch: loss(net(batch))), "GCP062": "routed"}}
+
+
+def _peak(build: Callable[[], Any], forward: Forward) -> int:
+    """The most bytes of a step in plain PyTorch: its parameters, its batch, and what the allocator gives besides."""
+    net, batch = build()
+    forward(net, batch).backward()
+    net.zero_grad()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        forward(net, batch).backward()
+    resident = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors_of(net, batch)}
+    now = most = sum(resident.values())
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most
+
+
+def tensors_of(net: nn.Module, batch: Any) -> list[torch.Tensor]:
+    """All tensors that are there before a step."""
+    return [
+        *net.parameters(),
+        *net.buffers(),
+        *(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)),
+    ]

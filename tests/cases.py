@@ -1,67 +1,43 @@
 """The table of docs/tables/cases.md: users' steps that are easily read wrong, what gcprof says, and what is true.
 
 `python -m tests.cases` writes the page from a run of every case. A case is one entry of CASES: a file of
-tests/user_models, the strategies that are asked for, a function of `tests.case_truths` or `tests.case_bytes` that works
-the truth out without gcprof, and who of `tests.case_answers` is asked where it is not `gcprof run`.
+tests/user_models, the strategies that are asked for, a function of `tests.case_truths` that works the truth out without
+gcprof, and who is asked where it is not `gcprof run`.
 """
 
+import re
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from profiler.core.case import Choice
-from tests.case_answers import TOLD, Answer, explained, one_way, predicted, remedied, run
-from tests.case_bytes import (
-    FLOAT,
-    better,
-    calls,
-    in_a_dict,
-    in_chunks,
-    kept_means,
-    left,
-    loaded,
-    on_ctx,
-    own_bytes,
-    packed,
-    sent,
-    towers,
-    trained_apart,
-    watched,
-)
-from tests.case_truths import (
-    Facts,
-    beside_the_model,
-    breaking,
-    by_its_level,
-    counted_twice,
-    data_dependent,
-    drawn,
-    fails,
-    frozen_prefix,
-    hooked,
-    imported,
-    in_a_dataclass,
-    in_mode,
-    kept,
-    lossy,
-    named,
-    no_gradients,
-    overlooked,
-    routed,
-    under_autocast,
-    unknown_operator,
-    written_over,
-)
+from profiler.analysis.explanation import better_blocks, explain
+from profiler.analysis.rows import verdict
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.record import Record
+from profiler.engines.worker import attempt
+from profiler.measuring.trial import measure
+from profiler.predicting.prediction import follow_case, predict
+from profiler.views.tables.explanation import REMEDIES
+from tests import case_truths as truths
+from tests import make
+from tests.case_truths import FLOAT, Facts
 from tests.pages import DOCS
 
 PAGE = DOCS / "tables" / "cases.md"
 FILES = Path(__file__).parent / "user_models"
 
 
-class Case(NamedTuple):
+class Answer(NamedTuple):
+    """What is said of a strategy: in words for the page, and each fact that is asked for."""
+
+    words: str
+    told: Facts
+
+
+class Step(NamedTuple):
     """A step of a user's, and what is true of it."""
 
     family: str
@@ -79,97 +55,157 @@ class Case(NamedTuple):
         if self.ask in (predicted, one_way):
             routing = " --routing worst" if self.ask is one_way else ""
             return f"gcprof predict {self.model} --strategies {','.join(asked)} --device cpu{routing}"
-        more = "".join(f" --{name} '{value}'" for name, value in getattr(self.ask, "keywords", {}).items())
-        return f"gcprof run --model {self.model} --strategies {','.join(asked)}{more}"
+        return f"gcprof run --model {self.model} --strategies {','.join(asked)}"
+
+
+WARNED = "GCP046"  # what PyTorch warned of, in the words of its version
+NUMBERS = ("num_parameters", "saved_bytes")  # which the page shows of what gcprof says
+PASSES = {  # the pass that tells of these; else equality alone
+    "saved_bytes": "memory",
+    "GCP048": "memory",
+    "GCP051": "flops",
+    "GCP054": "flops",
+}
+TOLD = {  # how a fact is told
+    "gradients": "{}",
+    "largest_difference": "the largest difference is {:.1e}",
+    "num_parameters": "{:,} parameters",
+    "saved_bytes": "{:,} bytes are saved",
+    "buffers_difference": "buffers differ by {:.1e}",
+    "outcome": "the outcome is {}",
+    "detail": "the reason says: {}",
+    "all_bytes": "the peak is {:,} bytes",
+    "peak_bytes": "the peak is {:,} bytes",
+    "remedy": "it is lowest with {}",
+    "better_blocks": "it is lowest with `--blocks {}`",
+    "better_bytes": "{:,} bytes",
+}
+
+
+def run(model: Choice, strategy: str, facts: Facts) -> Answer:
+    """What `gcprof run` says, with the passes that the facts speak of."""
+    passes = tuple(dict.fromkeys(["equality", *(PASSES[word] for word in facts if word in PASSES)]))
+    case = make.case(strategy, model=model, batch_size=None, warmup=0, samples=1)
+    trial = Trial(case=case, passes=passes, digests=_digests(case.baseline) if strategy != "none" else None)
+    return _of_record(attempt(trial, on_pass=lambda name: None, by=measure), facts)
+
+
+@cache
+def _digests(baseline: Case) -> dict[str, str] | None:
+    equality = attempt(Trial(case=baseline, passes=("equality",)), on_pass=lambda name: None, by=measure).equality
+    return equality.digests if equality else None
+
+
+def predicted(model: Choice, strategy: str, facts: Facts, **fields: Any) -> Answer:
+    """What `gcprof predict` says."""
+    case = make.case(strategy, model=model, batch_size=None, device="fake:cpu", **fields)
+    record = attempt(Trial(case=case), on_pass=lambda name: None, by=lambda trial, on_pass: predict(trial))
+    return _of_record(record, facts)
+
+
+def one_way(model: Choice, strategy: str, facts: Facts) -> Answer:
+    """What `gcprof predict --routing worst` says."""
+    return predicted(model, strategy, facts, routing="worst")
+
+
+def explained(model: Choice, strategy: str, facts: Facts) -> Answer:
+    """What `gcprof explain` says of the blocks and of better ones, which it works out from the trace of `none`."""
+    case = make.case(model=model, batch_size=None, device="fake:cpu")
+    choices = follow_case(Trial(case=case), with_choices=True).choices
+    better = better_blocks(choices)
+    told = {"all_bytes": choices.own.all_bytes, "better_blocks": better.pattern, "better_bytes": better.all_bytes}
+    words = f"the peak of `{strategy}` is {told['all_bytes']:,} bytes, and {better.all_bytes:,} bytes"
+    return Answer(f"{words} with `--blocks {better.pattern}`", told)
+
+
+def remedied(model: Choice, strategy: str, facts: Facts) -> Answer:
+    """What `gcprof explain` says of the peak, and what would lower it most."""
+    case = make.case(strategy, model=model, batch_size=None, device="fake:cpu")
+    followed = follow_case(Trial(case=case))
+    explained = explain(followed.trace, blocks=followed.blocks)
+    first, *_ = explained.remedies
+    name, cost = REMEDIES[first.kind].removesuffix(")").split(" (")
+    told = {"peak_bytes": explained.peak.nbytes, "remedy": name}
+    return Answer(f"the peak is {told['peak_bytes']:,} bytes; {name} ({cost}) could lower it by {first.nbytes:,}", told)
+
+
+def _of_record(record: Record, facts: Facts) -> Answer:
+    told = {word: _told(record, word) for word in facts}
+    return Answer(_words(record, told), told)
+
+
+def _told(record: Record, word: str) -> Any:
+    if word.startswith("GCP"):
+        return next((note.text for note in record.notes if note.code == word), None)
+    if word == "gradients":
+        return verdict(record)
+    parts = (record.equality, record.readings, record.built, record)
+    return next((getattr(part, word) for part in parts if hasattr(part, word)), None)
+
+
+def _words(record: Record, told: Facts) -> str:
+    """Outcome, gradients, the numbers that are asked for, the reason and the notes; without what chance has made."""
+    gradients = [verdict(record)] if record.equality else []
+    numbers = [TOLD[word].format(told[word]) for word in NUMBERS if told.get(word) is not None]
+    parts = [", ".join([f"**{record.outcome}**", *gradients]), *numbers, *([record.detail] if record.detail else [])]
+    text = "; ".join([*parts, *(f"{note.code} {note.text}" for note in record.notes if note.code != WARNED)])
+    if verdict(record) == "not verifiable":
+        text = re.sub(r"differ by \S+, worst in \S+:", "differ:", text)
+    return text
 
 
 ELSEWHERE, BASELINE, MODES = "1 numbers from elsewhere", "2 a broken baseline", "3 train or eval"
 FLOORS, PACKED, HOOKS, SECOND = "4 the chosen blocks", "5 saved_tensors_hooks", "6 hooks", "7 the second step"
-OVERLOOKED, LOST, FREED = "8 what is compared", "9 words that are lost", "10 what a forward frees"
-REMEDIED, CAUSES, GROWS, CALLS = "11 remedies", "12 causes by name", "13 memory that grows", "14 calls"
-ROUTED, FAILURES, ADDED = "15 experts", "16 failures and factories", "17 what gcprof runs besides"
+OVERLOOKED, FREED, REMEDIED = "8 what is compared", "9 what a forward frees", "10 remedies"
+CAUSES, GROWS, ROUTED, FAILURES = "11 causes by name", "12 memory that grows", "13 experts", "14 failures and factories"
 BOTH = ("none", "all")
 CASES = (
     *(
-        Case(ELSEWHERE, f"draws.py:make:source={source}", BOTH, partial(drawn, source, name))
+        Step(ELSEWHERE, f"draws.py:make:source={source}", BOTH, partial(truths.drawn, source, name))
         for source, name in {
             "random": "random",
-            "own-python": "0.python",
-            "numpy": "numpy.random",
             "own-numpy": "0.numpy",
-            "own-torch": "0.torch",
             "file": "draws.OF_THE_FILE",
             "system": "",
             "none": "",
         }.items()
     ),
-    Case(BASELINE, "own_checkpoint.py:prefix", ("none", "own"), frozen_prefix),
-    Case(BASELINE, "own_checkpoint.py:wrapped:way=lossy,drop=0.5", ("none", "all", "own"), lossy),
-    Case(BASELINE, "own_checkpoint.py:wrapped", ("none", "own"), own_bytes),
-    Case(BASELINE, "no_gradient.py:make", ("none",), no_gradients),
-    Case(BASELINE, "overwritten.py:on_ctx", BOTH, written_over),
+    Step(BASELINE, "own_checkpoint.py:wrapped:way=lossy,drop=0.5", ("none", "all", "own"), truths.lossy),
+    Step(BASELINE, "own_checkpoint.py:wrapped", ("none", "own"), truths.own_bytes),
+    Step(BASELINE, "overwritten.py:on_ctx", BOTH, truths.written_over),
+    Step(MODES, "modes.py:partly", BOTH, truths.partly_in_eval),
+    Step(FLOORS, "one_layer.py:one", ("all",), truths.better, explained),
+    Step(FLOORS, "body_in_a_dict.py:make", ("none",), truths.in_a_dict),
+    Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), truths.packed),
+    Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), truths.packed, predicted),
+    Step(HOOKS, "hooks.py:hooked", ("none", "all", "first:n=2"), truths.hooked),
     *(
-        Case(MODES, f"modes.py:{factory}", BOTH, partial(in_mode, factory))
-        for factory in ("training", "evaluating", "partly")
-    ),
-    Case(FLOORS, "one_layer.py:one", ("all",), better, explained),
-    Case(FLOORS, "body_in_a_dict.py:make", ("none",), in_a_dict),
-    Case(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed),
-    Case(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed, predicted),
-    Case(HOOKS, "hooks.py:hooked", ("none", "all", "first:n=2"), hooked),
-    *(
-        Case(SECOND, f"keeps.py:{factory}", BOTH, partial(kept, factory))
-        for factory in ("counting", "fading", "averaging", "caching")
+        Step(SECOND, f"keeps.py:{factory}", BOTH, partial(truths.kept, factory))
+        for factory in ("counting", "averaging", "caching")
     ),
     *(
-        Case(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(overlooked, kind))
-        for kind in ("complex", "optimizer", "subclass", "buffer")
+        Step(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(truths.overlooked, kind))
+        for kind in ("complex", "optimizer")
     ),
+    Step(OVERLOOKED, "what_is_trained.py:make:kind=loss", BOTH, truths.in_the_loss),
+    Step(FREED, "inner_backward.py:make", BOTH, truths.trained_apart),
+    Step(FREED, "inner_backward.py:make", BOTH, truths.trained_apart, predicted),
+    Step(REMEDIED, "large_vocabulary.py:make", ("none",), truths.in_chunks, remedied),
+    Step(CAUSES, "causes.py:cached", BOTH, truths.fails),
+    Step(CAUSES, "causes.py:squaring", ("all",), truths.on_ctx),
     *(
-        Case(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(beside_the_model, kind))
-        for kind in ("loss", "input")
+        Step(GROWS, f"grows.py:make:how={how}", ("none",), partial(truths.left, nbytes))
+        for how, nbytes in {"buffer": 8 * 4 * FLOAT, "queue": None}.items()
     ),
-    Case(LOST, "modes.py:named:name=large,factory=bc", ("none",), named),
-    Case(FREED, "grad_cam.py:make", ("none",), watched),
-    Case(FREED, "inner_backward.py:make", BOTH, trained_apart),
-    Case(FREED, "inner_backward.py:make", BOTH, trained_apart, predicted),
-    Case(REMEDIED, "large_vocabulary.py:make", ("none",), in_chunks, remedied),
-    Case(REMEDIED, "frozen_tower.py:make", ("none",), towers),
-    Case(CAUSES, "causes.py:cached", BOTH, partial(fails, "cached", "0.cache.keys, 1.cache.keys")),
-    Case(CAUSES, "causes.py:counting", BOTH, partial(fails, "counting", "0.calls, 1.calls")),
-    Case(CAUSES, "causes.py:marked", BOTH, counted_twice),
-    Case(CAUSES, "causes.py:squaring", ("all",), on_ctx),
-    Case(CAUSES, "outside_of_blocks.py:fast", BOTH, by_its_level, partial(run, blocks="base.blocks.*")),
-    *(
-        Case(GROWS, f"grows.py:make:how={how}", ("none",), partial(left, nbytes))
-        for how, nbytes in {"outputs": 8 * 4 * FLOAT, "buffer": 8 * 4 * FLOAT, "queue": None, "nothing": None}.items()
-    ),
-    Case(GROWS, "keeps.py:averaging", BOTH, kept_means),
-    Case(CALLS, "marked_loop.py:make", ("none", "segments:k=3"), calls),
-    Case(ROUTED, "experts.py:make", BOTH, routed),
-    *(
-        Case(
-            ROUTED,
-            f"experts.py:make:batch_size=96,width=64,way={way},sent={there}",
-            ("none",),
-            partial(sent, way, there),
-            predicted if there == "balanced" else one_way,
-        )
-        for way in ("masked", "two")
-        for there in ("balanced", "worst")
-    ),
-    Case(ROUTED, "data_dependent.py:positive", ("none",), data_dependent, predicted),
-    Case(ROUTED, "custom_operator.py:make", ("none",), unknown_operator, predicted),
-    Case(FAILURES, "breaks.py:make", ("none",), breaking),
-    Case(FAILURES, "elsewhere.py:make", ("none",), imported),
-    Case(FAILURES, "elsewhere.py:training", ("none",), imported),
-    Case(FAILURES, "dataclass_batch.py:make", BOTH, in_a_dataclass),
-    Case(FAILURES, "from_data.py:make:source=shuffled", ("none",), loaded, predicted),
-    Case(ADDED, "adapter.py:make", ("none",), under_autocast, partial(run, precision="amp-bf16")),
+    Step(ROUTED, "experts.py:make", BOTH, truths.routed),
+    Step(ROUTED, "experts.py:make:batch_size=96,width=64,way=two,sent=worst", ("none",), truths.sent_to_one, one_way),
+    Step(FAILURES, "breaks.py:make", ("none",), truths.breaking),
+    Step(FAILURES, "elsewhere.py:make", ("none",), truths.imported),
+    Step(FAILURES, "from_data.py:make:source=shuffled", ("none",), truths.loaded, predicted),
 )
 
 
-def says(case: Case, truth: Mapping[str, Facts]) -> dict[str, Answer]:
+def says(case: Step, truth: Mapping[str, Facts]) -> dict[str, Answer]:
     """What gcprof says of each strategy."""
     model = Choice(f"{FILES}/{case.model}")
     return {strategy: (case.ask or run)(model, strategy, truth[strategy]) for strategy in case.strategies}
@@ -190,7 +226,7 @@ def _is_told(word: str, value: Any, told: Any) -> bool:
     return bool(told == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value))
 
 
-def line(case: Case, answers: Mapping[str, Answer], truth: Mapping[str, Facts]) -> str:
+def line(case: Step, answers: Mapping[str, Answer], truth: Mapping[str, Facts]) -> str:
     """The case's row of the page."""
     file, *_ = case.model.partition(":")
     said = "<br>".join(f"`{strategy}`: {answer.words}" for strategy, answer in answers.items())
@@ -210,10 +246,10 @@ HEAD = """# Cases
 
 Steps of users that are easily read wrong: what gcprof says of each, and what is true. The files are those of
 `tests/user_models`. The last column is worked out without gcprof: in `tests/case_truths.py` by two steps in plain
-PyTorch from seeds 0 and 1, run twice as they are and once with `torch.utils.checkpoint` around the same blocks by hand;
-in `tests/case_bytes.py` by arithmetic or PyTorch's own allocator. `tests/test_cases.py` holds the one to the other
-whenever the tests run. `just cases` writes this page, each row from the trials that it runs, with all notes but those
-of PyTorch's own warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`.
+PyTorch from seeds 0 and 1, run twice as they are and once with `torch.utils.checkpoint` around the same blocks by hand,
+by arithmetic, or by PyTorch's own allocator. `tests/test_cases.py` holds the one to the other whenever the tests run.
+`just cases` writes this page, each row from the trials that it runs, with all notes but those of PyTorch's own
+warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`.
 
 | family | file of the user | what is asked | what gcprof says | what is true |
 |---|---|---|---|---|
