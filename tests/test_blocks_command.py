@@ -1,4 +1,4 @@
-"""`gcprof blocks`: what was found, as a table and as JSON."""
+"""`gcprof blocks` and `gcprof stages`: what was found as JSON, and what is refused."""
 
 import json
 
@@ -23,25 +23,13 @@ def test_the_command_shows_the_blocks_of_a_real_model(capsys):
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
-        (["transformer", "--pattern", "layers.*"], 2, "no blocks match 'layers.*'"),
-        (["transfromer"], 2, "did you mean 'transformer'?"),
-        (["tests/user_models/broken.py:raises"], 1, "KeyError: 'no such checkpoint' (broken.py:17)"),
-        (["tests/user_models/lstm.py:char_rnn:hiden=3"], 2, "has no option 'hiden'"),
-        (["tests/user_models/unet.py:segmentation:batch_size=4"], 2, "hint: --batch-size 4"),
-        (["tests/user_models/unet.py:segmentation"], 0, ""),
-        (["tests/user_models/data_dependent.py:router"], 0, ""),
-        (["tests/user_models/data_dependent.py:router", "--batch-size", "3"], 2, "--batch-size has no effect"),
+        ("blocks transformer --pattern layers.*", 2, "no blocks match 'layers.*'"),
+        ("blocks tests/user_models/broken.py:raises", 1, "KeyError: 'no such checkpoint' (broken.py:17)"),
+        ("blocks tests/user_models/data_dependent.py:router", 0, ""),
+        ("blocks tests/user_models/data_dependent.py:router --batch-size 3", 2, "--batch-size has no effect"),
+        ("stages mlp --device fake:cuda", 2, "the speed of 'fake:cuda' is not known"),
     ],
 )
 def test_the_command_ends_with_the_code_that_it_earns(capsys, words, code, complaint):
-    assert answer(["blocks", *words]) == code
+    assert answer(words.split()) == code
     assert complaint in capsys.readouterr().err
-
-
-# --- `gcprof stages`
-
-
-def test_stages_of_a_gpu_of_no_known_speed_are_refused(capsys):
-    assert answer(["stages", "mlp", "--device", "fake:cuda"]) == 2
-
-    assert "the speed of 'fake:cuda' is not known" in capsys.readouterr().err

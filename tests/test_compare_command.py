@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -30,6 +29,10 @@ def test_the_gate_ends_with_5_and_names_what_tripped(results, capsys):
     assert "against A" in out
     assert "gate: time:>5%: mnist-cnn:channels=32, segments:k=2, 64, fp32 in B against A: +" in err
     assert "peak" not in err
+    assert answer(["compare", "old", "new", "--format", "json", "--fail-on", "time:>5%"]) == 5
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["exit_code"], whole["schema"], len(whole["gate"]["tripped"])) == (5, 1, 2)
+    assert whole["comparison"]["matches"][1]["cells"][1]["time"]["verdict"] == "slower"
 
 
 def run_of(folder: Path, **peaks: int) -> None:
@@ -43,9 +46,7 @@ def run_of(folder: Path, **peaks: int) -> None:
     [
         ({"cpu": 300, "fake_h100": 100}, 0),
         ({"cpu": 300, "fake_h100": 190}, 5),  # +90 % on the second device, and still less than on the first
-        ({"cpu": 570, "fake_h100": 100}, 5),
         ({"cpu": 300}, 5),  # the second device is gone
-        ({"fake_t4": 100}, 5),  # both are
         ({"fake_h100": 100, "cpu": 300, "fake_t4": 900}, 0),  # one that the baseline has not
     ],
 )
@@ -57,33 +58,21 @@ def test_each_device_is_judged_by_its_own_baseline(after, code, here, capsys):
     assert ("not judged" in capsys.readouterr().err) == ("fake_t4" in after)
 
 
-UNEQUAL = {"gradients_equal": False, "largest_difference": 0.5, "noise_floor": 0.01}
-
-
-def edited(folder: Path, part: str, fields: dict[str, Any], strategy: str = "segments:k=2") -> None:
-    """Change fields of a part of the record of one strategy, as an editor would."""
-    lines = [json.loads(line) for line in (folder / "trials.jsonl").read_bytes().splitlines()]
-    for line in lines:
-        if line["case"]["strategy"] == strategy:
-            line[part].update(fields)
-    (folder / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 @pytest.mark.parametrize(
     ("part", "fields"),
     [
         ("readings", {"peak_bytes": 0, "saved_bytes": None, "static_bytes": None}),
-        ("readings", {"peak_bytes": -(2**30)}),
         ("readings", {"step_seconds": [0.0, 0.0]}),
-        ("readings", {"step_seconds": [-0.1, 0.1]}),
-        ("equality", UNEQUAL),
-        ("equality", {"missing": ["0.weight"]}),
+        ("equality", {"gradients_equal": False, "largest_difference": 0.5, "noise_floor": 0.01}),
     ],
 )
 def test_a_record_that_says_ok_and_is_not_is_invalid_wherever_it_is_read(part, fields, results, capsys):
     """0 bytes and 0 seconds were less than the baseline's, and half of a gradient was "within noise"."""
     examples.run(results / "edited", examples.sweep((2, 4)))
-    edited(results / "edited", part, fields)
+    path = results / "edited" / "trials.jsonl"
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    lines[1][part].update(fields)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     assert answer(["compare", "old", "edited", "--fail-on", "peak:>2%,time:>5%"]) == 5
     assert "segments:k=2, 64, fp32 in B against A: invalid" in capsys.readouterr().err
@@ -95,58 +84,25 @@ def test_a_record_that_says_ok_and_is_not_is_invalid_wherever_it_is_read(part, f
     assert answer(["validate", "edited"]) == 4
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--fail-on", "peaks:>2%"],
-        ["--align", "colour"],
-        ["--allow-different", "colour"],
-        ["--format", "xml"],
-        ["--format", "csv", "--width", "80"],
-    ],
-)
+@pytest.mark.parametrize("words", [["--fail-on", "peaks:>2%"], ["--align", "colour"], ["--format", "xml"]])
 def test_words_that_mean_nothing_are_the_users_error(results, capsys, words):
     assert answer(["compare", "old", "new", *words]) == 2
     assert capsys.readouterr().out == ""
 
 
-def test_as_json_it_is_one_document_with_its_gate(results, capsys):
-    code = answer(["compare", "old", "new", "--format", "json", "--fail-on", "time:>5%"])
-
-    whole = json.loads(capsys.readouterr().out)
-    assert (code, whole["exit_code"], whole["schema"]) == (5, 5, 1)
-    assert len(whole["gate"]["tripped"]) == 2
-    assert whole["comparison"]["matches"][1]["cells"][1]["time"]["verdict"] == "slower"
-
-
-# --- the commands over axes, as words in and text out
-
-
-RUN = "results/batches"
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a run over batches, and one of a single row; the commands run in it."""
-    monkeypatch.chdir(tmp_path)
-    examples.run(tmp_path / RUN, examples.batches())
-    examples.run(tmp_path / "results" / "single", [make.record()])
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["show", RUN, "--over", "batchsize"], "did you mean 'batch_size'?"),
-        (["show", RUN, "--over", "batch_size,strategy,seed"], "'seed' is not an axis"),
-        (["show", RUN, "--over", "batch_size", "--json"], "--over has no effect with --json"),
-        (["show", "results/single", "--over", "batch_size"], "'batch_size' is not an axis of this run"),
-        (["plot", "results/single", "--kind", "growth"], "a list on an option is an axis"),
-        (["plot", RUN, "--kind", "growth", "--over", "strategy"], "of positive numbers"),
-        (["plot", RUN, "--style", "slide"], "did you mean '--style slides'?"),
+        (["show", "batches", "--over", "batchsize"], "did you mean 'batch_size'?"),
+        (["show", "batches", "--over", "batch_size", "--json"], "--over has no effect with --json"),
+        (["show", "single", "--over", "batch_size"], "'batch_size' is not an axis of this run"),
+        (["plot", "batches", "--kind", "growth", "--over", "strategy"], "of positive numbers"),
     ],
 )
 def test_what_cannot_be_laid_out_is_refused(here, capsys, words, complaint):
+    examples.run(here / "batches", examples.batches())
+    examples.run(here / "single", [make.record()])
+
     assert answer(words) == 2
 
     out, err = capsys.readouterr()

@@ -1,6 +1,5 @@
 """What the documentation says is so."""
 
-import ast
 import importlib
 import re
 import shutil
@@ -17,39 +16,9 @@ from tests.program import gcprof
 ROOT = Path(__file__).parent.parent
 PARTS = re.split(r"^## (GCP\d{3}): .*\n", (ROOT / "docs" / "notes.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
 NOTES = dict(zip(PARTS[1::2], PARTS[2::2], strict=True))
-SOURCES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "profiler").rglob("*.py")}
-
-
+SOURCES = [path.read_text(encoding="utf-8") for path in (ROOT / "profiler").rglob("*.py")]
 MOST_PAGES, MOST_PAGE_WORDS, MOST_README_LINES = 22, 25_000, 110  # of what the navigation has
 MOST_WORDS = 90  # of a note, without its example
-LEAST = 25  # characters that are not filled in: fewer would be said by many
-
-
-def texts(source: str) -> list[list[str]]:
-    """Every longer text of a file, as the parts between which something is filled in."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-        found.append([part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)])
-    return [parts for parts in found if sum(map(len, parts)) >= LEAST]
-
-
-def is_said(sentence: str) -> bool:
-    """Whether all parts of any text of the package are in the sentence, in their order."""
-    return any(_has_all(sentence, parts) for parts in TEXTS)
-
-
-def _has_all(sentence: str, parts: list[str]) -> bool:
-    at = 0
-    for part in parts:
-        found = sentence.find(part, at)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return True
-
-
-TEXTS = [parts for source in SOURCES.values() for parts in texts(source)]
 
 
 def example(name: str) -> str:
@@ -110,31 +79,24 @@ def test_the_documentation_is_read_in_an_hour_and_a_half():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_README_LINES
 
 
-def codes() -> set[str]:
-    """Of every note that the package can give."""
-    return set(re.findall(r"GCP\d{3}", "".join(SOURCES.values())))
-
-
 def test_every_note_is_explained_and_no_other():
-    assert set(NOTES) == codes() != set()
+    assert set(NOTES) == set(re.findall(r"GCP\d{3}", "".join(SOURCES))) != set()
 
 
 @pytest.mark.parametrize("code", NOTES)
-def test_a_note_says_what_why_what_to_do_and_what_the_package_says_in_few_words(code):
+def test_a_note_has_an_example_says_why_it_matters_and_what_to_do_in_few_words(code):
     words, example = NOTES[code].split("```\n")[:2]
-    said = re.fullmatch(rf"note: {code} [^\n]*?: (?! )(.*)\n", example)[1]
 
+    assert example.startswith(f"note: {code} ")
     assert "**Why it matters.**" in NOTES[code]
     assert "**What to do.**" in NOTES[code]
     assert len(words.split()) <= MOST_WORDS
-    assert is_said(said), said
 
 
 # --- Evidence says what its tables say
 
 COUNTS = (
     ("accuracy", r"Of (\d+) rows (\d+) are exact, (\d+) differ, (\d+) are refused"),
-    ("accuracy", r"Of (\d+) rows (\d+) are exact, 0 differ"),
     ("accuracy", r"(\d+ of \d+) plans have"),
     ("accuracy", r"(\d+ of \d+) plans are at most 1 % slower"),
     ("published-memory", r"(\d+) of (\d+) within 1%, median error ([\d.]+)%, worst ([\d.]+)%"),
@@ -163,9 +125,6 @@ def test_evidence_has_the_counts_of_its_tables(page, pattern):
 def test_the_picture_is_not_stale(picture):
     assert gallery.stored_digest(picture) == gallery.digest(picture), f"draw it anew: just pictures {picture}"
     assert f"(gallery/{picture}.png)" in gallery.PAGE.read_text(encoding="utf-8")
-
-
-# --- the first page
 
 
 @pytest.mark.slow

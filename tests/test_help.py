@@ -2,12 +2,10 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer.main
 
-from profiler.cli import COMMANDS, answer, application, command
+from profiler.cli import COMMANDS, answer, command
 from profiler.cli import options as layout
 from profiler.cli.options import CHOICES
 from profiler.request import device_choice, spec
@@ -20,25 +18,6 @@ def shown(words: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setenv("COLUMNS", str(columns))
     assert answer(words) == 0
     return capsys.readouterr().out
-
-
-def test_every_command_is_in_one_group():
-    grouped = [name for group in (layout.GROUPS | layout.MORE | layout.RUNS).values() for name in group]
-
-    assert sorted(grouped) == sorted([*COMMANDS, "runs"])
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_options_are_in_panels_and_every_one_is_there_once(name, monkeypatch, capsys):
-    out = shown([name, "--help-all"], 100, monkeypatch, capsys)
-
-    group: Any = typer.main.get_command(application([name]))
-    options = [one for one in group.commands[name].params if one.param_type_name == "option" and not one.hidden]
-    panels = dict(re.findall(r"^([A-Z][\w ]+):\n((?:  .*\n)+)", out, flags=re.MULTILINE))
-    for option in options:
-        line = rf"^  (?:-\w, )?{re.escape(max(option.opts, key=len))}(?= |$)"
-        holding = [panel for panel, text in panels.items() if re.search(line, text, flags=re.MULTILINE)]
-        assert holding == [layout.panel_of(option)]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -65,19 +44,13 @@ def proposed(typed: str) -> list[str]:
     return gcprof(cwd=Path(), **asked).stdout.split()
 
 
-@pytest.fixture
-def results(here: Path) -> Path:
-    for name in ("20261120T174900Z-mlp-3fa9c1", "20261121T090000Z-mlp-77ab02"):
+def test_runs_are_proposed_the_newest_first(here):
+    oldest, newest = "20261120T174900Z-mlp-3fa9c1", "20261121T090000Z-mlp-77ab02"
+    for name in (oldest, newest):
         examples.run(here / "results" / name, [make.record()])
-    return here / "results"
 
-
-@pytest.mark.parametrize("command", ["show", "plot", "export", "merge", "validate"])
-def test_runs_are_proposed_the_newest_first(results, command):
-    newest, oldest = "20261121T090000Z-mlp-77ab02", "20261120T174900Z-mlp-3fa9c1"
-
-    assert proposed(f"gcprof {command} ") == ["last", newest, oldest]
-    assert proposed(f"gcprof {command} 20261120") == [oldest]
+    assert proposed("gcprof show ") == ["last", newest, oldest]
+    assert proposed("gcprof merge 20261120") == [oldest]
 
 
 def test_the_main_help_lists_ten_commands_and_all_of_them_when_asked(monkeypatch, capsys):

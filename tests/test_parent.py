@@ -37,7 +37,7 @@ def test_the_parent_of_a_whole_run_stays_small_and_never_imports_torch(tmp_path)
     """A process that measures, writes all derived files, and then reads everything."""
     commands = (
         "run --model mlp --segments 1,2,4 --device cpu --rounds 2 --samples 1 -o results/run",
-        "show", "show --samples", "list", "export --to csv", "export --to latex", "export --to json -o run.json",
+        "show", "show --samples", "show --json", "list", "export --to csv", "export --to latex", "export --to md",
         "plot --kind memory -o memory.png", "plot --kind time -o time.svg", "models", "strategies segments",
     )  # fmt: skip
     done = subprocess.run(

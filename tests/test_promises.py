@@ -1,6 +1,5 @@
 """What docs/promises.md promises, by the numbers of its table."""
 
-import ast
 import json
 import os
 import re
@@ -17,21 +16,6 @@ from tests import examples, make
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "profiler"
 PAGE = (TESTS.parent / "docs" / "promises.md").read_text(encoding="utf-8")
-NETWORK = ("socket", "http", "urllib", "requests", "ftplib", "smtplib", "asyncio", "ssl", "telnetlib", "webbrowser")
-LOCAL = {  # what of them is used, and why it reaches no further than this machine
-    "engines/child.py": {"socket"},  # descriptors to the server
-    "engines/forkserver.py": {"socket"},  # the other end
-    "core/server_process.py": {"socket"},  # the pair of the two
-    "measuring/ranks.py": {"socket"},  # the name of the loopback
-    "cli/show.py": {"webbrowser"},  # `--open` shows the file
-}
-
-
-def network(source: str) -> set[str]:
-    """Which modules of the network a file imports."""
-    names = {alias.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {str(node.module) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
-    return {name.partition(".")[0] for name in names} & set(NETWORK)
 
 
 SEEN: list[str] = []
@@ -80,16 +64,6 @@ def told_and_safe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
 
 def test_promise_2_a_record_is_on_disk_before_it_is_told(tmp_path, monkeypatch):
     assert told_and_safe(tmp_path / "run", monkeypatch) == [(1, 1), (2, 2), (3, 3)]
-
-
-@pytest.mark.slow
-def test_promise_7_no_module_reaches_the_network_or_runs_a_file():
-    found = {
-        str(path.relative_to(PACKAGE)): network(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")
-    }
-
-    assert {name: modules for name, modules in found.items() if modules} == LOCAL
-    assert "socketpair" in (PACKAGE / "core/server_process.py").read_text(encoding="utf-8")
 
 
 def test_promise_8_exit_codes_are_those_of_the_page():

@@ -10,7 +10,7 @@ from profiler.analysis.reproduction import TABLE, PublishedFigure, activation_by
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice
-from profiler.core.record import Built, Equality, Note
+from profiler.core.record import Built, Note
 from profiler.request import spec
 from profiler.runs import store
 from profiler.runs.store import Writer
@@ -118,9 +118,7 @@ def one(strategy: str, quantity: str, **fields):
     ("strategy", "quantity", "unit", "expected"),
     [
         ("segments:k=2", "saved_bytes", "MiB", 30),
-        ("segments:k=2", "saved_bytes", "M", 30),
         ("segments:k=2", "saved_bytes", "MB", 30 * MIB / 1e6),
-        ("segments:k=2", "saved_bytes", "B", 30 * MIB),
         ("none", "saved_but_loss", "B", 80 * MIB - 4),
         ("none", "forward_peak_bytes", "MiB", 99),  # make.record puts it 1 MiB below the peak
         ("segments:k=2", "saved_change", "%", -62.5),
@@ -128,7 +126,6 @@ def one(strategy: str, quantity: str, **fields):
         ("segments:k=2", "time_change", "%", 20),
         ("segments:k=2", "step_seconds", "ms", 1200),
         ("segments:k=2", "saved_share", "%", 50 / 60 * 100),  # of 80 - 20; balanced ones are a sweep of their own
-        ("segments:k=4", "saved_share", "%", 100),
         ("segments:k=4", "peak_share", "%", 75),  # the best is at k=2
         ("none", "parameter_bytes", "MiB", 5),
         ("none", "optimizer_ratio", "", 0),
@@ -155,34 +152,19 @@ def test_calls_and_activations_of_a_chain_are_counted():
     assert TABLE["peak_activations"].of([row], [row]) == 2600 // 512
     assert TABLE["forward_calls"].of([row], [row]) == 6
     assert TABLE["calls_by_layer"].of([row], [row]) == "3 2 1"
-
-
-def test_activations_are_not_counted_where_they_are_not_all_alike():
-    assert activation_bytes(case("none", model=Choice("dense-chain:widths=16+32"))) is None
-    assert activation_bytes(case("none", model=Choice("mlp"))) is None
-
-
-def test_the_difference_of_a_precision_is_that_of_the_baseline():
-    equality = Equality(
-        loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, precision_difference=0.01
-    )
-    (row,) = rows([record("none", equality=equality)])
-
-    assert TABLE["precision_difference"].of([row], [row]) == 0.01
+    for unlike in ("dense-chain:widths=16+32", "mlp"):  # layers whose activations are not all alike
+        assert activation_bytes(case("none", model=Choice(unlike))) is None
 
 
 def test_growth_is_fitted_to_the_rows_that_are_ok():
+    built = {size: Built(num_parameters=1, num_blocks=size, data="synthetic") for size in (9, 21, 39)}
     grown = [
-        record("none", saved=size * MIB, case=case("none", batch_size=size), built=_built(size)) for size in (9, 21, 39)
+        record("none", saved=size * MIB, case=case("none", batch_size=size), built=made) for size, made in built.items()
     ]
     lost = failed("none", "out_of_memory", "tried", case=case("none", batch_size=57))
     found = rows([*grown, lost])
 
     assert TABLE["saved_growth"].of(found, found) == pytest.approx(1)
-
-
-def _built(size: int) -> Built:
-    return Built(num_parameters=1, num_blocks=size, data="synthetic")
 
 
 @pytest.mark.parametrize(
@@ -192,8 +174,6 @@ def _built(size: int) -> Built:
         ("segments:k=2", "saved_bytes", "M", 40, "-25.00 %"),
         ("segments:k=2", "peak_change", "%", -60, "+20.00 points"),
         ("none", "gradients", "", "different", "differs"),
-        ("none", "optimizer_ratio", "", 2, "-2.00"),
-        ("segments:k=2", "saved_bytes", "M", None, "-"),
     ],
 )
 def test_a_difference_is_never_hidden(strategy, quantity, unit, published, shown):
@@ -213,43 +193,22 @@ def test_sizes_of_a_reduced_model_are_not_compared_but_ratios_are():
     assert [comparison._difference(line) for line in (size, time, ratio)] == ["other size", "other size", "none"]
 
 
-AGAINST_NONE = ("saved_change", "peak_change", "time_change", "saved_share", "peak_share")
-
-
-@pytest.mark.parametrize("quantity", AGAINST_NONE)
-def test_a_row_that_is_invalid_is_no_saving(quantity):
-    none, good = record("none", saved=80 * MIB), record("segments:k=2", saved=30 * MIB)
-    bad = record("segments:k=4", saved=1, peak=1, seconds=(0.01, 0.01), outcome="invalid", detail="gradients differ")
-    wanted = [
-        PublishedFigure(label="", quantity=quantity, unit="%", strategy=Choice(f"segments:k={k}")) for k in (2, 4)
-    ]
-
-    measured, lost = lines(wanted, rows([none, good, bad]), reduced=False)
-
-    assert lost.ours is None
-    assert lost.reason == "invalid: gradients differ"
-    if quantity != "peak_share":  # at k=2 the peak is that of none: there is no saving to have a share of
-        assert measured.ours is not None
-
-
-@pytest.mark.parametrize("quantity", AGAINST_NONE)
+@pytest.mark.parametrize("quantity", ["saved_change", "peak_change", "time_change", "saved_share", "peak_share"])
 @pytest.mark.parametrize(
-    ("baseline", "reason"),
+    ("records", "reason"),
     [
-        ([], "nothing to compare with: the run has no row without checkpointing"),
-        (
-            [record("none", outcome="timed_out", detail="in round 2")],
-            "nothing to compare with: none is timed out: in round 2",
-        ),
+        ([record("none"), record("all", peak=1, outcome="invalid", detail="gradients differ")], "gradients differ"),
+        ([record("all", saved=MIB, peak=30 * MIB)], "the run has no row without checkpointing"),
+        ([record("none", outcome="timed_out", detail="in round 2"), record("all")], "none is timed out: in round 2"),
     ],
 )
-def test_a_baseline_that_is_not_there_is_no_change_of_nothing(quantity, baseline, reason):
-    wanted = PublishedFigure(label="", quantity=quantity, unit="%", strategy=Choice("segments:k=2"))
+def test_a_row_that_is_invalid_or_has_no_baseline_is_no_saving(quantity, records, reason):
+    wanted = PublishedFigure(label="", quantity=quantity, unit="%", strategy=Choice("all"))
 
-    (line,) = lines([wanted], rows([*baseline, record("segments:k=2", saved=MIB, peak=30 * MIB)]), reduced=False)
+    (line,) = lines([wanted], rows(records), reduced=False)
 
     assert line.ours is None
-    assert line.reason == reason
+    assert reason in line.reason
 
 
 @pytest.mark.parametrize(("rounds", "expected"), [(1, None), (2, 0.05)])

@@ -15,64 +15,38 @@ ROOT = Path(__file__).parents[1] / "profiler"
 SOURCES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
 # the server; for rehearsals a compiler, a Python that tries a step, and the user's own command
 STARTS_PROCESSES = {"core/server_process.py", "rehearsal/build.py", "rehearsal/smoke.py", "scripts/launch.py"}
-ENDS_PROCESSES = {
-    "engines/child.py": "its own server",
-    "engines/forkserver.py": "its children and their groups",
-    "core/server_process.py": "its own, before it is asked",
-    "scripts/launch.py": "the user's command, and what it started",
-}
+# the server, its children and their groups, and the user's command with what it started
+ENDS_PROCESSES = {"engines/child.py", "engines/forkserver.py", "core/server_process.py", "scripts/launch.py"}
 
 
-def calls(source: str) -> dict[str, list[ast.Call]]:
-    """Every call by what it calls, in words: `os.kill`, `eval`."""
-    found: dict[str, list[ast.Call]] = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call):
-            found.setdefault(ast.unparse(node.func), []).append(node)
-    return found
+def imported(source: str) -> set[str]:
+    nodes = list(ast.walk(ast.parse(source)))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return names | {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
 def named(source: str, *names: str) -> list[str]:
     """Which of these names a file imports or uses."""
-    tree = ast.parse(source)
-    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
-    used |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    used |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    return sorted(name for name in names if name in used)
+    used = {ast.unparse(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute | ast.Name)}
+    return sorted({*names} & (used | imported(source)))
 
 
 SHELLS = (
-    "os.system",
-    "os.popen",
-    "subprocess.getoutput",
-    "subprocess.getstatusoutput",
-    "os.execvp",
-    "os.spawnvp",
-    "pty",
-)
-STARTERS = ("subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output")
+    "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "os.execvp", "os.spawnvp", "pty",
+)  # fmt: skip
+STARTERS = [f"subprocess.{name}" for name in ("Popen", "run", "call", "check_call", "check_output")]
 RUNNERS = (
-    "pickle",
-    "marshal",
-    "shelve",
-    "dill",
-    "joblib",
-    "torch.load",
-    "yaml",
-    "eval",
-    "exec",
-    "compile",
-    "__import__",
-)
+    "pickle", "marshal", "shelve", "dill", "joblib", "torch.load", "yaml", "eval", "exec", "compile", "__import__",
+)  # fmt: skip
+NETWORK = ["socket", "http", "urllib", "requests", "ftplib", "smtplib", "asyncio", "ssl", "telnetlib", "webbrowser"]
 
 
 def started(source: str) -> list[str]:
     """What is wrong with the ways in which a file starts processes."""
     wrong = named(source, *SHELLS)
-    for name in STARTERS:
-        for call in calls(source).get(name, ()):
-            words = call.args[0] if call.args else None
-            is_list = isinstance(words, ast.List | ast.Name)
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        if (name := ast.unparse(call.func)) in STARTERS:
+            is_list = bool(call.args) and isinstance(call.args[0], ast.List | ast.Name)
             wrong += [] if is_list else [f"{name} without a list"]
             wrong += [f"{name} by a shell" for key in call.keywords if key.arg == "shell"]
     return wrong
@@ -103,39 +77,24 @@ def test_nothing_of_a_file_is_run():
     }
 
 
-def links(folder: Path) -> tuple[Path, Path]:
-    """A file that nothing may change, and a link to it."""
-    (folder / "mine").write_text("mine")
-    link = folder / "link"
-    link.symlink_to(folder / "mine")
-    return folder / "mine", link
-
-
 def test_what_is_written_follows_no_link(tmp_path):
-    mine, link = links(tmp_path)
-
-    with pytest.raises(UserError, match="is there already"):
-        export.write_whole(link, b"new")
-    export.write_whole(link, b"new", force=True)
-
-    assert (mine.read_text(), link.read_text(), link.is_symlink()) == ("mine", "new", False)
-
-
-def test_neither_records_nor_logs_follow_a_link(tmp_path):
-    mine, link = links(tmp_path)
+    (mine := tmp_path / "mine").write_text("mine")
     folder = examples.run(tmp_path / "run", [make.record()]).folder
     (folder / "trials.jsonl").unlink()
-    link.rename(folder / "trials.jsonl")
-    log = folder / "logs" / "one.log"
-    log.symlink_to(mine)
+    table, log = tmp_path / "table.csv", folder / "logs" / "one.log"
+    for link in (table, folder / "trials.jsonl", log):
+        link.symlink_to(mine)
 
+    with pytest.raises(UserError, match="is there already"):
+        export.write_whole(table, b"new")
+    export.write_whole(table, b"new", force=True)
     with pytest.raises(UserError, match="cannot write"):
         Writer(folder)
     written = Log(log)
     written.write(b"new")
     written.close()
 
-    assert (mine.read_text(), log.read_text()) == ("mine", "new")
+    assert (mine.read_text(), table.read_text(), log.read_text()) == ("mine", "new", "new")
 
 
 @pytest.mark.slow
@@ -143,5 +102,16 @@ def test_processes_are_ended_in_few_places_only():
     enders = ("os.kill", "os.killpg", "self.process.kill", "self.process.terminate", "signal.pidfd_send_signal")
     ending = {name for name, source in SOURCES.items() if named(source, *enders)}
 
-    assert ending == set(ENDS_PROCESSES)
-    assert named("os.killpg(1, 9)", *enders) == ["os.killpg"]
+    assert ending == ENDS_PROCESSES
+
+
+def test_no_module_reaches_the_network():
+    modules = {name: {module.partition(".")[0] for module in imported(source)} for name, source in SOURCES.items()}
+
+    assert {name: used for name, known in modules.items() if (used := sorted(known & {*NETWORK}))} == {
+        "engines/child.py": ["socket"],  # descriptors to the server
+        "engines/forkserver.py": ["socket"],  # the other end
+        "core/server_process.py": ["socket"],  # the pair of the two
+        "measuring/ranks.py": ["socket"],  # the name of the loopback
+        "cli/show.py": ["webbrowser"],  # `--open` shows the file
+    }

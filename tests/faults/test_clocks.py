@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
@@ -16,28 +17,17 @@ from tests.conftest import measured
 YEAR = 365 * 24 * 3600.0
 
 
-# --- 50: the wall clock jumps
-
-
-def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the wall clock finds it a year earlier; the other clocks go on."""
-    wall = iter(range(10_000))
-    monkeypatch.setattr(time, "time", lambda: 1.8e9 - next(wall) * YEAR)
-
-
 @pytest.mark.slow
 def test_fault_50_no_duration_knows_of_the_wall_clock(monkeypatch):
-    jumping(monkeypatch)
+    """Each look at the wall clock finds it a year earlier; the other clocks go on."""
+    wall = count(1.8e9, -YEAR)
+    monkeypatch.setattr(time, "time", lambda: next(wall))
 
     found = measured("mlp", "none", passes=("memory", "time"), samples=3, warmup=1)
 
     seconds = (*found.readings.step_seconds, *found.readings.warmup_seconds, *found.stage_seconds.values())
     assert len(seconds) == 3 + 1 + 3
-    assert all(0 <= one < YEAR for one in seconds)  # the least jump
-    assert all(0 <= one.at_seconds < YEAR for one in found.readings.conditions)
-
-
-# --- 51: a step too fast for the timer
+    assert all(0 <= one < YEAR for one in (*seconds, *(one.at_seconds for one in found.readings.conditions)))
 
 
 class Ticking:
@@ -70,25 +60,19 @@ class Ticking:
         return Conditions(at_seconds=self._now)
 
 
-@pytest.mark.parametrize(("seconds", "times"), [(2e-3, 1), (0.9e-3, 2), (1e-4, 10), (3e-5, 34), (1e-7, 1000)])
-def test_fault_51_fast_steps_are_taken_together_until_a_sample_has_a_millisecond(seconds, times):
-    device = Ticking(seconds=seconds, tick=1e-9)
+@pytest.mark.parametrize(
+    ("seconds", "tick", "times"),
+    [(2e-3, 1e-9, 1), (0.9e-3, 1e-9, 2), (1e-4, 1e-9, 10), (0.01, 1e-3, 100)],  # the last: a thousand ticks
+)
+def test_fault_51_fast_steps_are_taken_together_until_a_sample_has_a_millisecond(seconds, tick, times):
+    device = Ticking(seconds=seconds, tick=tick)
 
     found = timing.read(device, device.run, warmup=1, samples=3)
 
-    assert found["steps_per_sample"] == pytest.approx(times, abs=1)
+    assert found["steps_per_sample"] == pytest.approx(times, abs=max(1, times / 10))
     assert found["step_seconds"] == pytest.approx((seconds,) * 3, rel=0.02)
     assert found["step_seconds"] == found["forward_seconds"]
     assert device.num_steps == 2 + 3 * found["steps_per_sample"]
-
-
-def test_fault_51_a_coarse_timer_takes_more_of_them():
-    device = Ticking(seconds=0.01, tick=1e-3)
-
-    found = timing.read(device, device.run, warmup=1, samples=3)
-
-    assert found["steps_per_sample"] == pytest.approx(100, abs=10)  # so that a sample is a thousand ticks
-    assert found["step_seconds"] == pytest.approx((0.01,) * 3, rel=2e-3)
 
 
 def test_fault_51_a_timer_that_has_not_moved_at_all_takes_the_most():
@@ -104,8 +88,6 @@ def test_fault_51_a_real_step_that_is_fast_is_measured_and_noted(monkeypatch):
     found = measured("mlp:width=2,depth=2", "none", passes=("time",), batch_size=1, samples=2, warmup=2)
 
     (row,) = rows([found])
-    times = found.readings.steps_per_sample
-    assert times == 7
-    assert found.num_steps == 2 + 1 + 2 * 2 * times
-    text = next(note.text for note in row.notes if note.code == "GCP033")
-    assert f"each sample is the mean of up to {times} steps in a row" in text
+    assert found.readings.steps_per_sample == 7
+    assert found.num_steps == 2 + 1 + 2 * 2 * 7
+    assert "GCP033" in {note.code for note in row.notes}

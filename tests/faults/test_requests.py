@@ -6,17 +6,16 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from profiler.cli import answer
+from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.request import spec
-from profiler.request.spec import CheckedRequest, Request
+from profiler.request.spec import Request
 from profiler.runs import store
 from profiler.views import export
 from tests import examples
@@ -30,48 +29,27 @@ def outcomes(folder: Path) -> list[str]:
     return [record.outcome for record in store.load(folder).records]
 
 
-# --- words
-
-
-def planned(**asked: Any) -> CheckedRequest:
-    return spec.check(Request(model="mlp", **asked), lambda word: "cpu")
-
-
 @given(st.text(max_size=20) | st.from_regex(r"[-0-9.,:xe ]{0,12}", fullmatch=True))
 @example("1e9")
 @example("٣")
 def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text):
+    def choices() -> list[Choice]:
+        trials = spec.check(Request(model="mlp", segments=text), lambda word: "cpu").trials
+        return [trial.case.strategy for trial in trials if trial.case.strategy != "none"]
+
     with suppress(UserError):
-        choices = [trial.case.strategy for trial in planned(segments=text).trials if trial.case.strategy != "none"]
-        assert all(1 <= int(choice.options["k"]) <= spec.LARGEST for choice in choices)
+        assert all(1 <= int(choice.options["k"]) <= spec.LARGEST for choice in choices())
         return
     with pytest.raises(UserError, match=r"^--segments: ") as caught:
-        planned(segments=text)
+        choices()
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("word", ["cuda", "cuda:0"])
-def test_fault_8_a_cuda_device_that_is_not_there_is_exit_code_3(word, here, shared, capsys):
-    assert answer(["run", "--model", "mlp", "--device", word]) == 3
-
-    assert f"there is no '{word}': torch sees no CUDA device here" in capsys.readouterr().err
-    assert list(here.iterdir()) == []
-
-
-# --- sweep files
-
 SWEEPS = {
     "key": ("\nsegmnts = 1\n", "sweep.toml:2: no key is called 'segmnts'"),
-    "version": ("rounds = 1\nversion = 2\n", "sweep.toml:2: no key is called 'version'"),
     "type": ("seed = 1\nrounds = 'two'\n", "sweep.toml:2: rounds: Expected"),
     "switch": ("segments = [1, true]\n", "sweep.toml:1: segments: the list is empty, or holds"),
-    "fraction": ("seed = 1\nsegments = [1, 2.5]\n", "sweep.toml:2: segments: the list is empty, or holds"),
-    "none": ("strategies = []\n", "sweep.toml:1: strategies: the list is empty"),
-    "table": ("[model]\nname = 'mlp'\n", "sweep.toml:1: model: Expected"),
     "syntax": ("rounds = 1\n\nmodel = = 1\n", "sweep.toml:3: this is not TOML"),
-    "torn": ("rounds = 1\nmodel = '", "sweep.toml:2: this is not TOML"),
     "latin-1": (b"rounds = 1\nmodel = 'm\xfc'\n", "sweep.toml:2: this is not UTF-8"),
     "deep": ("model = " + "[" * 100_000, "sweep.toml:1: this is not TOML: maximum recursion depth"),
 }
@@ -99,19 +77,13 @@ def test_fault_7_any_bytes_are_read_or_refused(tmp_path_factory, data):
         assert isinstance(spec.read_sweep(path), Request)
 
 
-# --- folders and files that are there already, or cannot be written
-
-
 @pytest.mark.parametrize(
     ("place", "code", "told"),
     [
         ("file", 2, "'file' is there already"),
         ("folder", 2, "'folder' is there already"),
-        (".", 2, "'.' is there already"),
         ("file/run", 74, "is not a folder that can be written to"),
-        ("x" * 300, 74, "File name too long"),  # a name may have 255 bytes
     ],
-    ids=["file", "folder", "here", "below a file", "long"],
 )
 def test_fault_37_a_bad_folder_is_refused_before_torch_is_imported(place, code, told, here, no_server, capsys):
     (here / "file").write_text("mine")
@@ -125,7 +97,7 @@ def test_fault_37_a_bad_folder_is_refused_before_torch_is_imported(place, code, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["export run --to csv", "export run --to json", "plot run", "report run"])
+@pytest.mark.parametrize("command", ["export run --to csv", "plot run"])
 def test_fault_38_what_is_there_stays_until_force_is_given(command, here, capsys):
     examples.run(here / "run", examples.sweep((2, 4)))
     target = Path("mine.png" if command == "plot run" else "mine")
@@ -138,17 +110,12 @@ def test_fault_38_what_is_there_stays_until_force_is_given(command, here, capsys
     assert target.read_bytes() not in (b"mine", b"")
 
 
-def full(path: Path, *mode: str) -> Any:
-    """Opened, but it takes nothing."""
-    path.touch()
-    return open("/dev/full", "wb", buffering=0)
-
-
 def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     target = tmp_path / "table.csv"
     target.write_text("mine")
 
-    monkeypatch.setattr(Path, "open", full)
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr(Path, "open", lambda path, *mode: path.touch() or os.fdopen(full, "wb", buffering=0))
     with pytest.raises(UserError, match="No space left on device") as caught:
         export.write_whole(target, b"new", force=True)
 
@@ -158,39 +125,18 @@ def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     assert target.read_text() == "mine"
 
 
-@pytest.mark.parametrize("words", ["plan mlp --budget 60%", "stages mlp", "timeline mlp"])
-def test_fault_38_a_folder_that_is_not_there_is_told_before_any_work(here, no_server, capsys, words):
-    assert answer([*words.split(), "-o", "missing/file.json"]) == 74
-
-    assert "cannot write 'missing/file.json'" in capsys.readouterr().err
-
-
-# --- libraries and machines that lack something
-
-
 class Broken(importlib.abc.MetaPathFinder):
-    """Whoever imports matplotlib gets the error."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
+    """Whoever imports matplotlib gets an error of another library."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.partition(".")[0] == "matplotlib":
-            raise self._error
+            raise ImportError("numpy.core.multiarray failed to import")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib"),
-        ImportError("numpy.core.multiarray failed to import"),
-    ],
-    ids=["missing", "binary"],
-)
-def test_fault_60_a_run_without_matplotlib_is_measured_shown_and_kept(error, here, shared, monkeypatch, capsys):
+def test_fault_60_a_run_without_matplotlib_is_measured_shown_and_kept(here, shared, monkeypatch, capsys):
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Broken(error), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
 
     assert answer(RUN) == 0
 
@@ -210,25 +156,17 @@ BARE = (  # in sitecustomize.py: a machine without users, where temporary files 
 SCRIPT = f"from profiler.cli import answer\nraise SystemExit(answer({RUN!r}))\n"
 
 
-def python(*command: str, cwd: Path, env: dict[str, str], text: str | None = None) -> None:
-    done = subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=env, input=text, capture_output=True, text=True,
-        timeout=PATIENCE_SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert outcomes(cwd / "run") == ["ok", "ok"]
-
-
 @pytest.mark.nightly
-def test_fault_59_a_run_needs_nothing_of_the_machine(here):
-    """No PATH, no HOME, no USER, no /tmp: nothing but Python."""
+def test_fault_59_a_run_in_a_program_from_stdin_needs_nothing_of_the_machine(here):
+    """No PATH, no HOME, no USER, no /tmp, no guard of the main module: nothing but Python."""
     (here / "site").mkdir()
     (here / "site" / "sitecustomize.py").write_text(BARE)
     path = os.pathsep.join([str(here / "site"), environment()["PYTHONPATH"]])
 
-    python("-m", "profiler", *RUN, cwd=here, env={"PYTHONPATH": path, "PATH": ""})
+    done = subprocess.run(
+        [sys.executable, "-"], cwd=here, env={"PYTHONPATH": path, "PATH": ""}, input=SCRIPT, text=True, check=False,
+        capture_output=True, timeout=PATIENCE_SECONDS,
+    )  # fmt: skip
 
-
-@pytest.mark.nightly
-def test_fault_63_trials_run_in_a_program_from_stdin_without_a_guard(here):
-    python("-", cwd=here, env=environment(), text=SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert outcomes(here / "run") == ["ok", "ok"]

@@ -7,7 +7,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -65,7 +64,7 @@ def altered(**fields: Any) -> bytes:
 
 
 def of_readings(**fields: Any) -> bytes:
-    return line(msgspec.structs.replace(GOOD, readings=msgspec.structs.replace(GOOD.readings, **fields)))
+    return altered(readings=json.loads(encode(GOOD.readings)) | fields)
 
 
 def believed(sent: bytes, logs: Path | None = None) -> Record:
@@ -81,15 +80,10 @@ def believed(sent: bytes, logs: Path | None = None) -> Record:
     ("sent", "why"),
     [
         (b"garbage\n", "JSON is malformed"),
-        (b"\n", "Input data was truncated"),
-        (b'{"stage":["start"]}\n', "Object missing required field `case`"),
         (DEEP, "maximum recursion depth exceeded"),
         (line(GOOD)[:100], "Input data was truncated"),
-        (line(GOOD) + b"garbage\n", "it sent 2 lines"),
         (line(GOOD) + line(GOOD), "it sent 2 lines"),
-        (altered(outcome="fine"), "Invalid enum value 'fine'"),
         (altered(round=2), "it is of another trial"),
-        (altered(schema=99), "it is of another trial"),
     ],
 )
 def test_fault_22_what_is_no_result_is_a_failed_trial_and_its_bytes_are_in_the_log(tmp_path, sent, why):
@@ -100,17 +94,13 @@ def test_fault_22_what_is_no_result_is_a_failed_trial_and_its_bytes_are_in_the_l
     assert b"[gcprof: no result: b'" in (tmp_path / f"{TRIAL.case.id}-1.log").read_bytes()
 
 
-BUILT = {"num_parameters": -1, "num_blocks": 3, "data": "synthetic"}
-
-
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
         (of_readings(saved_bytes=-1), "saved_bytes is -1"),
         (of_readings(peak_bytes=10**20), "Expected `int` <= 4611686018427387904 - at `$.readings.peak_bytes`"),
         (of_readings(saved_bytes=101 * make.MIB), "the peak of 100 MiB is below the saved 101 MiB"),
-        (altered(num_steps=-7), "num_steps is -7"),
-        (altered(built=BUILT), "built.num_parameters is -1"),
+        (altered(built={"num_parameters": -1, "num_blocks": 3, "data": "synthetic"}), "built.num_parameters is -1"),
     ],
 )
 def test_fault_22_a_lie_is_a_failed_trial_and_its_numbers_are_nobodys(tmp_path, sent, why):

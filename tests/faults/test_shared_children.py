@@ -2,7 +2,6 @@
 
 import select
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -31,37 +30,10 @@ def bare(record: Record) -> Record:
     return msgspec.structs.replace(record, readings=readings, stage_seconds={}, environment=environment)
 
 
-@pytest.fixture
-def num_children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The entries of the children that are started."""
-    entries: list[str] = []
-
-    def counted(control, entry, *arguments, **keywords):
-        entries.append(entry)
-        return Child(control, entry, *arguments, **keywords)
-
-    monkeypatch.setattr(local, "Child", counted)
-    return entries
-
-
 @pytest.fixture(scope="module")
 def tracer() -> Iterator[Local]:
     with Local(stage_seconds=PATIENCE_SECONDS, measures=False) as engine:
         yield engine
-
-
-def both_ways(tracer: Local, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record]]:
-    """The records by whether children are shared; the logs are in folders of these names."""
-    records = {}
-    for way, key in {"shared": lambda trial: ("predicted", None), "alone": lambda trial: ("", trial)}.items():
-        monkeypatch.setattr(local, "_sharing", key)
-        monkeypatch.setattr(tracer, "logs", tmp_path / way)
-        records[way] = list(tracer.run(plan(model)))
-    return records
-
-
-def logs(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.log")}
 
 
 class Overtaking(Child):
@@ -84,21 +56,20 @@ def test_a_child_that_begins_before_its_parent_goes_on_has_begun_after_it_was_as
 
 
 @pytest.mark.slow
-def test_rows_of_one_model_share_a_child_and_are_what_they_are_alone(tracer, tmp_path, monkeypatch, num_children):
-    records = both_ways(tracer, "mlp", tmp_path, monkeypatch)
-
-    assert num_children == [local.RUN_TRIALS, *[local.RUN_TRIALS] * len(STRATEGIES)]
-    assert [record.outcome for record in records["shared"]] == ["ok", "ok", "ok", "skipped", "ok"]
-    assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "outcome"), [("kill", "crashed"), ("exit", "failed"), ("raise", "failed"), ("fine", "ok")]
-)
-def test_what_goes_wrong_after_others_is_made_again_alone(kind, outcome, tracer, tmp_path, monkeypatch):
-    records = both_ways(tracer, f"tests.faulty:build:kind={kind},at=recompute", tmp_path, monkeypatch)
+@pytest.mark.parametrize(("kind", "outcome"), [("fine", "ok"), ("kill", "crashed"), ("raise", "failed")])
+def test_rows_share_a_child_and_what_goes_wrong_after_others_is_made_again_alone(
+    kind, outcome, tracer, tmp_path, monkeypatch
+):
+    started: list[str] = []
+    monkeypatch.setattr(local, "Child", lambda *of, **how: started.append(of[1]) or Child(*of, **how))
+    records = {}
+    for way, key in {"shared": lambda trial: ("predicted", None), "alone": lambda trial: ("", trial)}.items():
+        monkeypatch.setattr(local, "_sharing", key)
+        monkeypatch.setattr(tracer, "logs", tmp_path / way)
+        records[way] = list(tracer.run(plan(f"tests.faulty:build:kind={kind},at=recompute")))
 
     assert [record.outcome for record in records["shared"]] == ["ok", "ok", outcome, "skipped", "ok"]
     assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
-    assert logs(tmp_path / "shared") == logs(tmp_path / "alone")
+    logs = [{path.name: path.read_bytes() for path in (tmp_path / way).glob("*.log")} for way in records]
+    assert logs[0] == logs[1]
+    assert kind != "fine" or started == [local.RUN_TRIALS] * (1 + len(STRATEGIES))
