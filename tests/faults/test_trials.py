@@ -1,6 +1,7 @@
 """Trials that go wrong, each in a row of its own: real processes throughout; the model is tests/faulty.py."""
 
 import json
+import re
 import signal
 import sys
 import unicodedata
@@ -12,31 +13,26 @@ import torch
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial, encode
-from profiler.core.record import Record, Shortage
+from profiler.core.record import Shortage
 from profiler.core.units import GIB
 from profiler.engines import child as children
 from profiler.engines import worker
-from profiler.engines.child import Child
-from profiler.engines.local import RUN_TRIALS, Local
-from profiler.engines.worker import attempt
+from profiler.engines.local import RUN_TRIALS
 from profiler.measuring.bench import switches
-from profiler.measuring.trial import measure
 from profiler.runs import store
 from profiler.views import tables
 from profiler.views.tables import columns, progress
-from tests import examples, make
-from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial
+from tests import make
+from tests.faults.trials import gone, outcomes, run, trial
 from tests.program import PATIENCE_SECONDS, next_words
 
 USERS = Path(__file__).parents[1] / "user_models"
 LIMIT = 1.0  # seconds of a stage, for what never ends
-needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
 
 WRONG = [  # under `all` alone: kind, exit code, outcome, what is said
     ("kill", 1, "crashed", "killed in memory by SIGKILL: possibly out of host memory"),
     ("segv", 1, "crashed", "killed in memory by SIGSEGV"),
-    ("abort", 1, "crashed", "killed in memory by SIGABRT"),
-    ("exit", 1, "failed", "the model's code called sys.exit(0) (faulty.py:198)"),
+    ("exit", 1, "failed", "the model's code called sys.exit(0) (faulty.py:"),
     ("exit0", 1, "failed", "ended in memory without a result (exit code 0)"),
     ("bad_result", 1, "failed", "bad result: "),
     ("hang", 1, "timed_out", "memory took longer than 3 s"),
@@ -72,13 +68,6 @@ def test_what_goes_wrong_is_a_row_that_says_why_and_the_others_run(here, shared,
         assert "\n    planted: about to read at 0" in err.partition("the last it printed (")[2]
 
 
-def noted(record: Record) -> dict[str, str]:
-    return {note.code: note.text for note in record.notes}
-
-
-# --- deaths
-
-
 def test_fault_16_an_error_that_sticks_to_its_process_is_lost_with_its_trial(engine):
     broken, clean = engine.run([trial("sticky"), trial()])
 
@@ -86,16 +75,12 @@ def test_fault_16_an_error_that_sticks_to_its_process_is_lost_with_its_trial(eng
     assert broken.detail.startswith("RuntimeError: CUDA error: device-side assert triggered (faulty.py:")
 
 
-def begun(engine: Local, kind: str) -> Child:
-    return engine._child(RUN_TRIALS, encode((trial(kind),)).decode(), kind)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "number"), [("hang", signal.SIGTERM), ("stubborn", signal.SIGKILL)])
 def test_fault_18_a_trial_is_asked_to_end_and_then_made_to(engine, monkeypatch, kind, number):
     monkeypatch.setattr(children, "GRACE_SECONDS", 0.3)
 
-    with begun(engine, kind) as child:
+    with engine._child(RUN_TRIALS, encode((trial(kind),)).decode(), kind) as child:
         ended = child.wait(LIMIT)
 
     assert ended.timed_out
@@ -105,30 +90,19 @@ def test_fault_18_a_trial_is_asked_to_end_and_then_made_to(engine, monkeypatch, 
 def test_fault_19_what_a_trial_leaves_running_is_ended_with_it(engine):
     (record,) = engine.run([trial("fork")])
 
-    started = offspring(log_of(engine, record))
+    log = (engine.logs / f"{store.log_name(record.case, record.round)}.log").read_bytes()
+    started = {int(pid) for pid in re.findall(rb"offspring (\d+)", log)}
     assert record.outcome == "ok"
     assert started
     assert gone(started)
 
 
-@needs_linux
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
 def test_fault_19_what_left_the_trials_session_is_ended_with_it(engine):
     with engine._child("tests.faults.trials:escape", "", "escape") as child:
         child.wait(PATIENCE_SECONDS)
 
     assert gone({int(json.loads(child.lines[0])["pid"])})
-
-
-# --- memory that is not there
-
-LARGE = """
-import torch
-from torch import nn
-
-def make(batch_size=2):
-    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 5_000_000_000_000))
-    return module, torch.ones(batch_size, 8), lambda output: output.sum()
-"""
 
 
 def test_fault_12_where_nothing_fits_the_smallest_request_is_told_and_what_to_try(here, shared, capsys):
@@ -139,26 +113,8 @@ def test_fault_12_where_nothing_fits_the_smallest_request_is_told_and_what_to_tr
     assert outcomes(here / "run") == {"none": "out_of_memory", "all": "out_of_memory"}
     full = store.load(here / "run").records[0]
     assert full.shortage == Shortage(of="device", asked_bytes=20 * GIB, free_bytes=3 * GIB // 2)
-    assert full.environment.device_bytes > 0
     assert "nothing fits into memory: the smallest request that failed was 20.0 GiB with 1.50 GiB free" in out
-    assert "try a smaller --batch-size" in out
-    assert not (here / "run" / "derived" / "frontier.png").exists()
     assert answer(next_words(err)) == 0
-
-
-def test_fault_12_where_the_model_alone_does_not_fit_no_strategy_is_advised(tmp_path):
-    (tmp_path / "large.py").write_text(LARGE)
-    model = Choice(f"{tmp_path}/large.py:make")
-
-    records = [
-        attempt(Trial(case=make.case(name, model=model, batch_size=2)), on_pass=lambda stage: None, by=measure)
-        for name in ("none", "all")
-    ]
-
-    assert all(record.detail.startswith("while the model was built: ") for record in records)
-    advice = columns.reasons(examples.table(records))[-1]
-    assert "the model with its batch does not fit even before a step" in advice
-    assert not any(word in advice for word in ("--strategies", "--batch-size", "gcprof fit"))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +124,6 @@ def test_fault_12_where_the_model_alone_does_not_fit_no_strategy_is_advised(tmp_
         (torch.OutOfMemoryError("CUDA out of memory."), "device"),
         (RuntimeError("CUDA error: out of memory"), "device"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "device"),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
         (ValueError("can't allocate memory"), None),
     ],
 )
@@ -179,22 +134,17 @@ def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, expected):
     assert found is None or found.asked_bytes is None
 
 
-# --- gradients that are missing, wrong or never twice the same; models that change more than is theirs
-
-
 def test_fault_29_switches_that_a_model_changes_are_told_and_the_next_trial_has_its_own(engine):
     mine = switches()["threads"]
 
     spoilt, clean = engine.run([trial("flags"), trial()])
 
     assert (spoilt.outcome, clean.outcome) == ("ok", "ok")
-    assert f"threads {mine} -> 3" in noted(spoilt)["GCP019"]
-    assert "cudnn.benchmark False -> True" in noted(spoilt)["GCP019"]
-    assert "GCP019" not in noted(clean)
+    (told,) = [note.text for note in spoilt.notes if note.code == "GCP019"]
+    assert f"threads {mine} -> 3" in told
+    assert "cudnn.benchmark False -> True" in told
+    assert "GCP019" not in {note.code for note in clean.notes}
     assert clean.environment.num_threads == int(mine)
-
-
-# --- what a trial prints
 
 
 def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
@@ -207,28 +157,18 @@ def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
     assert not {unicodedata.category(one) for line in lines for one in line} & {"Cc", "Cf"}
 
 
-# --- users' own files: told in their lines, not ours
-
-
-def of(model: str) -> Trial:
-    return Trial(case=make.case("none", model=Choice(model), batch_size=None, samples=1, warmup=0))
-
-
 @pytest.mark.parametrize(
     ("factory", "outcome", "detail"),
     [
-        ("raises", "failed", "KeyError: 'no such checkpoint' (broken.py:17)"),
         ("wrong_shape", "failed", "mat1 and mat2 shapes cannot be multiplied (2x5 and 4x4) (broken.py:13)"),
-        ("module_alone", "failed", "the factory returned Net: return (module, batch[, loss[, optimizer]])"),
-        ("batch_first", "failed", "the factory returned (Tensor, Net): return"),
         ("loss_before_batch", "failed", "the factory returned (Net, function, Tensor): return"),
         ("no_loss", "invalid", "the module's output holds no loss but a tensor of shape (2, 4)"),
-        ("loss_of_many", "invalid", "the loss must be a scalar, got a tensor of shape (2, 4)"),
         ("loss_of_integers", "invalid", "the loss is of torch.int64, which has no gradient"),
     ],
 )
 def test_fault_23_what_the_users_code_does_wrong_is_the_outcome_with_the_users_line(engine, factory, outcome, detail):
-    (record,) = engine.run([of(f"{USERS}/broken.py:{factory}")])
+    case = make.case(model=Choice(f"{USERS}/broken.py:{factory}"), batch_size=None, samples=1, warmup=0)
+    (record,) = engine.run([Trial(case=case)])
 
     assert record.outcome == outcome
     assert detail in record.detail

@@ -1,7 +1,6 @@
 """Trials of the model that goes wrong, and the same ones without a process each. Knows nothing of rows."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,8 +10,6 @@ import psutil
 
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial, decode
-from profiler.core.record import Record
-from profiler.engines.local import Local
 from profiler.engines.worker import tell
 from profiler.runs import store
 from tests import make
@@ -34,15 +31,6 @@ def run(kind: str, strategies: str, *more: str) -> int:
 
 def outcomes(folder: Path) -> dict[str, str]:
     return {str(record.case.strategy): record.outcome for record in store.load(folder).records}
-
-
-def log_of(engine: Local, record: Record) -> bytes:
-    return (engine.logs / f"{store.log_name(record.case, record.round)}.log").read_bytes()
-
-
-def offspring(log: bytes) -> set[int]:
-    """The processes that the kind `fork` says it started."""
-    return {int(pid) for pid in re.findall(rb"offspring (\d+)", log)}
 
 
 def gone(pids: set[int]) -> bool:
