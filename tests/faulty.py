@@ -15,60 +15,30 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from profiler.core.catalogue import Count
 from profiler.training.workload import Workload
 
 WIDTH = 8
-ODD_BYTES = b'\x1b[31m{"record": 1}\x00\xff\n'
 
 
 def build(
     batch_size: int = 8,
     *,
-    kind: Literal[
-        "abort",
-        "bad_result",
-        "batchnorm",
-        "dropout",
-        "dropout_norng",
-        "exit",
-        "exit0",
-        "fine",
-        "flags",
-        "fork",
-        "hang",
-        "host_oom",
-        "illegal",
-        "integer",
-        "kill",
-        "nan",
-        "nograd",
-        "noise",
-        "oom",
-        "raise",
-        "segv",
-        "shape",
-        "spam",
-        "sticky",
-        "stubborn",
-        "vector",
-    ],
+    kind: str = "fine",
     at: Literal["forward", "recompute"] = "forward",
-    megabytes: Count = 4,
 ) -> Workload:
     """A small chain whose third block goes wrong in the way that is asked for: always, or only when recomputed.
 
-    What can only go wrong in a recompute (dropout_norng, nograd, shape) does so there. `megabytes` is what spam prints.
+    What can only go wrong in a recompute (dropout_norng, nograd, shape) does so there.
     """
-    block = _Faulty(kind, at, megabytes)
+    block = _Faulty(kind, at)
     blocks = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), block, nn.Linear(WIDTH, WIDTH)]
     batch = (torch.randn(batch_size, WIDTH), torch.randn(batch_size, WIDTH))  # both (batch, width)
 
     def loss(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         block.is_recompute = False
-        found = F.mse_loss(module(batch[0]), batch[1], reduction="none" if kind == "vector" else "mean")
+        found = F.mse_loss(module(batch[0]), batch[1])
         block.is_recompute = True  # whoever calls it before the next step
-        return found.long() if kind == "integer" else found
+        return found
 
     return Workload(module=nn.Sequential(*blocks), blocks=("0", "1", "2", "3"), batch=batch, loss=loss)
 
@@ -78,11 +48,11 @@ class _Faulty(nn.Module):
 
     broken = False  # the whole process, as CUDA is after a device-side assert
 
-    def __init__(self, kind: str, at: str, megabytes: int) -> None:
+    def __init__(self, kind: str, at: str) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(WIDTH))
         self.norm = nn.BatchNorm1d(WIDTH) if kind == "batchnorm" else nn.Identity()
-        self.kind, self.at, self.megabytes = kind, at, megabytes
+        self.kind, self.at = kind, at
         self.is_recompute = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -94,42 +64,12 @@ class _Faulty(nn.Module):
         return SPOILT[self.kind](self, x) if self.kind in SPOILT else x
 
 
-def _die_by(number: signal.Signals) -> Callable[[_Faulty], None]:
-    def die(block: _Faulty) -> None:
-        print(f"planted: about to die by {number.name}", flush=True)
-        os.kill(os.getpid(), number)
-
-    return die
-
-
-def _read_nowhere(block: _Faulty) -> None:
-    print("planted: about to read at 0", flush=True)
-    ctypes.string_at(0)
-
-
-def _hang(block: _Faulty) -> None:
-    time.sleep(3600)
-
-
-def _ignore_requests(block: _Faulty) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(3600)
-
-
-def _raise(block: _Faulty) -> None:
-    raise ValueError("planted: the third block does not like its input")
-
-
 def _device_memory(block: _Faulty) -> None:
     """Torch's words for a device that is full."""
     raise torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.72 GiB of which 1.50 GiB "
         "is free. Including non-PyTorch memory, this process has 138.20 GiB memory in use."
     )
-
-
-def _host_memory(block: _Faulty) -> None:
-    torch.empty(10**15)
 
 
 def _break_device(block: _Faulty) -> None:
@@ -139,18 +79,11 @@ def _break_device(block: _Faulty) -> None:
 
 
 def _spam(block: _Faulty) -> None:
-    """Escapes, zeros, bytes that are no text, and what looks like a result; once in a process."""
-    chunk = (ODD_BYTES * (2**20 // len(ODD_BYTES) + 1))[: 2**20]
-    while block.megabytes and not _printed:
-        for _ in range(block.megabytes):
-            sys.stdout.buffer.write(chunk)
+    """Escapes, zeros, bytes that are no text, and what looks like a result: 4 MiB, once in a process."""
+    if not _printed:
+        sys.stdout.buffer.write(b'\x1b[31m{"record": 1}\x00\xff\n' * 2**18)
         sys.stdout.flush()
-        _printed.append(block.megabytes)
-
-
-def _fork(block: _Faulty) -> None:
-    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-    print("offspring", started.pid, flush=True)
+        _printed.append(True)
 
 
 def _bad_result(block: _Faulty) -> None:
@@ -161,11 +94,6 @@ def _bad_result(block: _Faulty) -> None:
         except OSError:
             continue
     os._exit(0)
-
-
-def _set_switches(block: _Faulty) -> None:
-    torch.set_num_threads(3)
-    torch.backends.cudnn.benchmark = True
 
 
 def _forget_gradient(block: _Faulty) -> None:
@@ -186,35 +114,31 @@ def _drop_otherwise(block: _Faulty, x: torch.Tensor) -> torch.Tensor:
     return F.dropout(x)
 
 
-def _shorten(block: _Faulty, x: torch.Tensor) -> torch.Tensor:
-    return torch.tanh(x[:-1] if block.is_recompute else x)
+def _say(text: str, *more: object) -> None:
+    print(text, *more, flush=True)
 
 
-_printed: list[int] = []
-
+_printed: list[bool] = []
+SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
 SUDDEN: dict[str, Callable[[_Faulty], Any]] = {
-    "abort": _die_by(signal.SIGABRT),
     "bad_result": _bad_result,
     "exit": lambda block: sys.exit(0),
     "exit0": lambda block: os._exit(0),
-    "flags": _set_switches,
-    "fork": _fork,
-    "hang": _hang,
-    "host_oom": _host_memory,
-    "illegal": _die_by(signal.SIGILL),
-    "kill": _die_by(signal.SIGKILL),
+    "flags": lambda block: (torch.set_num_threads(3), setattr(torch.backends.cudnn, "benchmark", True)),
+    "fork": lambda block: _say("offspring", subprocess.Popen(SLEEP).pid),
+    "hang": lambda block: time.sleep(3600),
+    "kill": lambda block: os.kill(os.getpid(), signal.SIGKILL),
     "nograd": _forget_gradient,
     "oom": _device_memory,
-    "raise": _raise,
-    "segv": _read_nowhere,
+    "raise": lambda block: _say("planted") or [][0],
+    "segv": lambda block: _say("planted: about to read at 0") or ctypes.string_at(0),
     "spam": _spam,
     "sticky": _break_device,
-    "stubborn": _ignore_requests,
+    "stubborn": lambda block: (signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(3600)),
 }
 SPOILT: dict[str, Callable[[_Faulty, torch.Tensor], torch.Tensor]] = {
-    "dropout": lambda block, x: F.dropout(x),
     "dropout_norng": _drop_otherwise,
     "nan": lambda block, x: x * float("nan"),
     "noise": _make_noise,
-    "shape": _shorten,
+    "shape": lambda block, x: torch.tanh(x[:-1] if block.is_recompute else x),
 }
