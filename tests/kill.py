@@ -22,15 +22,16 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import psutil
 
 from profiler.analysis import progress
-from profiler.core.errors import UserError
+from profiler.analysis.rows import latest
 from profiler.runs import store
 from profiler.runs.store import Run
-from tests import killed
-from tests.killed import PATIENCE_SECONDS, SWEEP, Key
+from tests.killed import PATIENCE_SECONDS, TAG, Key, printed, python_path, survivors
 
+SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "4", "--samples", "3", "--device", "cpu")
 AT_ONCE = 2  # runs
 KILLS = 8  # of workers in the time of an undisturbed run, at least: between two passes an eighth of it at most
 SERVERS = 0.1  # of the kills of workers
@@ -57,7 +58,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gcprof-kill-") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
-        peer, seconds = killed.undisturbed(Path(folder) / "undisturbed", SWEEP)
+        began = time.monotonic()
+        subprocess.run(words(Path(folder) / "undisturbed", SWEEP), check=True, env=environment(""), capture_output=True)
+        peer, seconds = store.load(Path(folder) / "undisturbed"), time.monotonic() - began
         print(f"an undisturbed run of {len(peer.records)} trials takes {seconds:.1f} s", flush=True)
 
         def work(kind: str, number: int) -> list[Session]:
@@ -97,7 +100,7 @@ def sessions(
 
 def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float | None = None) -> Session:
     """Start the run, or resume it, end it by kill -9 after some seconds, and look at what is left."""
-    before = killed.stored(folder)
+    before = stored(folder)
 
     def end(process: subprocess.Popen[bytes]) -> list[str]:
         try:
@@ -108,10 +111,11 @@ def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float 
         return []
 
     victims, code, said, wrong = _disturbed(folder, sweep, end, patience)
-    told = killed.printed(said)
-    wrong += killed.violations(told, before=before, found=killed.stored(folder))
+    told, found = printed(said), stored(folder)
+    wrong += [f"{' '.join(map(str, key))} was printed or stored, and is lost" for key in {*told, *before} - {*found}]
+    wrong += [f"{' '.join(map(str, key))} is there {n} times" for key, n in Counter(found).items() if n > 1]
     wrong += [f"exit code {code}: {said.splitlines()[-1:]}"] if code and not victims else []
-    return Session([f"parent in {_phase(said, folder)}" for _ in victims], told, wrong)
+    return Session(victims, told, wrong)
 
 
 def kill_workers(folder: Path, sweep: tuple[str, ...], times: int, moments: random.Random, *, gap: float) -> Session:
@@ -119,7 +123,7 @@ def kill_workers(folder: Path, sweep: tuple[str, ...], times: int, moments: rand
 
     It must end by itself, and a kill is one crash at most.
     """
-    before = len(killed.stored(folder))
+    before = len(stored(folder))
 
     def disturb(process: subprocess.Popen[bytes]) -> list[str]:
         victims: list[str] = []
@@ -129,14 +133,14 @@ def kill_workers(folder: Path, sweep: tuple[str, ...], times: int, moments: rand
         return victims
 
     victims, code, said, wrong = _disturbed(folder, sweep, disturb, None)
-    told = killed.printed(said)
+    told = printed(said)
     if not (folder / "manifest.json").exists():  # the worker that looks for devices was killed
         wrong += [] if (code, told) == (3, []) else [f"exit code {code} without a run folder"]
         return Session(victims, told, wrong)
     run = store.load(folder)
     new = run.records[before:]
     crashed = [record for record in new if record.outcome == "crashed"]
-    wrong += [] if killed.stored(folder)[before:] == told else [f"{len(told)} printed, and {len(new)} stored"]
+    wrong += [] if stored(folder)[before:] == told else [f"{len(told)} printed, and {len(new)} stored"]
     wrong += [] if len(crashed) <= len(victims) else [f"{len(crashed)} crashed, and {len(victims)} were killed"]
     wrong += [f"{one.outcome}: {one.detail}" for one in new if one.outcome not in ("ok", "crashed")]
     wrong += [f"crashed: {one.detail}" for one in crashed if not str(one.detail).startswith(DETAILS)]
@@ -154,7 +158,52 @@ def finish(folder: Path, sweep: tuple[str, ...], peer: Run, *, kind: str = "pare
         last = kill(folder, sweep, after=SESSION_SECONDS)
     if last.victims or last.wrong:
         return [f"the last resume: {last}"]
-    return killed.differences(killed.settled(folder) if kind == "worker" else store.load(folder), peer)
+    run = store.load(folder)
+    if kind == "worker":  # the last record of each trial alone: what readers see
+        run = msgspec.structs.replace(run, records=tuple(latest(run.records)))
+    return differences(run, peer)
+
+
+def differences(run: Run, peer: Run) -> list[str]:
+    """Trials that are not there exactly once, as in the peer, or whose exact quantities are not those of the peer."""
+    found, expected = _exact(run), _exact(peer)
+    there, planned = (Counter(name for name, _ in one) for one in (found, expected))
+    wrong = [f"{name} is owed" for name in planned - there] + [f"{name} is there again" for name in there - planned]
+    wrong += [f"{path.name} was left in the making" for path in run.folder.rglob(".*")]
+    return wrong + [f"{name}: {exact} is not as in the peer" for name, exact in set(found) - set(expected)]
+
+
+def _exact(run: Run) -> list[tuple[str, tuple[object, ...]]]:
+    """What must be the same in every run, by trial."""
+    return [
+        (
+            f"{one.case.strategy} round {one.round}",
+            (
+                one.outcome, one.readings.peak_bytes, one.readings.saved_bytes, str(one.readings.static_bytes),
+                one.equality and one.equality.gradients_equal,
+            ),
+        )
+        for one in run.records
+    ]  # fmt: skip
+
+
+def stored(folder: Path) -> list[Key]:
+    """The trials that a run folder holds; none where it was not even made."""
+    if not (folder / "manifest.json").exists():
+        return []
+    return [(str(one.case.model), str(one.case.strategy), one.round) for one in store.load(folder).records]
+
+
+def words(folder: Path, sweep: tuple[str, ...]) -> list[str]:
+    """The program's command line: a new run, or to go on with the one that is there."""
+    there = (folder / "manifest.json").exists()
+    which = ["--resume", str(folder)] if there else [*sweep, "-o", str(folder)]
+    return [sys.executable, "-m", "profiler", "run", *which]
+
+
+def environment(tag: str) -> dict[str, str]:
+    """This process's own, the tag by which the run's processes are found, and one thread: two runs share the cores."""
+    return {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", TAG: tag}
 
 
 Disturb = Callable[[subprocess.Popen[bytes]], list[str]]  # kills, and returns what it killed
@@ -166,10 +215,17 @@ def _disturbed(
     """What was killed of a run, its exit code, what it said, and which of its processes live on."""
     tag = f"{os.getpid()}-{random.getrandbits(64):x}"
     with tempfile.TemporaryFile() as errors:
-        process = killed.started(folder, sweep, tag=tag, errors=errors)
+        process = subprocess.Popen(
+            words(folder, sweep),
+            env=environment(tag),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
         victims = disturb(process)
         code = process.wait(timeout=SESSION_SECONDS)
-        left = killed.survivors(tag, patience=PATIENCE_SECONDS * killed.share() if patience is None else patience)
+        share = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # of a core
+        left = survivors(tag, patience=PATIENCE_SECONDS * share if patience is None else patience)
         errors.seek(0)
         said = errors.read().decode(errors="replace")
     return victims, code, said, [f"process {one.pid} lives on" for one in left]
@@ -198,19 +254,6 @@ def _is_over(folder: Path) -> bool:
 
 def _is_half_made(folder: Path) -> bool:
     return folder.exists() and not (folder / "manifest.json").exists()
-
-
-def _phase(said: str, folder: Path) -> str:
-    """Where a run was when it ended."""
-    if "measuring the" not in said:
-        return "start-up"
-    if "wrote " in said:
-        return "end"
-    try:
-        run = store.load(folder)
-    except UserError:
-        return "start-up"
-    return "trials" if progress.owed(run.manifest.plan, run.records) else "files"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Two runs through the runner, as `gcprof run` follows them. One of many trials by an engine that has its records ready:
 it must stay below 300 MiB, and cost at most 3 ms a trial: of the processor, which other work on the machine hardly
-changes, and beyond what writing and syncing the same line costs alone, which is the disk's and is told beside. One of
+changes, and beyond what writing and syncing the same line costs alone. One of
 many real, tiny trials by the fork server: at its end no process, file descriptor or file may be left that was not there
 before. Then many tiny rehearsals by the fork server that has the hollow device: besides, neither shared memory, nor the
 folder of its libraries, nor the server's own memory may grow, and no trial's log may tell of an abort. The last line is
@@ -41,19 +41,6 @@ SYNCED = 300  # lines that are written alone
 SETTLED = 10  # rehearsals after which the server's memory is looked at first
 SERVER_GROWTH_BYTES = 4 << 20  # of its private memory
 ABORTS = ("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped", "CUDA error")
-
-
-class Costs(NamedTuple):
-    """Seconds, of the processor and of the clock."""
-
-    processor: float
-    clock: float
-
-    def each(self, number: int) -> Costs:
-        return Costs(self.processor / number, self.clock / number)
-
-    def __str__(self) -> str:
-        return f"{self.processor * 1e3:.2f} ms of the processor, {self.clock * 1e3:.2f} ms of the clock"
 
 
 class Left(NamedTuple):
@@ -107,26 +94,18 @@ def long_run(folder: Path, number: int) -> tuple[str, list[str]]:
     """Follow a run of so many trials; what it cost, and what of that is wrong."""
     plan = tuple(planned(number))
     store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
-    alone = synced(folder.with_name("alone"), [encode(answered(trial)) + b"\n" for trial in plan[:SYNCED]])
-    alone = alone.each(len(plan[:SYNCED]))
-    made = costs(lambda: [answered(trial) for trial in plan]).each(len(plan))
+    lines = [encode(answered(trial)) + b"\n" for trial in plan[:SYNCED]]
+    alone = processor_seconds(lambda: write_synced(folder.with_name("alone"), lines)) / len(lines)
+    made = processor_seconds(lambda: [answered(trial) for trial in plan]) / len(plan)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-        spent = costs(lambda: follow(Ready(), store.load(folder), Terminal()))
+        spent = processor_seconds(lambda: follow(Ready(), store.load(folder), Terminal()))
     records = store.load(folder).records
-    whole = spent.each(len(records))
-    overhead = whole.processor - alone.processor - made.processor
-    used = _peak_bytes()
-    print(f"a trial of {number:,}: {whole}; writing its line alone: {alone}; making its record: {made}", flush=True)
-    text = f"{number:,} trials: {overhead * 1e3:.2f} ms of the processor each beyond writing, {used >> 20} MiB"
-    return text, violations(records, number, overhead=overhead, used=used)
-
-
-def violations(records: tuple[Record, ...], number: int, *, overhead: float, used: int) -> list[str]:
-    """What is wrong with a long run."""
+    overhead, used = spent / len(records) - alone - made, _peak_bytes()
     lost = number - len(records) - sum(ROUNDS - 1 for one in records if one.round == 1 and one.outcome != "ok")
+    text = f"{number:,} trials: {overhead * 1e3:.2f} ms of the processor each beyond writing, {used >> 20} MiB"
     wrong = [f"{lost} trials are not there"] if lost else []
     wrong += [f"a trial costs {overhead * 1e3:.2f} ms"] if overhead > OVERHEAD_SECONDS else []
-    return wrong + ([f"the run takes {used >> 20} MiB"] if used > MEMORY_BYTES else [])
+    return text, wrong + ([f"the run takes {used >> 20} MiB"] if used > MEMORY_BYTES else [])
 
 
 def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
@@ -166,7 +145,9 @@ def rehearsed_run(folder: Path, number: int) -> tuple[str, list[str]]:
     seconds = time.monotonic() - began
     peaks = {one.readings.peak_bytes for one in records if one.readings}
     wrong = leaks(server, at_work, "after the rehearsals") + leaks(before, left(temporary), "after the engine's end")
-    wrong += [f"{path} is left" for path in more] + aborts(folder / "logs")
+    wrong += [f"{path} is left" for path in more]
+    texts = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in (folder / "logs").glob("*")}
+    wrong += [f"{name}: {word}" for name, text in sorted(texts.items()) for word in ABORTS if word in text]
     wrong += [f"the server grew by {grown:,} bytes"] if grown > SERVER_GROWTH_BYTES else []
     wrong += [f"{len(records)} rehearsals of {number}"] if len(records) != number else []
     wrong += [f"a rehearsal is {one.outcome}: {one.detail}" for one in records if one.outcome != "ok"][:3]
@@ -175,19 +156,10 @@ def rehearsed_run(folder: Path, number: int) -> tuple[str, list[str]]:
     return f"{text}, whose {held >> 10:,} KiB grew by {grown >> 10:,} KiB", wrong
 
 
-def aborts(logs: Path) -> list[str]:
-    """Returns which logs of trials tell of a process that did not end well."""
-    texts = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in sorted(logs.glob("*"))}
-    return [f"{name}: {word}" for name, text in texts.items() for word in ABORTS if word in text]
-
-
 def leaks(before: Left, after: Left, when: str) -> list[str]:
     """What there is more of than before."""
     wrong = [f"{name} is left {when}" for name in after.files if name not in before.files]
-    more = {
-        "descriptors": after.descriptors - before.descriptors,
-        "processes": after.processes - before.processes,
-    }
+    more = {name: getattr(after, name) - getattr(before, name) for name in ("descriptors", "processes")}
     return wrong + [f"{number} {name} more {when}" for name, number in more.items() if number > 0]
 
 
@@ -234,26 +206,19 @@ def answered(trial: Trial) -> Record:
     return make.record(case=trial.case, round=trial.round)
 
 
-def synced(path: Path, lines: list[bytes]) -> Costs:
-    """What it costs to write these lines and wait after each until it is on disk."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def write() -> None:
+def write_synced(path: Path, lines: list[bytes]) -> None:
+    """Write these lines, and wait after each until it is on disk."""
+    with path.open("wb", buffering=0) as file:
         for line in lines:
-            os.write(file, line)
+            file.write(line)
             os.fsync(file)
 
-    try:
-        return costs(write)
-    finally:
-        os.close(file)
 
-
-def costs(work: Callable[[], object]) -> Costs:
+def processor_seconds(work: Callable[[], object]) -> float:
     """What a piece of work costs."""
-    used, began = time.process_time(), time.monotonic()
+    used = time.process_time()
     work()
-    return Costs(time.process_time() - used, time.monotonic() - began)
+    return time.process_time() - used
 
 
 def _peak_bytes() -> int:

@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,6 @@ def told(trial: Trial, **fields: Any) -> Record:
     return make.record(trial.case.strategy, case=trial.case, round=trial.round, environment=HERE, **fields)
 
 
-def keys(records: Sequence[Record]) -> list[tuple[str, int, str]]:
-    return [(str(one.case.strategy), one.round, one.outcome) for one in records]
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder that owes `none` and `all` in two rounds."""
@@ -104,10 +101,6 @@ class Job:
             self.writer.close()
         self.state, self.writer = state, None
 
-    def complete(self) -> None:
-        self.write(*(told(trial) for trial in self.plan))
-        self.end("COMPLETED")
-
     @property
     def plan(self) -> tuple[Trial, ...]:
         return store.read_manifest(self.shard).plan
@@ -141,17 +134,14 @@ class Cluster(Slurm):
     def leave(self) -> list[Job]:
         """A call that is killed once its jobs are submitted."""
         with pytest.raises(KeyboardInterrupt):
-            self.follow(interrupt)
+            self.follow(interrupted)
         for job in self.jobs:
             job.state = "RUNNING"
         return self.jobs
 
 
-def interrupt(seconds: float = 0.0) -> None:
+def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-# What the driver makes of what jobs write
 
 
 def test_what_a_job_leaves_undone_has_crashed_by_what_became_of_the_job(run):
@@ -164,7 +154,9 @@ def test_what_a_job_leaves_undone_has_crashed_by_what_became_of_the_job(run):
 
     found = cluster.follow(step)
 
-    assert keys(found) == [("none", 1, "ok"), ("all", 1, "crashed"), ("none", 2, "crashed")]
+    assert [(str(one.case.strategy), one.round, one.outcome) for one in found] == [
+        ("none", 1, "ok"), ("all", 1, "crashed"), ("none", 2, "crashed"),
+    ]  # fmt: skip
     assert found[1].detail == "not done when its job ended: job 7 TIMEOUT"
 
 
@@ -178,19 +170,12 @@ def test_what_earlier_jobs_have_is_picked_up_and_their_shard_goes_on(run):
         cluster.jobs[0].write(*(told(trial) for trial in cluster.plan[2:]))
         cluster.jobs[0].end("COMPLETED")
 
-    found = keys(cluster.follow(step))
+    found = cluster.follow(step)
 
-    assert found == [("none", 1, "ok"), ("all", 1, "ok"), ("all", 2, "ok"), ("none", 2, "ok")]
+    assert [(one.case, one.round, one.outcome) for one in found] == [
+        (trial.case, trial.round, "ok") for trial in cluster.plan
+    ]
     assert [job.shard for job in cluster.jobs] == [before.shard]
-
-
-def test_a_job_of_an_earlier_call_that_is_still_at_work_is_followed_and_nothing_is_sent_twice(run):
-    (job,) = Cluster(run).leave()
-    job.write(told(job.plan[0]))
-    cluster = Cluster(run)
-
-    assert len(cluster.follow(job.complete)) == len(cluster.plan)
-    assert cluster.jobs == []
 
 
 def test_where_the_array_is_rejected_no_shard_keeps_another_engine_from_the_run(run):
@@ -205,9 +190,6 @@ def test_where_the_array_is_rejected_no_shard_keeps_another_engine_from_the_run(
 
     assert caught.value.exit_code == 3
     assert list((run / "shards").iterdir()) == []
-
-
-# What is sent
 
 
 FAKE_SLURM = {
@@ -247,7 +229,7 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
     with engines.connect(asked, stage_seconds=PATIENCE_SECONDS) as engine:
         engine.settings["slurm_additional_parameters"] = {"nice": 10}
         records = workflow.run_owed(engine, store.load(run))
-        monkeypatch.setattr("profiler.engines.slurm.time.sleep", interrupt)
+        monkeypatch.setattr("profiler.engines.slurm.time.sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(records)
 
@@ -264,10 +246,8 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
     ("words", "complaint"),
     [
         ("slurm:jobs=0", "jobs=0 is not"),
-        ("slurm:nodes=2", "no option 'nodes'"),
         ("slurm:slurm_nodes=2", "no option 'slurm_nodes'"),
         ("slurm:executor=local", "would share its GPU"),
-        ("slurm:executor=cloud", "executor=cloud is not"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(words, complaint):
@@ -279,8 +259,6 @@ def test_without_slurm_the_machine_says_so_before_there_is_a_folder(here, monkey
     monkeypatch.setenv("PATH", str(here))
 
     assert answer(["run", *SWEEP, "--engine", "slurm:partition=gpu", "-o", "run"]) == 3
-
-    assert "there is no sbatch here" in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
@@ -309,88 +287,56 @@ def test_two_real_jobs_give_what_one_run_gives(here, shared, jobs, capsys):
     assert not any(SECRET.encode() in path.read_bytes() for path in (here / "run").rglob("*") if path.is_file())
 
 
-class Hanging:
-    """A run of `mlp` and of two models of which each hangs the first time."""
-
-    def __init__(self, home: Path) -> None:
-        (home / "hanging.py").write_text(HANGING)
-        for name in ("first", "second"):
-            (home / name).touch()
-        os.mkfifo(home / "begun")
-        self._begun = os.open(home / "begun", os.O_RDWR)  # also where nobody writes at present
-        self.run = home / "run"
-        names = [("mlp", "none"), ("mlp", "all"), ("hanging.py:first", "none"), ("hanging.py:second", "none")]
-        quick = {"samples": 1, "warmup": 0, "batch_size": 4, "verify": "off"}
-        cases = [make.case(strategy, model=Choice(model), **quick) for model, strategy in names]
-        plan, digests = schedule.measured(cases, 1), store.code_digests(cases)
-        store.create(self.run, plan=plan, command="", environment=LOGIN, sources=digests)
-
-    def go_on(self) -> Iterator[Record]:
-        with engines.connect(f"{LOCAL},jobs=1", stage_seconds=PATIENCE_SECONDS) as engine:
-            yield from (record for record, _ in workflow.run_owed(engine, store.load(self.run)))
-
-    def wait(self) -> psutil.Process:
-        """Until a model hangs; the process of the job."""
-        ready, _, _ = select.select([self._begun], [], [], PATIENCE_SECONDS)
-        assert ready, "it never began"
-        os.read(self._begun, 1)
-        (job,) = (one for one in psutil.Process().children(recursive=True) if "submitit.core._submit" in one.cmdline())
-        return job
-
-    def close(self) -> None:
-        os.close(self._begun)
-
-
 @pytest.mark.nightly
 def test_a_job_goes_on_after_its_time_was_up_and_after_it_was_killed_the_run_does(here, jobs):
-    """Nothing is lost or doubled, in the parts or in the run."""
-    hanging = Hanging(here)
-    records = hanging.go_on()
-    before = [next(records), next(records)]
+    """A run of `mlp` and of two models, each of which hangs the first time; nothing is lost or doubled."""
+    (here / "hanging.py").write_text(HANGING)
+    for name in ("first", "second"):
+        (here / name).touch()
+    os.mkfifo(here / "begun")
+    begun = os.open(here / "begun", os.O_RDWR)  # also where nobody writes at present
+    names = [("mlp", "none"), ("mlp", "all"), ("hanging.py:first", "none"), ("hanging.py:second", "none")]
+    quick = {"samples": 1, "warmup": 0, "batch_size": 4, "verify": "off"}
+    cases = [make.case(strategy, model=Choice(model), **quick) for model, strategy in names]
+    plan, digests = schedule.measured(cases, 1), store.code_digests(cases)
+    store.create(here / "run", plan=plan, command="", environment=LOGIN, sources=digests)
 
-    hanging.wait().send_signal(signal.SIGUSR2)  # as Slurm does before the time of a job is up
+    def go_on() -> Iterator[Record]:
+        with engines.connect(f"{LOCAL},jobs=1", stage_seconds=PATIENCE_SECONDS) as engine:
+            yield from (record for record, _ in workflow.run_owed(engine, store.load(here / "run")))
+
+    def hanging_job() -> psutil.Process:
+        assert select.select([begun], [], [], PATIENCE_SECONDS)[0], "it never began"
+        os.read(begun, 1)
+        started = psutil.Process().children(recursive=True)
+        return next(one for one in started if "submitit.core._submit" in one.cmdline())
+
+    records = go_on()
+    before = [next(records), next(records)]
+    hanging_job().send_signal(signal.SIGUSR2)  # as Slurm does before the time of a job is up
     third = next(records)
-    hanging.wait().kill()
+    hanging_job().kill()
     rest = list(records)
 
     assert [(one.case.model, one.outcome) for one in (*before, third, *rest)] == [
         ("mlp", "ok"), ("mlp", "ok"), ("hanging.py:first", "ok"), ("hanging.py:second", "crashed"),
     ]  # fmt: skip
     assert "not done when its job ended: job " in (rest[0].detail or "")
-    (log,) = (hanging.run / "jobs").rglob("*_log.out")
-    assert log.read_text().count("Loading pickle") == 2
-
-    assert [(one.case.model, one.outcome) for one in hanging.go_on()] == [("hanging.py:second", "ok")]
-
-    hanging.close()
-    (part,) = (hanging.run / "shards").iterdir()
+    assert [(one.case.model, one.outcome) for one in go_on()] == [("hanging.py:second", "ok")]
+    (part,) = (here / "run" / "shards").iterdir()
     written = [(one.case, one.outcome) for one in store.load(part).records]
-    plan = store.load(hanging.run).manifest.plan
     assert written == [(trial.case, "ok") for trial in plan]  # nothing is made up there, either
 
 
-# Going on
-
-
-def begun(folder: Path, device_name: str | None) -> store.Run:
-    """A run of a GPU of which nothing was known when it began; its first record knows."""
-    plan = two_rounds("none", device="cuda:0")
-    store.create(folder, plan=plan, command="", environment=LOGIN, sources={})
-    writer = Writer(folder)
-    known = msgspec.structs.replace(LOGIN, device_name=device_name)
-    writer.append(make.record(case=plan[0].case, environment=known))
+@pytest.mark.parametrize(("device", "refused"), [(None, False), ("a GPU", False), ("another", True)])
+def test_a_run_of_jobs_goes_on_by_jobs_and_on_the_device_that_they_had(tmp_path, device, refused):
+    """Nothing was known of the GPU when the run began; its first record knows."""
+    (trial,) = two_rounds("none", rounds=1, device="cuda:0")
+    store.create(tmp_path / "run", plan=(trial,), command="", environment=LOGIN, sources={})
+    writer = Writer(tmp_path / "run")
+    writer.append(make.record(case=trial.case, environment=msgspec.structs.replace(LOGIN, device_name="a GPU")))
     writer.close()
-    return store.load(folder)
+    now = {"cuda:0": msgspec.structs.replace(LOGIN, device_name=device)}
 
-
-def test_a_run_of_jobs_goes_on_by_jobs_and_on_the_device_that_they_had(tmp_path):
-    before = begun(tmp_path / "run", "a GPU")
-
-    for name in (None, "a GPU"):
-        _refuse_changes(
-            before, RunRequest(words=Request()), None, {"cuda:0": msgspec.structs.replace(LOGIN, device_name=name)}
-        )
-    with pytest.raises(UserError, match="device_name a GPU -> another"):
-        _refuse_changes(
-            before, RunRequest(words=Request()), None, {"cuda:0": msgspec.structs.replace(LOGIN, device_name="another")}
-        )
+    with pytest.raises(UserError, match="device_name a GPU -> another") if refused else nullcontext():
+        _refuse_changes(store.load(tmp_path / "run"), RunRequest(words=Request()), None, now)
