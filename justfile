@@ -35,7 +35,7 @@ mutants *words:
 
 # write the golden files anew; look at the difference before committing it
 golden:
-    GCPROF_GOLDEN=1 {{python}} -m pytest -m "" tests/test_views_widths.py tests/test_comparison_views.py tests/test_axes_views.py tests/test_plan_views.py tests/test_progress_lines.py tests/test_screens.py tests/test_tables.py
+    GCPROF_GOLDEN=1 {{python}} -m pytest -m "" tests/test_views.py tests/test_plan_views.py tests/test_progress_lines.py tests/test_screens.py tests/test_tables.py
 
 # every picture of the README and the docs, by the commands of docs/results.md: writes docs/gallery/
 pictures *words:

@@ -122,12 +122,9 @@ ROOMS = {
             "tests/test_paired_time.py",
             "tests/test_time_ratio.py",
             "tests/test_views.py",
-            "tests/test_comparison_views.py",
-            "tests/test_axes_views.py",
-            "tests/test_explanation_views.py",
+            "tests/test_plots.py",
             "tests/test_progress_lines.py",
             "tests/test_tables.py",
-            "tests/test_large_runs.py",
             "tests/test_snapshot.py",
             "tests/test_hostile_sizes.py",
             "tests/test_three_kinds.py",
@@ -136,7 +133,7 @@ ROOMS = {
             "tests/faults/test_device_memory.py",
             "tests/faults/test_results.py",
         ),
-        left_out="wider or picture or names_peak or below_their_unit or record_is_whole or device_that_answers",
+        left_out="wider or cropped or names_peak or below_their_unit or record_is_whole or device_that_answers",
     ),
 }
 

@@ -1,26 +1,65 @@
-"""Runs made to keep a reader busy: what is done grows with what is read, not with its square."""
+"""Large runs: what is done grows with what is read, not with its square, and what saves work changes nothing shown."""
 
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from types import FrameType
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from profiler.analysis import progress
 from profiler.analysis.rows import rows
-from profiler.core.case import Trial
+from profiler.cli import answer
+from profiler.core.case import Choice, Trial, encode
 from profiler.core.record import Record
 from profiler.engines.local import Local
+from profiler.runs import store
 from profiler.views import tables as layout
 from profiler.views.report.section import prediction_pairs
-from profiler.views.tables import Column, words
-from tests import make
+from profiler.views.tables import Paper, details, words
+from profiler.views.tables.columns import UNSHOWN, main
+from tests import examples, make
+
+FEW, MANY = 50, 200
+BASE = make.record("none")
+TWO_ROUNDS = [*examples.sweep(), *examples.sweep(round=2)]
 
 
-def num_calls(work: Callable[[], object]) -> int:
+def of(case=BASE.case, **fields) -> Record:
+    return replace(BASE, case=replace(case, **fields))
+
+
+def refused(batch_size: int) -> Record:
+    return replace(of(batch_size=batch_size), outcome="failed", built=None)
+
+
+def for_predictions(number: int) -> Callable[[], object]:
+    records = [of(device="cuda:0"), *(of(device=f"fake:x{at}") for at in range(number))]
+    return lambda: rows(records)
+
+
+def for_refusals(number: int) -> Callable[[], object]:
+    refusals = [refused(at + 1) for at in range(number)]
+    plan = [Trial(case=refused(10_000 + at).case) for at in range(number)]
+    return lambda: progress.owed(plan, refusals)
+
+
+def for_refused_trials(number: int) -> Callable[[], object]:
+    engine = Local()
+    engine._alone = lambda trial: refused(trial.case.batch_size)
+    plan = [Trial(case=refused(at + 1).case) for at in range(number)]
+    return lambda: list(engine._one_by_one(plan))
+
+
+def for_pairs(number: int) -> Callable[[], object]:
+    table = rows([of(batch_size=at + 1, device=device) for at in range(number) for device in ("cuda:0", "fake:cuda")])
+    return lambda: prediction_pairs(table)
+
+
+def calls_of(work: Callable[[], object]) -> int:
     """How many functions are called, of Python and of C."""
     number = 0
 
@@ -37,57 +76,10 @@ def num_calls(work: Callable[[], object]) -> int:
     return number
 
 
-FEW, MANY = 50, 200
-BASE = make.record("none")
-
-
-def on(device: str) -> Record:
-    return msgspec.structs.replace(BASE, case=msgspec.structs.replace(BASE.case, device=device))
-
-
-def refused(batch_size: int) -> Record:
-    case = msgspec.structs.replace(BASE.case, batch_size=batch_size)
-    return msgspec.structs.replace(BASE, case=case, outcome="failed", built=None)
-
-
-def calls_for_predictions(number: int) -> float:
-    records = [on("cuda:0"), *(on(f"fake:x{at}") for at in range(number))]
-    return num_calls(lambda: rows(records)) / number
-
-
-def calls_for_refusals(number: int) -> float:
-    refusals = [refused(at + 1) for at in range(number)]
-    plan = [Trial(case=refused(10_000 + at).case) for at in range(number)]
-    return num_calls(lambda: progress.owed(plan, refusals)) / number
-
-
-def calls_for_refused_trials(number: int) -> float:
-    engine = Local()
-    engine._alone = lambda trial: refused(trial.case.batch_size)
-    plan = [Trial(case=refused(at + 1).case) for at in range(number)]
-    return num_calls(lambda: list(engine._one_by_one(plan))) / number
-
-
-def calls_for_twins(number: int) -> float:
-    cases = [
-        msgspec.structs.replace(BASE.case, batch_size=at + 1, device=device)
-        for at in range(number)
-        for device in ("cuda:0", "fake:cuda")
-    ]
-    table = rows([msgspec.structs.replace(BASE, case=case) for case in cases])
-    return num_calls(lambda: prediction_pairs(table)) / number
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "calls", [calls_for_predictions, calls_for_refusals, calls_for_refused_trials, calls_for_twins]
-)
-def test_of_many_no_more_functions_are_called_for_each(calls):
-    assert calls(MANY) < 1.2 * calls(FEW)
-
-
-def laid_out(columns: list[Column], width: int) -> list[int] | None:
-    return layout._widths([layout._sizes(column, width) for column in columns], width)
+@pytest.mark.parametrize("work", [for_predictions, for_refusals, for_refused_trials, for_pairs])
+def test_of_many_no_more_functions_are_called_for_each(work):
+    assert calls_of(work(MANY)) / MANY < 1.2 * calls_of(work(FEW)) / FEW
 
 
 def one_by_one(natural: list[int], least: list[int], width: int) -> list[int] | None:
@@ -111,4 +103,73 @@ def test_columns_give_way_as_if_by_one_at_a_time(cells, width):
 
     expected = one_by_one(natural, [max(sizes) for sizes in cells], width)
 
-    assert laid_out(columns, width) == expected
+    assert layout._widths([layout._sizes(column, width) for column in columns], width) == expected
+
+
+# --- what makes large runs quick to show
+
+
+@pytest.mark.parametrize("records", [examples.troubled(), TWO_ROUNDS, examples.batches()])
+def test_the_table_needs_no_reading_that_is_dropped(tmp_path, records):
+    def tables(run: store.Run) -> list[str]:
+        table = rows(run.records)
+        return [layout.text([*main(table), *details.ranks(table)], Paper(width)).plain for width in (None, 80)]
+
+    whole = examples.run(tmp_path / "run", records)
+
+    brief = store.load(tmp_path / "run", without=UNSHOWN)
+
+    assert tables(brief) == tables(whole)
+    assert all(getattr(record.readings, reading) is None for record in brief.records for reading in UNSHOWN)
+
+
+def test_rows_of_large_groups_are_as_those_of_small_ones_but_for_verdicts():
+    asked, unasked = rows(TWO_ROUNDS), rows(TWO_ROUNDS, largest=0)
+
+    assert rows(TWO_ROUNDS, largest=len(asked)) == asked
+    assert {(row.on_frontier, row.time_verdict) for row in unasked} == {(False, None)}
+    assert [replace(row, on_frontier=False, time_verdict=None) for row in asked] == list(unasked)
+
+
+def test_the_note_that_more_work_is_faster_needs_no_verdict_that_is_shown():
+    records = [
+        make.record(name, seconds=seconds, readings=replace(
+            make.record(seconds=seconds).readings, forward_flops=flops, backward_flops=flops))
+        for name, seconds, flops in (("none", (1.0, 1.01, 0.99) * 2, 100), ("all", (0.5, 0.51, 0.49) * 2, 150))
+    ]  # fmt: skip
+
+    noted = rows(records, largest=0)[1]
+
+    assert "GCP061" in [note.code for note in noted.notes]
+    assert noted.notes == rows(records)[1].notes
+    estimated = [replace(record, case=replace(record.case, device="rehearse:t4")) for record in records]
+    assert "GCP061" not in [note.code for note in rows(estimated)[1].notes]  # no memory was slow
+
+
+def test_a_run_of_many_rows_is_shown_alike_without_what_styles_need(tmp_path, monkeypatch, capsys):
+    examples.run(tmp_path / "run", TWO_ROUNDS)
+    assert answer(["show", str(tmp_path / "run")]) == 0
+    styled = capsys.readouterr()
+    monkeypatch.setattr(layout, "MOST_STYLED", 2)
+
+    assert answer(["show", str(tmp_path / "run")]) == 0
+
+    assert capsys.readouterr() == styled
+
+
+def test_what_is_read_is_what_was_written_and_equal_parts_are_one_object(tmp_path):
+    """Among them texts that are a Choice in one field and none in another."""
+    made = [make.record(name) for name in ("none", "all", "segments:k=2")]
+    case = replace(BASE.case, optimizer=Choice("cpu"), data="files", verify="off")
+    digested = replace(made[1], round=2, equality=replace(made[1].equality, digests={"loss": "1"}))
+    records = [*made, replace(BASE, case=case), digested, make.record("sqrt", static=1)]
+
+    run = examples.run(tmp_path / "run", records)
+
+    assert run.records == tuple(records)
+    text = b"".join(encode(record) + b"\n" for record in run.records)
+    assert text == (tmp_path / "run" / "trials.jsonl").read_bytes()
+    assert all(isinstance(record.case.optimizer, Choice) for record in run.records)
+    assert not any(isinstance(record.case.device, Choice) for record in run.records)
+    for shared in ("environment", "built", "equality", "case.model", "readings.static_bytes"):
+        assert len({id(attrgetter(shared)(record)) for record in run.records[:3]}) == 1, shared

@@ -1,96 +1,102 @@
-"""What the pictures promise: every point named, nothing over anything else, no name read as mathematics."""
+"""What the pictures promise: every point named, nothing over anything else or cropped, sizes, fonts and colours."""
 
+import re
+from collections import Counter
 from itertools import combinations
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from profiler.analysis.rows import Row, rows
+from profiler.analysis.live_bytes import curve, peak
+from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
+from profiler.core.trace_data import Allocation, Operator, Trace, live
+from profiler.runs import store
 from profiler.views import PLOTS
-from profiler.views.plots import draw, plot, theme
+from profiler.views.plots import draw, plot, theme, timeline
+from profiler.views.plots.settings import luminance
+from profiler.views.plots.theme import STYLES
 from tests import examples, make
+from tests.make import MIB
+from tests.traced import random_traces, traced
 
 CASES = {
     "usual": examples.sweep() + examples.sweep(round=2),
     "crowded": examples.sweep(tuple(range(1, 33))),
-    "models": examples.sweep() + examples.sweep((2, 4, 8), model="transformer:layers=12,width=768"),
     "troubled": examples.troubled(),
-    "single": [examples.point("none", segments=1, seconds=0.1)],
     "alike": [make.record(f"segments:k={number}") for number in range(2, 16)],  # fourteen points on one spot
 }
 ALIKE = ("frontier", "memory", "time", "samples")  # a panel for rows that differ in the strategy alone
+REFERENCE = Path(__file__).parent.parent / "results" / "reference"
+EDGE = 1.0  # pixels that antialiasing may take
 
 
-def boxes(axes: Axes, names: set[str]) -> dict[str, Bbox]:
-    canvas = axes.figure.canvas
-    assert isinstance(canvas, FigureCanvasAgg)
-    texts = [text for text in axes.texts if text.get_text() in names]
-    return {text.get_text(): Text.get_window_extent(text, canvas.get_renderer()) for text in texts}
+def table(name: str) -> tuple[Row, ...]:
+    return examples.table(store.load(REFERENCE / name).records)
 
 
-def names(rows: tuple[Row, ...]) -> set[str]:
-    return {theme.name(row) for row in rows}
+def batches(**how) -> tuple[Row, ...]:
+    return examples.table(examples.batches(**how))
 
 
-@pytest.mark.slow
+def texts(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for one in figure.legends for text in one.get_texts()]
+
+
+def box(text: Text) -> Bbox:
+    return Text.get_window_extent(text)
+
+
+def lie_apart(boxes: list[Bbox], frame: Bbox) -> bool:
+    within = [frame.x0 <= box.x0 < box.x1 <= frame.x1 and frame.y0 <= box.y0 < box.y1 <= frame.y1 for box in boxes]
+    return all(within) and not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_no_label_meets_another_or_leaves_the_axes(name):
+def test_the_names_of_up_to_fourteen_points_and_of_the_ends_of_a_crowd_are_all_there_and_keep_apart(name):
     rows = examples.table(CASES[name])
-    figure = draw(rows, kind="frontier")
+    drawn = [row for row in rows if row.outcome == "out_of_memory" or (row.outcome == "ok" and row.step_seconds)]
+    if name == "crowded":
+        smallest = min(rows, key=lambda row: row.readings.peak_bytes or 0)
+        drawn = [rows[0], smallest, max(rows, key=lambda row: row.step_seconds or 0)]
 
-    for axes in figure.axes:
-        found = boxes(axes, names(rows))
-        frame = axes.get_window_extent()
-        assert found
-        for box in found.values():
-            assert frame.x0 <= box.x0 < box.x1 <= frame.x1
-            assert frame.y0 <= box.y0 < box.y1 <= frame.y1
-        for one, other in combinations(found.values(), 2):
-            assert not one.overlaps(other)
+    (axes,) = draw(rows, kind="frontier").axes
 
-
-@pytest.mark.parametrize("name", ["usual", "troubled", "single", "alike"])
-def test_up_to_fourteen_points_are_all_named(name):
-    rows = examples.table(CASES[name])
-    drawn = {
-        theme.name(row) for row in rows if row.outcome == "out_of_memory" or (row.outcome == "ok" and row.step_seconds)
-    }
-
-    assert set(boxes(draw(rows, kind="frontier").axes[0], names(rows))) == drawn
-
-
-def test_in_a_crowd_the_ends_of_the_frontier_are_named():
-    rows = examples.table(CASES["crowded"])
-    smallest = min(rows, key=lambda row: row.readings.peak_bytes or 0)
-    slowest = max(rows, key=lambda row: row.step_seconds or 0)
-
-    named = set(boxes(draw(rows, kind="frontier").axes[0], names(rows)))
-
-    assert {"none", theme.name(smallest), theme.name(slowest)} <= named
+    every = {theme.name(row) for row in rows}
+    named = {text.get_text(): box(text) for text in axes.texts if text.get_text() in every}
+    assert {theme.name(row) for row in drawn} <= set(named)
+    assert name == "crowded" or len(named) == len(drawn)
+    assert lie_apart([*named.values()], axes.get_window_extent())
 
 
 @pytest.mark.parametrize("kind", PLOTS)
 def test_a_name_is_never_read_as_mathematics(kind):
     name, model = "$\\frac$", Choice("$\\frac$")
-    records = [
-        *(make.record(name, case=make.case(name, model=model, batch_size=size)) for size in (8, 16)),
-        *(
-            make.failed(f"{name}2", "out_of_memory", "why", case=make.case(name * 2, model=model, batch_size=size))
-            for size in (8, 16)
-        ),
-    ]
+    cases = [make.case(name * times, model=model, batch_size=size) for size in (8, 16) for times in (1, 2)]
+    records = [*map(make_ok, cases[::2]), *(make.failed(name, "out_of_memory", "why", case=one) for one in cases[1::2])]
 
     draw(examples.table(records), kind=kind)
 
 
+def make_ok(case):
+    return make.record(case=case)
+
+
 @pytest.mark.parametrize("kind", PLOTS)
 def test_axes_name_their_units(kind):
-    axes = draw(examples.table(CASES["usual"] if kind in ALIKE else examples.batches()), kind=kind).axes[0]
+    axes = draw(examples.table(CASES["usual"]) if kind in ALIKE else batches(), kind=kind).axes[0]
 
     labels = axes.get_xlabel() + axes.get_ylabel()
     assert ("(MiB)" in labels) == (kind not in ("time", "samples"))
@@ -98,35 +104,223 @@ def test_axes_name_their_units(kind):
 
 
 def test_the_bars_of_a_peak_sum_to_it_and_carry_it():
-    axes = draw(examples.table([make.record("none", peak=100 * make.MIB)]), kind="memory").axes[0]
+    axes = draw(examples.table([make.record("none", peak=100 * MIB)]), kind="memory").axes[0]
 
-    bars = [patch.get_width() for patch in axes.patches]  # type: ignore[attr-defined]
-    assert sum(bars) == pytest.approx(100)
-    assert any(text.get_text() == "100.0" for text in axes.texts)
-
-
-def test_another_suffix_is_refused(tmp_path):
-    with pytest.raises(UserError, match="jpg"):
-        plot(examples.table(CASES["usual"]), kind="memory", path=tmp_path / "figure.jpg")
-
-
-def test_a_picture_of_more_panels_than_can_be_read_is_refused():
-    found = rows([make.record(case=make.case("none", batch_size=size + 1)) for size in range(25)])
-
-    with pytest.raises(UserError, match="25 panels"):
-        draw(found, kind="time")
+    assert sum(patch.get_width() for patch in axes.patches) == pytest.approx(100)  # type: ignore[attr-defined]
+    assert "100.0" in texts(axes)
 
 
 def test_an_axis_that_does_not_begin_at_zero_says_so():
-    close, far = ([make.record(name, peak=peak << 20, seconds=(time,) * 6) for name, peak, time in rows] for rows in (
-        (("none", 100, 1.0), ("all", 98, 1.1)), (("none", 100, 1.0), ("all", 10, 0.1)),
-    ))  # fmt: skip
-
-    def labels(records):
+    def labels(peak: int, seconds: float) -> list[bool]:
+        records = [make.record("none", seconds=(1.0,) * 6), make.record("all", peak=peak * MIB, seconds=(seconds,) * 6)]
         axes = draw(examples.table(records), kind="frontier").axes[0]
-        return axes.get_xlabel(), axes.get_ylabel()
+        return ["axis does not start at 0" in label for label in (axes.get_xlabel(), axes.get_ylabel())]
 
-    assert labels(close) == tuple(
-        f"{name}, axis does not start at 0" for name in ("peak memory (MiB)", "step time (ms)")
-    )
-    assert labels(far) == ("peak memory (MiB)", "step time (ms)")
+    assert labels(98, 1.1) == [True, True]
+    assert labels(10, 0.1) == [False, False]
+
+
+# --- over axes: heat, growth, throughput
+
+
+# the ends of each line of the contour: a column ends at its number and a half, and the rows are none, sqrt, all
+FITS = {((2.5, 2.5), (-0.5, 0.5)), ((2.5, 3.5), (0.5, 0.5))}  # none at 64 is out of memory; sqrt at 64 below it is not
+NEEDED = {((1.5, 1.5), (-0.5, 0.5)), ((1.5, 2.5), (0.5, 0.5)), ((2.5, 3.5), (0.5, 0.5))}  # at 16 164 MiB, at 32 228
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected", "words"),
+    [
+        (batches(), FITS, "memory of the device: 300 MiB"),
+        (batches(device="fake:h100", limit=800 * MIB), NEEDED, "counting CUDA itself and all that is reserved"),  # 600
+    ],
+)
+def test_the_contour_runs_between_what_fits_and_what_does_not(rows, expected, words):
+    figure = draw(rows, kind="heat")
+
+    edges = [line for line in figure.axes[0].lines if str(line.get_label()).startswith("memory of the device")]
+    assert {(tuple(line.get_xdata()), tuple(line.get_ydata())) for line in edges} == expected
+    assert any(words in text for text in legend(figure))
+
+
+def test_every_cell_has_its_peak_or_a_word():
+    shown = Counter(texts(draw(batches(), kind="heat").axes[0]))
+
+    assert {f"{row.readings.peak_bytes / MIB:.1f}" for row in batches() if row.outcome == "ok"} <= set(shown)
+    assert (shown["invalid"], shown["·"]) == (1, 1)  # the latter did not run
+
+
+def test_axes_that_a_kind_does_not_choose_are_refused():
+    with pytest.raises(UserError, match="--over has no effect"):
+        draw(batches(), kind="frontier", over=("batch_size",))
+
+
+def test_curves_carry_how_they_grow():
+    """The example's peaks are 100 MiB and 4 MiB a sample without checkpointing."""
+    assert "none\n100 + 4 n" in texts(draw(batches(), kind="growth").axes[0])
+
+
+def test_names_at_the_ends_keep_apart_and_inside_in_the_order_of_the_peaks():
+    records = [
+        make.record(f"segments:k={k}", case=make.case(f"segments:k={k}", batch_size=size), peak=size * (100 + k))
+        for k in range(2, 14)
+        for size in (8, 16, 32)
+    ]
+
+    axes = draw(examples.table(records), kind="growth").axes[0]
+
+    axes.figure.draw_without_rendering()  # places what leads to a point
+    names = sorted((text for text in axes.texts if "segments" in text.get_text()), key=lambda text: box(text).y0)
+    assert [text.get_text().split("\n")[0] for text in names] == [f"segments:k={k}" for k in range(2, 14)]
+    assert lie_apart([box(text) for text in names], axes.get_window_extent())
+
+
+def test_predictions_that_do_not_fit_are_hollow():
+    def hollow(rows) -> int:
+        lines = draw(rows, kind="throughput").axes[0].lines
+        return sum(len(line.get_xdata()) for line in lines if line.get_markerfacecolor() == "white")
+
+    predicted = batches(device="fake:h100")
+
+    assert hollow(predicted) == sum(row.outcome == "ok" for row in predicted)  # of 300 MiB, CUDA itself takes 600
+    assert hollow(batches()) == 0
+
+
+# --- a step over time
+
+
+STRATEGIES = ("none", "segments:k=2", "all")
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[str, Trace]:
+    return {name: traced("transformer:layers=4,width=32", name, optimizer="adamw")[0] for name in STRATEGIES}
+
+
+def filled(axes: Axes, *, shades: bool = False) -> list:
+    """The filled areas of a panel, or the shades of its recomputes."""
+    areas = [one for one in axes.collections if isinstance(one, PolyCollection) and (one.zorder < 1) == shades]
+    return [path for area in areas for path in area.get_paths()]
+
+
+def highest(axes: Axes) -> float:
+    return max(path.vertices[:, 1].max() for path in filled(axes))
+
+
+@settings(deadline=None, max_examples=60)
+@given(trace=random_traces())
+def test_the_points_of_any_trace_are_in_order_and_hold_what_is_live(trace):
+    held = live(trace)
+
+    operators, nbytes = curve(trace, num_points=5)
+
+    totals = [sum(of_category[at] for of_category in nbytes.values()) for at in range(len(operators))]
+    assert operators == sorted(set(operators))
+    assert totals == [held[number] for number in operators]
+    assert max(totals) == max(held)
+
+
+def test_the_peak_of_a_long_step_is_drawn_marked_and_said():
+    half, spike = 25_000, 33_333
+    operators = [Operator("aten.run", "m", "forward" if at < half else "backward", 0, 1) for at in range(2 * half)]
+    lives = [Allocation(at % 997, at, at + 400, "aten.run", "m", "forward", "saved") for at in range(1, half, 7)]
+    highest_one = Allocation(10 * MIB, spike, spike, "aten.run", "m", "backward", "temporaries")
+    marks = (("zero", 0), ("forward", 0), ("backward", half), ("optimizer", 2 * half), ("end", 2 * half))
+    trace = Trace(allocations=(*lives, highest_one), operators=tuple(operators), marks=marks)
+
+    figure = timeline.draw({"none": trace}, title="long")
+
+    (axes,) = figure.axes
+    (mark,) = [line for line in axes.lines if line.get_label() == "peak"]
+    assert "(MiB)" in figure.get_supylabel()
+    assert highest(axes) == pytest.approx(10)
+    assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([spike], [10])
+    assert any(text.startswith("peak 10.0 MiB: backward, m") for text in texts(axes))
+
+
+def test_a_panel_for_each_strategy_in_their_order_with_the_same_axes_and_its_recomputes_shaded(traces):
+    panels = timeline.draw(traces, title="mine").axes
+
+    assert [name for axes in panels for name in texts(axes) if name in STRATEGIES] == list(STRATEGIES)
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in panels}) == 1
+    assert [highest(axes) * 1024 for axes in panels] == pytest.approx([peak(one).nbytes for one in traces.values()])
+    assert [len(filled(axes, shades=True)) for axes in panels] == [0, 1, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_strategies", [1, 12])
+def test_no_text_over_a_panel_meets_another(traces, num_strategies):
+    names = [f"{at} " + "segments:k=8,split=balanced and so on " * 4 for at in range(num_strategies)]
+
+    figure = timeline.draw(dict.fromkeys(names, traces["all"]), title="a long title, " * 20)
+
+    for axes in figure.axes:
+        assert lie_apart([box(text) for text in axes.texts], figure.bbox)
+
+
+# --- styles
+
+
+def cropped(figure: Figure) -> list[str]:
+    """Texts that reach over the edge of the picture; ticks outside the limits are not drawn at all."""
+    ticks = {
+        label
+        for axes in figure.axes
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        if not min(limits) <= tick.get_loc() <= max(limits)
+        for label in (tick.label1, tick.label2)
+    }
+    frame = figure.bbox.padded(EDGE)
+    figure.draw_without_rendering()  # an annotation has its place when it is drawn
+    seen = [one for one in figure.findobj(Text) if one.get_visible() and one.get_text().strip() and one not in ticks]
+    return [one.get_text() for one in seen if not lie_apart([box(one)], frame)]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("kind", PLOTS)
+def test_no_text_of_a_committed_run_is_cropped(kind, style):
+    found = table("cpu/mnist-cnn" if kind in ALIKE else "predicted-t4/transformer-batches")
+
+    assert cropped(draw(found, kind=kind, style=STYLES[style])) == []
+    if kind == "heat":
+        depths = table("predicted-t4/cifar-resnet-depths")
+        assert cropped(draw(depths, kind=kind, style=STYLES[style], over=("depth", "batch_size"))) == []
+
+
+def test_a_slide_is_as_wide_and_high_as_a_screen_and_another_suffix_is_refused(tmp_path):
+    rows, how = table("cpu/mnist-cnn"), {"kind": "memory", "style": STYLES["slides"]}
+
+    assert imread(plot(rows, path=tmp_path / "slide.png", **how)).shape[:2] == (1080, 1920)
+    with pytest.raises(UserError, match="jpg"):
+        plot(rows, path=tmp_path / "slide.jpg", **how)
+
+
+def test_a_paper_is_a_pdf_with_its_fonts_embedded_as_true_type(tmp_path):
+    path = plot(table("cpu/mnist-cnn"), kind="memory", path=tmp_path / "figure.pdf", style=STYLES["paper"])
+
+    text = path.read_bytes()
+    width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", text)
+    assert width
+    assert float(width[1]) == pytest.approx(3.35 * 72, abs=0.1)
+    assert b"/FontFile2" in text
+    assert b"/Type3" not in text
+
+
+@pytest.mark.parametrize(("colour", "of_white"), [("white", 1.0), ("#7F7F7F", 0.212), ("#00FF00", 0.7152)])
+def test_luminance_is_that_of_wcag(colour, of_white):
+    assert luminance(colour) == pytest.approx(of_white, abs=0.001)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_number_in_a_heat_map_is_read_on_its_colour(style):
+    axes = draw(table("predicted-t4/transformer-batches"), kind="heat", style=STYLES[style]).axes[0]
+
+    contrasts = []
+    for text in axes.texts:
+        cell = [one for one in axes.collections if one.get_paths()[0].get_extents().contains(*text.get_position())]
+        if cell and re.fullmatch(r"[\d.]+", text.get_text()):
+            light, dark = sorted((luminance(text.get_color()), luminance(cell[0].get_facecolor()[0])), reverse=True)
+            contrasts.append((light + 0.05) / (dark + 0.05))
+    assert len(contrasts) == 5 * 6
+    assert min(contrasts) > 3.9

@@ -1,28 +1,216 @@
-"""How the table looks on screens of all kinds, with colours and without."""
+"""How every view looks on screens of all widths, with colours and without, and that it keeps its numbers there."""
 
 import io
 import re
+from collections import Counter
+from collections.abc import Callable
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
-from profiler.analysis.rows import Row
-from profiler.core.record import Built, Note, Readings
+from profiler.analysis.advice import Place, Rung
+from profiler.analysis.comparison import Comparison
+from profiler.analysis.explanation import Explanation, Reason, Remedy
+from profiler.analysis.live_bytes import Floor, Peak, Share
+from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
+from profiler.analysis.rows import rows
+from profiler.core.case import Choice
+from profiler.core.record import Built, Note, Readings, Record
 from profiler.core.stats import Sampling
+from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, BlockChoice, BlockChoices
 from profiler.core.units import MISSING
-from profiler.views.tables import Paper, show, text
+from profiler.views.tables import Paper, Table, comparison, details, explanation, plans, show, text
 from profiler.views.tables.columns import group_table, main, remarks
-from profiler.views.tables.details import samples
-from tests import examples, make
+from tests import examples, golden_files, make
+from tests.compared_runs import compare_runs
+from tests.make import MIB
 
-CODES = re.compile(r"\x1b\[[\d;]*m")
-GREEN, BOLD = "\x1b[32m", "\x1b[1m"
+GIB = 1024 * MIB
 
 
-def printed(rows: tuple[Row, ...], *, width: int | None = None, encoding: str = "utf-8") -> str:
-    file = io.StringIO()
-    print(text(main(rows), Paper(width, encoding)).plain, file=file)
-    return file.getvalue()
+def _explanation() -> list[Table]:
+    return explanation.tables(longest(), title="transformer:layers=12, segments:k=2 on fake:cuda")
+
+
+def longest() -> Explanation:
+    """With names that are longer than any screen."""
+    name = "model.decoder.layers.{}.self_attention.projection.that.goes.on"
+    work = "aten._scaled_dot_product_efficient_attention_backward.default"
+    dominates = (
+        "one segment dominates: 'encoder.layers.encoder_layer_10' to 'encoder.layers.encoder_layer_110', 101 of 128"
+        " blocks, are recomputed at once and hold 1,021 MiB of the peak's 1,022 MiB"
+    )
+    coarse = BlockChoice(pattern="model.decoder.layers.*", num_blocks=128, floor_bytes=2**36, all_bytes=2**37 - 1)
+    fine = replace(coarse, pattern="model.decoder.layers.*.self_attention", all_bytes=2**36)
+    categories = [category for category in CATEGORIES if category not in (BUCKETS, GATHERED)]
+    return Explanation(
+        peak=Peak(nbytes=2**37 - 1, number=9, phase="recompute", operator=work, module=name),
+        categories=tuple(Share(name=category, nbytes=2**35) for category in categories),
+        modules=tuple(Share(name=name.format(10 + at), nbytes=2**33 + at) for at in range(10)),
+        num_others=1234,
+        others_bytes=2**34,
+        floor=Floor(nbytes=2**36, static_bytes=2**35, stage=name, phase="backward", operator=work, module=name),
+        remedies=tuple(Remedy(kind=kind, nbytes=1021 * MIB) for kind in explanation.REMEDIES),
+        choices=BlockChoices(own=coarse, others=(fine,)),
+        better=fine,
+        operator_bytes=2**34,
+        baseline_bytes=2**38,
+        split="1+2+3+4+5+6+7+8+9+10+11+12+13+14+15+16+17",
+        reason=Reason(kind="segment", text=dominates),
+    )
+
+
+def _samples() -> list[Table]:
+    """Of one, how far its median is known; of the other also how its warm-up went and why its rounds ended."""
+    noisy = make.record(
+        case=make.case("segments:k=2", sampling=Sampling(precision_target=0.02)),
+        seconds=tuple(0.1 + 0.013 * (step % 7) for step in range(23)),
+    )
+    rounds = [
+        make.record("none", case=make.case("none", sampling=Sampling()), round=number, readings=replace(
+            make.record(seconds=(0.1 * number, 0.2, 0.3)).readings, warmup_seconds=warmup, stopped=stopped))
+        for number, warmup, stopped in ((1, (0.9, 0.5, 0.4), "seconds"), (2, (0.8, 0.6), "target"))
+    ]  # fmt: skip
+    return details.samples(examples.table([*rounds, noisy, make.failed("all", "skipped", "not here")]))
+
+
+def _beside() -> list[Table]:
+    """Predicted beside measured, with how far off the prediction is."""
+    foreseen = [make.record(name, case=make.case(name, device="fake:cpu"), peak=peak * MIB)
+                for name, peak in (("none", 103), ("segments:k=2", 61))]  # fmt: skip
+    seen = [make.record("none", peak=100 * MIB), make.failed("segments:k=2", "out_of_memory", "tried 1 GiB")]
+    return main(examples.table([*seen, *foreseen]))
+
+
+def _fits() -> list[Table]:
+    """The largest batches, measured, and the smallest GPUs, rehearsed; no GPU holds the last."""
+
+    def rung(label: str, reach: int, place: Place, beyond: Place | None, peak: int, **further) -> Rung:
+        case = replace(place.case, strategy=Choice(label))
+        readings = Readings(peak_bytes=peak, reserved_bytes=peak, step_seconds=(0.5,))
+        (row,) = rows([make.record(case=case, readings=readings)])
+        return Rung(label=Choice(label), reach=reach, place=place, beyond=beyond, row=row, **further)
+
+    def place(gpu: str, memory: int, size: int) -> Place:
+        return Place(case=make.case(device=gpu, batch_size=size), limit=memory * GIB, context_bytes=GIB // 2)
+
+    (failed,) = rows([make.failed("all", "out_of_memory", "no room")])
+    (more,) = rows([make.record(readings=Readings(peak_bytes=12 * GIB, reserved_bytes=12 * GIB))])
+    batches = [
+        rung("none", 1200, place("cuda:0", 12, 1200), place("cuda:0", 12, 1201), 11 * GIB, further=more),
+        rung("segments:k=8,split=balanced+chunk-loss", 2400, place("cuda:0", 12, 2400), None, 11 * GIB),
+    ]
+    t4, l4, h100 = (place(f"rehearse:{gpu}", memory, 8) for gpu, memory in (("t4", 14), ("l4", 22), ("h100", 79)))
+    gpus = [rung("none", 0, h100, None, 90 * GIB), rung("all", 2, l4, t4, 20 * GIB, further=failed)]
+    return [
+        plans.sizes_table(batches, of_batches=True, chosen=batches[1], title="mine: the largest batch", below=()),
+        plans.sizes_table(gpus, of_batches=False, chosen=gpus[1], title="mine: the smallest GPU", below=("context",)),
+    ]
+
+
+def _reproduction() -> list[Table]:
+    wanted = [
+        PublishedFigure(label="", quantity=quantity, strategy=Choice(f"segments:k={k}"), unit=unit, published=published)
+        for quantity, k, unit, published in (
+            ("saved_bytes", 2, "MiB", 1139.25), ("peak_change", 4, "%", -60), ("peak_change", 3, "%", -50),
+        )
+    ]  # fmt: skip
+    compared = Reproduction(
+        name="bert", title="a published system of some length", source="a blog of 2019", unsaid=("the batch",),
+        reduced="width 64 of 768", environment=examples.ENVIRONMENT, device="cuda:0", evidence="measured",
+        lines=lines(wanted, [*examples.sweep((2, 4)), *examples.troubled()], reduced=True),
+    )  # fmt: skip
+    return [comparison.published_table(compared)]
+
+
+def three_runs() -> Comparison:
+    """Two measured in two rounds, of which the second lost, gained and slowed rows, and one that is predicted."""
+    h100 = replace(examples.ENVIRONMENT, device_name="NVIDIA H100 80GB HBM3", device_bytes=900 * MIB)
+
+    def of(environment, seconds: dict[int, float], device: str, rounds: int) -> list[Record]:
+        return [
+            examples.point(name, segments=k, seconds=second, round=at + 1, environment=environment,
+                           case=make.case(name, device=device))
+            for k, second in seconds.items() for name in (f"segments:k={k}" if k > 1 else "none",)
+            for at in range(rounds)
+        ]  # fmt: skip
+
+    lost = make.case("segments:k=4", device="cuda")
+    missing = make.failed("segments:k=4", "out_of_memory", "tried 96 MiB", case=lost, environment=h100)
+    return compare_runs(
+        [
+            ("before", of(examples.ENVIRONMENT, {1: 0.1, 2: 0.12, 4: 0.13, 8: 0.14}, "cuda", 2)),
+            ("after", [*of(h100, {1: 0.1, 2: 0.16, 8: 0.15, 16: 0.2}, "cuda", 2), missing]),
+            ("ref:predicted", of(h100, {1: 0.9, 2: 1.1, 8: 1.3}, "fake:h100", 1)),
+        ]
+    )
+
+
+AXES = {
+    "axes": (examples.batches(), ["batch_size"]),
+    "axes-depth": (
+        [
+            record
+            for depth in (2, 8)
+            for record in examples.batches(model=Choice(f"cifar-resnet:depth={depth}"))
+            if record.case.batch_size != 64
+        ],
+        ["batch_size", "depth"],
+    ),
+}
+MODELS = examples.sweep((2,), device="fake:cuda") + examples.sweep((4,), model="mlp:width=4096")
+VIEWS: dict[str, Callable[[], list[Table]]] = {
+    "troubled": lambda: main(examples.table(examples.troubled())),
+    "models": lambda: main(examples.table(MODELS)),
+    "explanation": _explanation,
+    "samples": _samples,
+    "beside": _beside,
+    "fits": _fits,
+    "reproduction": _reproduction,
+    "compare": lambda: comparison.tables(three_runs()),
+    **{name: lambda of=of: details.over_axes(examples.table(of[0]), over=of[1]) for name, of in AXES.items()},
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_the_view_looks_as_it_did(name):
+    golden_files.compare(f"{name}-80.txt", text(VIEWS[name](), Paper(80)).plain)
+
+
+def test_the_file_of_a_comparison_looks_as_it_did():
+    golden_files.compare("compare.csv", comparison.csv(three_runs()))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name):
+    whole = numbers(text(VIEWS[name]()).plain)
+
+    for width in range(40, 201, 5):
+        printed = text(VIEWS[name](), Paper(width)).plain
+        assert not whole - numbers(printed), f"at width {width}"
+        assert not [line for line in printed.splitlines() if len(line) > width and len(line.split()) > 2], (
+            f"at width {width}"
+        )
+
+
+def numbers(text: str) -> Counter[str]:
+    """What stands for itself as a number in a text, sign and thousands included."""
+    return Counter(re.findall(r"(?<!\S)[-+±]?\d[\d,]*(?:\.\d+)?(?!\S)", text))
+
+
+def test_a_name_that_is_whole_at_80_columns_is_whole_on_every_wider_screen():
+    rows = examples.table(examples.sweep() + examples.sweep(round=2))
+
+    for width in range(80, 200):
+        lines = text(main(rows), Paper(width=width)).plain.splitlines()
+        assert {str(row.case.label) for row in rows} <= {line.split("  ")[0] for line in lines}, width
+
+
+def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
+    shown = text(explanation.tables(longest(), title="t" * 200, width=80), Paper(80, "ascii")).plain
+
+    assert shown.isascii()
+    assert len(shown.splitlines()) <= 25
 
 
 def test_a_row_that_was_not_built_says_nothing_of_its_data_or_optimizer():
@@ -31,25 +219,31 @@ def test_a_row_that_was_not_built_says_nothing_of_its_data_or_optimizer():
     brings = make.record("none", notes=own, built=built)
     skipped = make.record("segments:k=8", outcome="skipped", built=None)
 
-    heading = printed(examples.table([brings, skipped]), width=200).splitlines()[0]
-    alone = printed(examples.table([skipped]), width=200).splitlines()[0]
+    heading, alone = (text(main(examples.table(made))).plain for made in ([brings, skipped], [skipped]))
 
-    assert ", its own optimizer, the user's own data," in heading
-    assert "data" not in alone
-    assert [row.data for row in examples.table([skipped, brings])] == ["the user's own"] * 2
+    assert ", its own optimizer, the user's own data," in heading.splitlines()[0]
+    assert "data" not in alone.splitlines()[0]
 
 
 def test_a_note_is_told_once_for_all_its_strategies():
-    notes = (examples.NOISY,)
-    records = [make.record(f"segments:k={number}", notes=notes) for number in range(2, 8)]
-
-    told = remarks(examples.table(records))
+    records = [make.record(f"segments:k={number}", notes=(examples.NOISY,)) for number in range(2, 8)]
 
     names = "segments:k=2, segments:k=3, segments:k=4, segments:k=5 and 2 more"
-    assert told == [f"GCP012 {names}: {examples.NOISY.text}"]
+    assert remarks(examples.table(records)) == [f"GCP012 {names}: {examples.NOISY.text}"]
 
 
-def test_a_pipe_gets_no_colours_and_a_terminal_does(monkeypatch):
+def test_a_baseline_without_a_time_is_no_baseline_of_times():
+    record = make.record("none")
+    untimed = replace(record, readings=examples.untimed_readings(record.readings))
+
+    found = group_table(examples.table([untimed, make.record("all")]))
+
+    heads = {column.label: column.cells[0] for column in found.columns}
+    assert "time against none" not in heads
+    assert (heads["step ms"], heads["peak against none"]) == (MISSING, "baseline")
+
+
+def test_a_terminal_gets_savings_in_green_and_failures_in_red_and_a_pipe_gets_no_colours(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -57,75 +251,14 @@ def test_a_pipe_gets_no_colours_and_a_terminal_does(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
+    saves = make.record("all", peak=60 * MIB, seconds=(0.2,) * 6)
+    spoiled = [make.failed("sqrt", "out_of_memory", "no room"), make.failed("offload", "skipped", "not here")]
+    tables = main(examples.table([make.record("none", seconds=(0.1,) * 6), saves, *spoiled]))
     screen, pipe = Terminal(), io.StringIO()
-    tables = main(examples.table([make.record("none")]))
 
     show(tables, file=screen)
     show(tables, file=pipe)
 
-    assert "\x1b[1m" in screen.getvalue()
-    assert "\x1b" not in pipe.getvalue()
+    assert re.findall(r"\x1b\[32m(.*?)\x1b\[0m", screen.getvalue()) == ["-40 %"]
+    assert re.findall(r"\x1b\[31m(.*?)\x1b\[0m", screen.getvalue()) == ["out of memory"]
     assert pipe.getvalue() == f"{text(tables).plain}\n"
-
-
-def test_the_samples_tell_their_warm_up_and_why_they_ended():
-    case = make.case("none", sampling=Sampling())
-    limits = {"warmup_seconds": (0.9, 0.5, 0.4), "stopped": "seconds"}
-    enough = {"warmup_seconds": (0.8, 0.6), "stopped": "target"}
-    rounds = [
-        make.record("none", case=case, round=number, seconds=(0.1,) * 3, readings=told(seconds, **more))
-        for number, seconds, more in ((1, (0.1, 0.2, 0.3), limits), (2, (0.2, 0.2, 0.2), enough))
-    ]
-
-    lines = text(samples(examples.table(rounds))).plain.splitlines()
-
-    assert next(line for line in lines if line.startswith("warm-up")).split()[1:] == [
-        "900.0", "500.0", "400.0", "800.0", "600.0",
-    ]  # fmt: skip
-    assert next(line for line in lines if line.startswith("the median")) == (
-        "the median is known to ±50.0 %; "
-        "round 1: 3 samples, --max-seconds reached, 3 of warm-up, 1 of them found; "
-        "round 2: 3 samples, sure enough, 2 of warm-up"
-    )
-
-
-def told(seconds: tuple[float, ...], **more) -> Readings:
-    return msgspec.structs.replace(make.record(seconds=seconds).readings, **more)
-
-
-def test_a_baseline_without_a_time_is_no_baseline_of_times():
-    record = make.record("none")
-    untimed = msgspec.structs.replace(record, readings=examples.untimed_readings(record.readings))
-
-    found = group_table(examples.table([untimed, make.record("all")]))
-
-    heads = {column.label: column.cells[0] for column in found.columns}
-    assert "time against none" not in heads
-    assert heads["step ms"] == MISSING
-    assert heads["peak against none"] == "baseline"
-
-
-def coloured(color: str, *, width: int | None = None) -> str:
-    rows = examples.table(
-        [
-            make.record("none", peak=100 << 20, seconds=(0.1,) * 6),
-            make.record("all", peak=60 << 20, seconds=(0.2,) * 6),
-            make.failed("sqrt", "out_of_memory", "CUDA out of memory"),
-            make.failed("offload", "skipped", "not here"),
-        ]
-    )
-    file = io.StringIO()
-    show(main(rows), file=file, width=width, color=color)
-    return file.getvalue()
-
-
-def line(text: str, strategy: str) -> str:
-    return next(one for one in text.splitlines() if CODES.sub("", one).startswith(strategy))
-
-
-@pytest.mark.slow
-def test_a_saving_is_green_and_a_failure_red_and_nothing_else_is():
-    text = coloured("always")
-
-    assert re.findall(r"\x1b\[32m(.*?)\x1b\[0m", text) == ["-40 %"]
-    assert re.findall(r"\x1b\[31m(.*?)\x1b\[0m", text) == ["out of memory"]
