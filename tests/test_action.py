@@ -15,8 +15,7 @@ from tests.program import environment
 
 ROOT = Path(__file__).parents[1]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-STEPS = ACTION["runs"]["steps"]
-RUNS = [step for step in STEPS if "run" in step]
+RUNS = [step for step in ACTION["runs"]["steps"] if "run" in step]
 INPUTS = ("MODEL", "STRATEGIES", "DEVICE", "BATCH_SIZE", "PRECISION", "OPTIMIZER", "MAX_MEMORY", "BASELINE", "FAIL_ON")
 EVIL = 'mlp"; touch hacked; $(touch hacked) `touch hacked` --help'
 GH = """#!/usr/bin/env bash
@@ -44,12 +43,10 @@ def job(tmp_path):
     """A folder of a job: its checkout, and doubles of gh and gcprof."""
     folder = tmp_path / "job"
     folder.mkdir()
-    for name, text in (("gh", GH), ("fake-gcprof", GCPROF)):
+    real = f'#!/usr/bin/env bash\nexec "{sys.executable}" -m profiler "$@"\n'
+    for name, text in (("gh", GH), ("fake-gcprof", GCPROF), ("hostile", HOSTILE), ("gcprof", real)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    real = f'#!/usr/bin/env bash\nexec "{sys.executable}" -m profiler "$@"\n'
-    (folder / "gcprof").write_text(real)
-    (folder / "gcprof").chmod(0o755)
     (folder / "known").touch()
     return folder
 
@@ -83,27 +80,14 @@ def handed_on(job: Path) -> list[str]:
 
 def obeyed(log: str) -> list[str]:
     """The lines of a step's output that a runner takes as commands: none between stop-commands and its word."""
-    commands, word = [], None
-    for line in log.splitlines():
-        if word is None and line.startswith("::stop-commands::"):
-            word = line.removeprefix("::stop-commands::")
-        elif line == f"::{word}::":
-            word = None
-        elif word is None and (line.lstrip().startswith("::") or "##[" in line):
-            commands.append(line)
-    assert word is None
-    return commands
+    free = re.sub(r"^::stop-commands::(.+)\n(?s:.*?)\n::\1::$", "", log, flags=re.MULTILINE)
+    return [line for line in free.splitlines() if line.lstrip().startswith("::") or "##[" in line]
 
 
-@pytest.mark.slow
-def test_no_input_is_part_of_a_commands_text():
-    """An input in `run` would be run as shell; in `env` it is data."""
-    assert len(RUNS) == 4
-    assert [one["run"] for one in RUNS if "${{" in one["run"]] == []
-    assert all(one["shell"] == "bash" for one in RUNS)
+def test_inputs_reach_gcprof_as_single_words_and_nothing_else_runs_or_sees_a_token(job):
+    """An input in the text of `run` would be run as shell; in `env` it is data."""
+    assert not any("${{" in one["run"] for one in RUNS)
 
-
-def test_inputs_reach_gcprof_as_single_words_and_nothing_else_runs(job):
     done = step(
         job, "predict", "fake-gcprof", MODEL=EVIL, STRATEGIES="none,all;ls", DEVICE="--json", MAX_MEMORY="11GiB"
     )
@@ -113,11 +97,6 @@ def test_inputs_reach_gcprof_as_single_words_and_nothing_else_runs(job):
     assert words[:3] == ["predict", f"--model={EVIL}", "--device=--json"]
     assert words[4:] == ["--strategies=none,all;ls", "fit", f"--model={EVIL}", "--device=--json", "--memory=11GiB"]
     assert not (job / "hacked").exists()
-
-
-def test_the_models_code_sees_no_token_and_no_file_of_the_runner(job):
-    step(job, "predict", "fake-gcprof", MODEL="mlp")
-
     variables = (job / "variables").read_text()
     assert "RUNNER_TEMP=" in variables
     assert "gho_secret" not in variables
@@ -136,7 +115,6 @@ def test_a_model_is_predicted_commented_and_held_to_a_memory(job):
     assert said == (job / "summary").read_text()
     assert re.match(r"<!-- gcprof [0-9a-f]{16} -->\n## gcprof\n", said)
     assert "rehearsed, not measured" in said
-    assert "| all |" in said
     assert "The gate `max-memory` holds." in said
     assert "--method POST repos/me/mine/issues/7/comments" in (job / "calls").read_text()
     table, code = handed_on(job)
@@ -155,8 +133,6 @@ def test_what_the_models_code_rewrites_and_prints_reaches_no_step_with_a_token(j
     """The runner has read action.yml before; the script that ran the model's code is never started again."""
     copy = job / "action"
     shutil.copytree(ROOT / ".github", copy / ".github")
-    (job / "hostile").write_text(HOSTILE)
-    (job / "hostile").chmod(0o755)
 
     done = step(job, "predict", "hostile", MODEL="mlp", GITHUB_ACTION_PATH=str(copy))
 
@@ -169,12 +145,6 @@ def test_what_the_models_code_rewrites_and_prints_reaches_no_step_with_a_token(j
     assert (job / "said").exists()
     assert not (job / "hacked").exists()
 
-
-def test_a_fork_whose_token_may_only_read_is_warned_and_does_not_fail(job):
-    step(job, "predict", "fake-gcprof", MODEL="mlp")
-    (job / "refuses").touch()
-
+    (job / "refuses").touch()  # a fork's token may only read
     done = step(job, "comment")
-
-    assert done.returncode == 0
-    assert done.stdout.startswith("::warning::")
+    assert (done.returncode, done.stdout[:11]) == (0, "::warning::")

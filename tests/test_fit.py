@@ -36,18 +36,12 @@ def test_the_fastest_way_that_fits_is_chosen_and_run_in_a_folder(here, capsys):
     (chosen,) = [way for way in found["ways"] if way["is_chosen"]]
     assert chosen["fits"]
     assert chosen["needed_bytes"] == chosen["peak_bytes"] <= peak * 7 // 10
-    known = [way for way in found["ways"] if way["needed_bytes"]]
-    assert [way["fits"] for way in known] == [way["needed_bytes"] <= peak * 7 // 10 for way in known]
     run = store.load(max((here / "results").glob("*fit*"), key=lambda folder: folder.stat().st_mtime))
     none, *others = [record for record in run.records if record.round == 1]
     (proved,) = [record for record in others if str(record.case.label) == chosen["way"]]
     assert none.readings.peak_bytes == peak
     assert (proved.readings.peak_bytes, proved.outcome) == (chosen["peak_bytes"], "ok")
     assert chosen["gradients"] in ("bit-equal", "within noise")
-    label = str(proved.case.label)
-    assert answer(["run", *MODEL, "--strategies", label, "--rounds", "1", "-o", "again"]) == 0
-    again = store.load(Path("again")).records[-1]
-    assert again.readings.peak_bytes == chosen["peak_bytes"]
 
 
 @pytest.mark.nightly
@@ -70,26 +64,16 @@ def test_a_step_that_its_gpu_cannot_hold_is_planned_as_on_a_larger_one(here, cap
 
 
 @pytest.mark.nightly
-def test_where_nothing_fits_no_way_is_chosen(here, capsys):
-    code, found = fitted(capsys, "1MiB")
-
-    assert code == 5
-    assert not any(way["fits"] or way["is_chosen"] for way in found["ways"])
-    assert min(found["floors"].values()) > 1 << 20
-    assert not list((here / "results").glob("*fit*/trials.jsonl"))
-
-
-FLOORS = ["transformer:layers=4,width=128,sequence=256", "cifar-resnet", "torchvision:resnet18"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("model", FLOORS)
-def test_no_rehearsed_way_needs_less_than_what_is_proved_of_its_levers(here, capsys, model):
+@pytest.mark.parametrize("model", ["transformer:layers=4,width=128,sequence=256", "cifar-resnet"])
+def test_where_nothing_fits_no_rehearsed_way_is_chosen_or_needs_less_than_what_is_proved_of_its_levers(
+    here, capsys, model
+):
     """PyTorch's allocator gives the bytes of the ways, all with levers among them."""
     words = ["fit", model, "--batch-size", "16", "--device", "h100", "--context", "0", "--memory"]
     assert answer([*words, "1MiB", "--json"]) == 5
     found = json.loads(capsys.readouterr().out)
 
+    assert not any(way["fits"] or way["is_chosen"] for way in found["ways"])
     ways = [(way["way"].split("+", 1), way["peak_bytes"]) for way in found["ways"]]
     held = [(peak, found["floors"][rest[0] if rest else ""]) for (_, *rest), peak in ways
             if (rest[0] if rest else "") in found["floors"]]  # fmt: skip
@@ -98,11 +82,14 @@ def test_no_rehearsed_way_needs_less_than_what_is_proved_of_its_levers(here, cap
     assert all(0.2 * peak < least <= peak for peak, least in held)
 
 
+def fitted_of(sizes: dict[str, int], left_out: dict[Choice, str]) -> Fitted:
+    rows = read_rows([record(label, peak=size * MIB) for label, size in sizes.items()])
+    return Fitted(words=(), limit_bytes=10 * MIB, context_bytes=0, context_source=None, rows=rows, left_out=left_out)
+
+
 def test_of_two_ways_that_are_alike_the_one_with_fewer_levers_is_shown_and_is_the_least():
     """SGD's fused kernel saves nothing, so a way with it and the same way without it take the same bytes and time."""
-    sizes = {"none": 100, "none+chunk-loss+fused": 60, "none+chunk-loss": 60, "none+fused": 100}
-    rows = read_rows([record(label, peak=size * MIB) for label, size in sizes.items()])
-    fitted = Fitted(words=(), limit_bytes=10 * MIB, context_bytes=0, context_source=None, rows=rows, left_out={})
+    fitted = fitted_of({"none": 100, "none+chunk-loss+fused": 60, "none+chunk-loss": 60, "none+fused": 100}, {})
 
     assert [str(row.case.label) for row in fitted.shown] == ["none", "none+chunk-loss"]
     assert fitted.missing == ["nothing fits: the least is none+chunk-loss, which needs 50.0 MiB more"]
@@ -110,23 +97,16 @@ def test_of_two_ways_that_are_alike_the_one_with_fewer_levers_is_shown_and_is_th
 
 def test_a_lever_of_a_way_that_fits_is_not_said_to_be_left_out():
     """It may save nothing alone, and with others enough."""
-    rows = read_rows([record(label, peak=size * MIB) for label, size in {"none": 100, "all+fused": 9}.items()])
-    left_out = dict.fromkeys(map(Choice, ("fused", "chunk-loss", "in-backward")), "it lowers neither")
-    fitted = Fitted(words=(), limit_bytes=10 * MIB, context_bytes=0, context_source=None, rows=rows, left_out=left_out)
+    left_out = dict.fromkeys(map(Choice, ("fused", "chunk-loss")), "it lowers neither")
+    fitted = fitted_of({"none": 100, "all+fused": 9}, left_out)
 
-    assert [line for line in fitted.table.below if "left out" in line] == [
-        "left out: chunk-loss, in-backward: it lowers neither"
-    ]
-
-
-def test_a_consent_that_no_lever_needs_is_refused(here, capsys):
-    assert answer(["fit", *MODEL, "--memory", "1GiB", "--allow", "4bit"]) == 2
-    assert "8bit" in capsys.readouterr().err
-    assert not list(here.iterdir())
+    assert [line for line in fitted.table.below if "left out" in line] == ["left out: chunk-loss: it lowers neither"]
 
 
 @pytest.mark.slow
-def test_a_step_that_cannot_run_is_an_error_in_one_line(here, capsys):
+def test_a_consent_that_no_lever_needs_and_a_step_that_cannot_run_are_errors_in_one_line(here, capsys):
+    assert answer(["fit", *MODEL, "--memory", "1GiB", "--allow", "4bit"]) == 2
+    assert "8bit" in capsys.readouterr().err
     assert answer(["fit", "hf:gpt2:seq=8", "--memory", "1GiB", "--device", "cpu"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "gcprof: hf:gpt2 has no 'seq'; the nearest is 'sequence'"
 

@@ -9,7 +9,7 @@ from profiler.core import schedule
 from profiler.core.case import Choice
 from profiler.core.record import Note
 from profiler.engines.local import in_waves
-from profiler.runs import merge, store
+from profiler.runs import store
 from tests import make
 from tests.program import row_names
 from tests.user_models import own_checkpoint
@@ -36,8 +36,9 @@ def record(trial, *, notes=(), outcome="ok"):
     return make.record(case=trial.case, round=trial.round, outcome=outcome, notes=notes)
 
 
-def carried_out(plan, *, finds, done=()):
-    """What an engine is given, in order, where baselines find checkpoints or not."""
+@pytest.mark.parametrize("finds", [True, False])
+def test_it_is_planned_after_each_baseline_and_runs_where_that_finds_checkpoints(finds):
+    plan = planned("none", "all")
     given = []
 
     def run(trials):
@@ -45,25 +46,10 @@ def carried_out(plan, *, finds, done=()):
             given.append(trial)
             yield record(trial, notes=(FOUND,) if finds and trial.case == trial.case.baseline else ())
 
-    list(in_waves(run, plan, done))
-    return of(given)
-
-
-@pytest.mark.slow
-def test_the_row_is_planned_after_each_baseline_of_a_users_model_in_every_round():
-    plan = planned("none", "all")
+    list(in_waves(run, plan, ()))
 
     assert of(plan) == [("none", 1), ("own", 1), ("all", 1), ("all", 2), ("none", 2), ("own", 2)]
-    assert [trial.case.strategy for trial in plan if trial.if_own] == ["own", "own"]
-    assert {trial.passes for trial in plan if trial.round == 1} == {plan[0].passes}
-
-
-@pytest.mark.parametrize("finds", [True, False])
-def test_it_runs_where_its_baseline_finds_checkpoints_and_after_it_in_each_round(finds):
-    plan = planned("none", "all")
-
-    expected = of(plan) if finds else [one for one in of(plan) if one[0] != "own"]
-    assert carried_out(plan, finds=finds) == expected
+    assert of(given) == [one for one in of(plan) if finds or one[0] != "own"]
 
 
 def test_a_run_is_complete_without_the_row_where_the_model_calls_none():
@@ -92,19 +78,3 @@ def test_a_run_shows_it_counts_it_and_has_nothing_left_to_do(here, capsys):
     assert numbers == ["[1/6", "[2/5", "[3/5", "[4/5", "[5/5"]  # its second round is not run, as the first is invalid
     assert answer(["run", "--resume", "run", "--model", model]) == 1
     assert "nothing left to do" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
-def test_parts_of_a_sweep_are_together_what_one_run_is(here, capsys):
-    model = f"{own_checkpoint.__file__}:wrapped"
-    for part in ("1/2", "2/2"):
-        words = ["run", "--model", model, "--strategies", "none", *QUICK, "--shard", part, "-o", f"part{part[0]}"]
-        assert answer(words) == 0
-
-    merged = merge.merge([here / "part1", here / "part2"])
-
-    assert [(str(one.case.strategy), one.round) for one in merged.records] == [
-        ("none", 1), ("own", 1), ("none", 2), ("own", 2),
-    ]  # fmt: skip
-    assert progress.status(merged.manifest.plan, merged.records) == "complete"

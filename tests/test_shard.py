@@ -1,6 +1,6 @@
-"""A sweep in parts that know nothing of each other, and one run of them again."""
+"""A sweep in parts that know nothing of each other, and folders that become one run."""
 
-import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from profiler.runs import store
 from profiler.runs.merge import merge, write
 from profiler.runs.store import Run
 from profiler.workflows import run as workflow
-from tests import make
+from tests import examples, make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
 STRATEGIES = ("none", "all", "segments:k=2", "segments:k=64")
@@ -41,30 +41,24 @@ def sweep(*, models: int = 3, rounds: int = 3, predict: bool = False) -> tuple[T
 class Fake:
     """An engine whose records are told by case and round alone; of `segments:k=64` each trial has `outcome`."""
 
+    logs: Path | None = None
+
     def __init__(self, outcome: str = "skipped") -> None:
-        self.logs: Path | None = None
         self._outcome = outcome
-        self.asked: list[Trial] = []
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        return in_waves(self._wave, plan, done)
+        return in_waves(lambda ready: map(self._record, ready), plan, done)
 
-    def _wave(self, ready: list[Trial]) -> Iterator[Record]:
-        for trial in ready:
-            self.asked.append(trial)
-            yield fake(trial, self._outcome)
-
-
-def fake(trial: Trial, outcome: str) -> Record:
-    case, number = trial.case, int(trial.case.id, 16) % 97 + trial.round
-    told: dict[str, Any] = {"case": case, "round": trial.round, "environment": HERE}
-    if case.strategy == "segments:k=64" and (outcome != "invalid" or trial.round == 1):
-        return make.failed(case.strategy, outcome, "too many", **told)
-    record = make.record(case.strategy, seconds=(number / 100, number / 99), **told)
-    if trial.round == 1:
-        return record
-    readings = msgspec.structs.replace(record.readings, **dict.fromkeys(("peak_bytes", "phases", "static_bytes")))
-    return msgspec.structs.replace(record, readings=readings, equality=None)
+    def _record(self, trial: Trial) -> Record:
+        case, number = trial.case, int(trial.case.id, 16) % 97 + trial.round
+        told: dict[str, Any] = {"case": case, "round": trial.round, "environment": HERE}
+        if case.strategy == "segments:k=64" and (self._outcome != "invalid" or trial.round == 1):
+            return make.failed(case.strategy, self._outcome, "too many", **told)
+        record = make.record(case.strategy, seconds=(number / 100, number / 99), **told)
+        if trial.round == 1:
+            return record
+        readings = msgspec.structs.replace(record.readings, **dict.fromkeys(("peak_bytes", "phases", "static_bytes")))
+        return msgspec.structs.replace(record, readings=readings, equality=None)
 
 
 def carried_out(folder: Path, plan: Sequence[Trial], engine: Fake, shard: Shard | None = None) -> Run:
@@ -87,13 +81,6 @@ def in_parts(folder: Path, plan: Sequence[Trial], count: int, outcome: str = "sk
     return found
 
 
-# Which trials
-
-
-def num_pairings(plan: Sequence[Trial]) -> int:
-    return len({schedule.pairing(trial) for trial in plan})
-
-
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
@@ -106,22 +93,18 @@ def test_every_trial_is_in_exactly_one_part_and_no_pairing_is_cut(count, models,
 
     assert sorted(place for part in parts for place in part) == list(range(len(plan)))
     where = {(schedule.pairing(plan[place]), number) for number, part in enumerate(parts) for place in part}
-    assert len(where) == len({pairing for pairing, _ in where}) == num_pairings(plan)
+    assert len(where) == len({pairing for pairing, _ in where}) == len(set(map(schedule.pairing, plan)))
     largest = max(Counter(map(schedule.pairing, plan)).values())
     assert max(map(len, parts)) - min(map(len, parts)) <= largest
 
 
-@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/1000000", "\u0661/2"])
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "\u0661/2"])
 def test_a_part_that_is_none_is_refused(text):
     with pytest.raises(UserError, match="--shard cannot be"):
         schedule.parse_shard(text)
 
 
-# One run of them again
-
-
-@pytest.mark.parametrize("outcome", ["skipped", "out_of_memory", "invalid"])
-@pytest.mark.parametrize("count", [2, 3, 20])
+@pytest.mark.parametrize(("count", "outcome"), [(2, "out_of_memory"), (3, "invalid"), (20, "skipped")])
 def test_merging_all_parts_gives_what_one_run_would_have_given(count, outcome, tmp_path):
     plan = sweep(predict=True)
     whole = carried_out(tmp_path / "whole", plan, Fake(outcome))
@@ -136,10 +119,9 @@ def test_merging_all_parts_gives_what_one_run_would_have_given(count, outcome, t
     assert merged.status == "complete"
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
-@pytest.mark.parametrize("models", [1, 3])
+@pytest.mark.parametrize(("lost", "models"), [(0, 1), (2, 1), (1, 3)])
 def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(lost, models, tmp_path, capsys):
-    """Whichever is lost: with one model each part is a round, and those of the first ones end where a sweep may."""
+    """With one model each part is a round, and those of the first ones end where a sweep may."""
     plan = sweep(models=models)
     parts = in_parts(tmp_path, plan, 3)
     rest = str(parts.pop(lost))
@@ -151,8 +133,62 @@ def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(l
     places = [plan.index(trial) for trial in most.manifest.plan]
     assert places == sorted(places)
     assert (len(places) < len(plan), most.status) == (True, "partial")
-    assert answer(["show", str(tmp_path / "most"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["status"] == "partial"
     assert answer(["merge", str(tmp_path / "most"), rest, "-o", str(tmp_path / "all")]) == 0
     assert "partial" not in capsys.readouterr().err
     assert (store.load(tmp_path / "all").manifest.plan, store.load(tmp_path / "all").status) == (plan, "complete")
+
+
+# Folders that are merged
+
+
+def folder_of(folder: Path, *records: Record) -> Path:
+    examples.run(folder, list(records))
+    for one in records:
+        (folder / "logs" / f"{one.case.id}-{one.round}.log").write_text(f"{folder.name}: {one.case.strategy}")
+    return folder
+
+
+def one(strategy: str, *, peak: int = 1, **environment: object) -> Record:
+    return make.record(strategy, environment=msgspec.structs.replace(HERE, **environment), peak=peak)
+
+
+def test_of_two_results_of_a_trial_the_later_one_is_kept_and_told(tmp_path):
+    early = folder_of(tmp_path / "early", one("none", peak=1 << 30, started="2026-11-20T10:00:00Z"))
+    late = folder_of(tmp_path / "late", one("none", peak=1 << 29, started="2026-11-20T11:30:00+01:00"))
+
+    for order in ([early, late], [late, early]):
+        merged = merge(order)
+        assert [record.readings.peak_bytes for record in merged.records] == [1 << 29]
+        assert merged.remarks == ("none, round 1: the results differ; kept the later one, of 'late'",)
+        assert [log.read_text() for log in merged.logs] == ["late: none"]
+
+
+def test_runs_whose_numbers_cannot_stand_beside_each_other_are_refused(tmp_path):
+    first = folder_of(tmp_path / "one", one("none", num_threads=2))
+    second = folder_of(tmp_path / "other", one("all", num_threads=8))
+
+    with pytest.raises(UserError, match="num_threads") as refused:
+        merge([first, second])
+
+    assert refused.value.exit_code == 4
+
+
+def test_a_torn_line_is_told_and_logs_that_are_links_or_pipes_are_left_out(tmp_path, capsys):
+    first = folder_of(tmp_path / "a", one("none"), one("segments:k=2"))
+    second = folder_of(tmp_path / "b", one("all"))
+    (tmp_path / "mine").write_text("mine")
+    log, other = sorted((first / "logs").iterdir())
+    log.unlink()
+    log.symlink_to(tmp_path / "mine")
+    other.unlink()
+    os.mkfifo(other)
+    (second / "logs").rename(tmp_path / "elsewhere")
+    (second / "logs").symlink_to(tmp_path / "elsewhere")
+    with (first / "trials.jsonl").open("ab") as file:
+        file.write(b'{"schema":1,"ca')
+
+    assert answer(["merge", str(first), str(second), "-o", str(tmp_path / "whole")]) == 0
+
+    assert "warning: a: the last line of trials.jsonl is torn" in capsys.readouterr().err
+    assert len(store.load(tmp_path / "whole").records) == 3
+    assert list((tmp_path / "whole" / "logs").iterdir()) == []

@@ -25,10 +25,6 @@ def planned(device: str = "cpu", **words) -> CheckedRequest:
     return check(Request(**words), lambda word: device)
 
 
-def strategies(found: CheckedRequest) -> list[str]:
-    return list(dict.fromkeys(str(trial.case.strategy) for trial in found.trials))
-
-
 def test_on_a_cpu_the_default_is_smaller_and_says_so():
     found = planned()
 
@@ -38,19 +34,10 @@ def test_on_a_cpu_the_default_is_smaller_and_says_so():
     assert remark.endswith("say mnist-cnn:channels=320")
 
 
-def test_the_baseline_comes_first_and_once():
-    assert strategies(planned(strategies="segments:k=8,none", segments="2,8")) == [
-        "none",
-        "segments:k=8",
-        "segments:k=2",
-    ]
-
-
 @pytest.mark.parametrize(
     ("rounds", "strategies", "sampling", "pairs"),
     [
         (3, ("none", "all"), Sampling(), [1, 3, 3]),
-        (5, ("none", "all"), Sampling(), [1, 3, 3, 3, 3]),
         (2, ("none", "all"), Sampling(), [UNSET, UNSET]),
         (3, ("none", "all"), UNSET, [UNSET] * 3),
         (3, ("none", "compile-budget"), Sampling(), [UNSET] * 3),  # whose ratios are of the medians of rounds
@@ -67,15 +54,13 @@ def test_the_first_of_three_rounds_is_a_look_and_the_others_take_enough_pairs_fo
 @pytest.mark.parametrize(
     ("text", "counts"),
     [
-        ("1,2,4", [1, 2, 4]),
-        ("1..4", [1, 2, 3, 4]),
-        ("1..32:x2", [1, 2, 4, 8, 16, 32]),
-        ("8,2", [8, 2]),
-        ("1..3,2,2", [1, 2, 3]),
+        ("8,2,8", [8, 2]),
+        ("1..3,2,1..32:x2", [1, 2, 3, 4, 8, 16, 32]),
     ],
 )
-def test_segments_are_read_in_order_and_once(text, counts):
-    assert strategies_of(Request(segments=text)) == ["none", *(f"segments:k={count}" for count in counts)]
+def test_segments_are_read_in_order_and_once_behind_the_baseline(text, counts):
+    expected = ["none", *(f"segments:k={count}" for count in counts)]
+    assert strategies_of(Request(strategies="none", segments=text)) == expected
 
 
 @pytest.mark.slow
@@ -89,11 +74,8 @@ def test_any_text_for_strategies_is_read_or_refused(text):
     ("words", "named", "hint"),
     [
         ({"strategies": "segments:k=two"}, "k=two", "a whole number from 1"),
-        ({"verify": "maybe"}, "'maybe'", "auto, off, strict"),
         ({"data": "/"}, "'/' holds no MNIST files", "train-images-idx3-ubyte"),
-        ({"rounds": 1001}, "too large", "1 to 1,000"),
         ({"model": "mlp:width=1,width=2"}, "gives width twice", "width=a|b"),
-        ({"model": "mlp:width=99999999999"}, "width=99999999999", "to 2147483647"),
         ({"optimizer": "sgd:lr=nan"}, "lr=nan", "a number"),
         ({"segments": "1..4:x" + "9" * 5000}, "--segments", "1,2,4"),
     ],
@@ -114,8 +96,6 @@ def test_a_bad_word_gets_one_line_that_names_it_and_what_to_do(words, named, hin
         ("auto", ["cpu"], "cpu"),
         ("auto", ["cpu", "cuda:0", "cuda:1"], "cuda:0"),
         ("cuda", ["cpu", "cuda:0"], "cuda:0"),
-        ("cuda:1", ["cpu", "cuda:0", "cuda:1"], "cuda:1"),
-        ("cpu", ["cpu", "cuda:0"], "cpu"),
     ],
 )
 def test_a_word_for_a_device_is_the_device(word, devices, chosen):
@@ -151,11 +131,8 @@ def test_every_list_is_an_axis():
 @pytest.mark.parametrize(
     ("model", "strategies"),
     [
-        (None, [f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32)]),
         ("mlp,mnist-cnn", [f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32)]),
-        ("transformer", ["sqrt", "all", "selective"]),
         ("mlp,transformer", ["sqrt", "all", "selective"]),
-        ("train.py:make", ["sqrt", "all", "selective"]),
     ],
 )
 def test_without_strategies_a_chain_is_cut_into_segments_and_blocks_are_checkpointed(model, strategies):

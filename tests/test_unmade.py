@@ -15,9 +15,8 @@ CASE = Case(
 )  # fmt: skip
 
 
-def rehearsed(engine, memory=None, parallel="fsdp2"):
-    device = CASE.device if memory is None else f"{CASE.device}:memory={memory}"
-    case = msgspec.structs.replace(CASE, device=device, parallel=Choice(parallel))
+def rehearsed(engine, memory="", parallel="fsdp2"):
+    case = msgspec.structs.replace(CASE, device=CASE.device + memory, parallel=Choice(parallel))
     (record,) = engine.run([Trial(case=case, passes=("memory",))])
     return record
 
@@ -25,7 +24,7 @@ def rehearsed(engine, memory=None, parallel="fsdp2"):
 def test_what_fits_only_in_shards_takes_the_bytes_of_its_shards():
     with Local(rehearses=True) as engine:
         whole = rehearsed(engine)
-        memory = whole.built.num_parameters * 4 * 3 // 4
+        memory = f":memory={whole.built.num_parameters * 4 * 3 // 4}"
         small = rehearsed(engine, memory)
         unsharded = rehearsed(engine, memory, "ddp")
 
