@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Record
@@ -17,7 +16,7 @@ from profiler.predicting.prediction import follow_case
 from profiler.training import kept_state
 from profiler.training.models.user import as_workload
 from tests import make
-from tests.user_models import adapter, frozen_tower, grows, no_gradient, own_recompute
+from tests.user_models import frozen_tower, grows, no_gradient, own_recompute
 
 KEPT = []  # batches that `keeping` keeps
 
@@ -32,8 +31,8 @@ def keeping() -> Any:
     return module, batch, loss
 
 
-def measured(build: Any, strategy: str = "none", *, asked: tuple[str, ...] = PASSES, **fields: Any) -> Record:
-    case = make.case(strategy, model=Choice("own"), batch_size=None, warmup=0, samples=1, **fields)
+def measured(build: Any, *, asked: tuple[str, ...] = PASSES, **fields: Any) -> Record:
+    case = make.case(model=Choice("own"), batch_size=None, warmup=0, samples=1, **fields)
     return measure(Trial(case=case, passes=asked, digests={}), build=lambda: as_workload(build()))
 
 
@@ -71,54 +70,6 @@ def test_a_run_that_was_not_asked_for_and_fails_is_a_note_on_a_row_whose_peak_st
     assert (record.outcome, record.readings.peak_bytes) == ("ok", peak)
     assert what in unknown(record)
     assert ERRORS[error] in unknown(record)
-
-
-def test_a_step_that_is_only_possible_under_autocast_is_not_failed_by_its_comparison_with_fp32():
-    torch.manual_seed(0)
-    module, (inputs, targets), loss = adapter.make()
-    with pytest.raises(RuntimeError, match="same dtype"):
-        loss(module(inputs), targets)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss(module(inputs), targets).backward()  # as a user trains it
-
-    record = measured(adapter.make, asked=("equality", "memory"), precision="amp-bf16")
-
-    assert record.outcome == "ok"
-    assert record.equality.gradients_equal
-    assert record.equality.precision_difference is None
-    assert "fp32 (RuntimeError: mat1 and mat2 must have the same dtype" in unknown(record)
-
-
-class Narrow(nn.Module):
-    """Its blocks have room under a checkpoint alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            value = checkpoint(self.within, block, value, use_reentrant=False)
-        return value.mean()
-
-    def within(self, block: nn.Module, value: torch.Tensor) -> torch.Tensor:
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is None and torch.is_grad_enabled():
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return torch.tanh(block(value))
-
-
-def test_a_step_that_only_its_own_checkpoints_make_fit_is_ok_though_what_keeps_memory_cannot_be_found():
-    def build() -> Any:
-        KEPT.append(Narrow())
-        return KEPT[-1], (torch.ones(2, 4),)
-
-    record = measured(build, "own", asked=("flops", "memory", "time"))
-
-    assert record.outcome == "ok"
-    assert "what keeps the bytes of earlier passes (out of memory)" in unknown(record)
-    codes = [note.code for note in record.notes]
-    assert "GCP060" in codes
-    assert "GCP038" in codes
 
 
 @pytest.mark.slow

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from profiler.analysis.advice import MOST_POINTS, advise, budget_frontier, certainty
+from profiler.analysis.advice import advise, budget_frontier, certainty
 from profiler.analysis.live_bytes import categories
-from profiler.analysis.rows import Row, is_apart, rows
+from profiler.analysis.rows import is_apart, rows
 from profiler.core.record import Record
-from profiler.views.report.section import budget, sentence
+from profiler.views.report.section import sentence
 from tests import examples, make
 from tests.make import MIB
 
@@ -25,14 +25,12 @@ def said(records: Sequence[Record]) -> str:
     return sentence(advise(table), table)
 
 
-def predicted(strategy: str, *, peak: int, seconds: tuple[float, ...] | None) -> Record:
-    found = make.record(strategy, peak=peak, case=make.case(strategy, device="fake:h100"))
+def predicted(strategy: str, *, peak: int, flops: int | None = None) -> Record:
+    """A record without seconds."""
+    found = make.record(strategy, peak=peak * MIB, case=make.case(strategy, device="fake:h100"))
     readings = examples.untimed_readings(found.readings)
-    return msgspec.structs.replace(found, readings=msgspec.structs.replace(readings, step_seconds=seconds))
-
-
-def of(table: Sequence[Row], strategy: str) -> Row:
-    return next(row for row in table if row.case.strategy == strategy)
+    counted = msgspec.structs.replace(readings, forward_flops=flops, backward_flops=flops)
+    return msgspec.structs.replace(found, readings=counted)
 
 
 # --- the sentence
@@ -108,65 +106,39 @@ def test_the_time_is_told_as_surely_as_it_is_known(seconds, words):
     assert words in said(records)
 
 
-def test_no_budget_is_given_a_change_of_time_that_is_noise():
-    apart = make.record("all", peak=50 * MIB, seconds=(0.1, 0.2, 0.8) * 3)
-    paired = msgspec.structs.replace(apart.readings, plain_step_seconds=(0.1,) * 9)
-    table = rows([make.record("none", seconds=times(1)), msgspec.structs.replace(apart, readings=paired)])
-
-    lowest = budget_frontier(table)[0]
-
-    assert table[1].time.is_noisy
-    assert budget(lowest).endswith(", a time too noisy to tell)")
-
-
-def test_strategies_whose_times_overlap_are_named_as_equals():
+def test_of_strategies_whose_times_overlap_the_lowest_peak_is_advised_and_the_others_are_named():
     records = [
         make.record("none", peak=100 * MIB, seconds=times(1)),
-        make.record("all", peak=50 * MIB, seconds=times(1.200)),
-        make.record("sqrt", peak=50 * MIB, seconds=times(1.201)),
+        make.record("all", peak=50 * MIB, seconds=times(1.201)),
+        make.record("sqrt", peak=52 * MIB, seconds=times(1.200)),
         make.record("slow", peak=50 * MIB, seconds=times(1.5)),
     ]
 
     found = advise(rows(records))
 
-    assert [row.case.strategy for row in found.rivals] == ["sqrt"]
-    assert "and sqrt is as fast as far as can be told" in said(records)
-
-
-def test_of_equals_in_time_the_one_with_the_lowest_peak_is_advised():
-    records = [
-        make.record("none", peak=100 * MIB, seconds=times(1)),
-        make.record("all", peak=50 * MIB, seconds=times(1.201)),
-        make.record("sqrt", peak=52 * MIB, seconds=times(1.200)),
-    ]
-
-    found = advise(rows(records))
-
     assert found.chosen is not None
-    assert found.chosen.case.strategy == "all"
+    assert (found.chosen.case.strategy, [row.case.strategy for row in found.rivals]) == ("all", ["sqrt"])
+    assert "and sqrt is as fast as far as can be told" in said(records)
 
 
 # --- why it is no lower
 
 
-def lowest(**fields: object) -> Sequence[Record]:
-    return [make.record("none", peak=200 * MIB, saved=150 * MIB), make.record("all", **fields)]
-
-
 @pytest.mark.parametrize(
-    ("peak", "static", "saved", "phase", "words"),
+    ("static", "saved", "phase", "words"),
     [
-        (100, 80, 10, "backward", "60.0 MiB of the peak's 100 MiB is static"),  # gradients were not there: a quarter
-        (100, 20, 60, "backward", "keep holds 60.0 MiB"),
-        (100, 20, 10, "backward", "in the backward holds 75.0 MiB"),
-        (100, 20, 10, "optimizer", "the optimizer's step"),
+        (80, 10, "backward", "60.0 MiB of the peak's 100 MiB is static"),  # gradients were not there: a quarter
+        (20, 60, "backward", "keep holds 60.0 MiB"),
+        (20, 10, "backward", "in the backward holds 75.0 MiB"),
+        (20, 10, "optimizer", "the optimizer's step"),
     ],
 )
-def test_the_largest_part_of_the_lowest_peak_is_why_it_is_no_lower(peak, static, saved, phase, words):
-    records = lowest(peak=peak * MIB, static=static * MIB, saved=saved * MIB)
-    inside = msgspec.structs.replace(records[1].readings, peak_phase=phase)
+def test_the_largest_part_of_the_lowest_peak_is_why_it_is_no_lower(static, saved, phase, words):
+    none = make.record("none", peak=200 * MIB, saved=150 * MIB)
+    every = make.record("all", static=static * MIB, saved=saved * MIB)
+    inside = msgspec.structs.replace(every.readings, peak_phase=phase)
 
-    text = said([records[0], msgspec.structs.replace(records[1], readings=inside)])
+    text = said([none, msgspec.structs.replace(every, readings=inside)])
 
     assert words in text.partition("nothing measured here helps: ")[2]
 
@@ -189,52 +161,37 @@ def test_every_budget_has_the_fastest_that_fits():
     assert [stair.rivals for stair in found] == [(), (), ()]
 
 
-def test_at_the_same_peak_none_stays_where_the_times_cannot_be_told_apart():
-    records = [make.record("none", seconds=times(1)), make.record("segments:k=1", seconds=times(0.999))]
+def test_without_times_the_flops_decide_and_without_those_only_the_lowest_peak_is_known():
+    counted = [
+        predicted("none", peak=100, flops=3),
+        predicted("all", peak=50, flops=5),
+        predicted("poor", peak=60, flops=6),
+    ]
+    bare = [predicted("none", peak=100), predicted("all", peak=50)]
 
-    (stair,) = budget_frontier(rows(records))
+    by_flops, by_peak = (
+        [(stair.best.case.strategy, stair.by) for stair in budget_frontier(rows(records))]
+        for records in (counted, bare)
+    )
 
-    assert stair.best.case.strategy == "none"
-    assert [row.case.strategy for row in stair.rivals] == ["segments:k=1"]
-
-
-def test_without_times_the_flops_decide():
-    def counted(strategy: str, peak: int, flops: int) -> Record:
-        found = predicted(strategy, peak=peak * MIB, seconds=None)
-        readings = msgspec.structs.replace(found.readings, forward_flops=flops, backward_flops=flops)
-        return msgspec.structs.replace(found, readings=readings)
-
-    found = budget_frontier(rows([counted("none", 100, 3), counted("all", 50, 5), counted("poor", 60, 6)]))
-
-    assert [(stair.best.case.strategy, stair.by) for stair in found] == [("all", "flops"), ("none", "flops")]
-
-
-def test_without_times_and_flops_only_the_lowest_peak_is_known():
-    found = budget_frontier(rows([predicted("none", peak=100, seconds=None), predicted("all", peak=50, seconds=None)]))
-
-    assert [(stair.best.case.strategy, stair.by) for stair in found] == [("all", "peak")]
-
-
-def test_of_very_many_stairs_both_ends_are_kept():
-    records = [make.record(f"every:k={at}", peak=1000 - at, seconds=times(1 + at)) for at in range(100)]
-
-    found = budget_frontier(rows(records))
-
-    assert len(found) == MOST_POINTS
-    assert (found[0].budget_bytes, found[-1].budget_bytes) == (901, 1000)
+    assert by_flops == [("all", "flops"), ("none", "flops")]
+    assert by_peak == [("all", "peak")]
 
 
 # --- certainty, and the parts of a peak
 
 
 def test_rounds_tell_by_their_own_ratios():
-    def round_of(number: int, factor: float) -> list[Record]:
-        drift = 1 + 0.05 * number
-        found = {"none": 1.0, "a": factor, "b": factor + 0.05, "c": 2 * factor}
-        return [make.record(name, seconds=times(drift * by), round=number) for name, by in found.items()]
+    factors = [
+        {"none": drift, "a": drift * a, "b": drift * (a + 0.05), "c": drift * 2 * a}
+        for drift, a in ((1, 1.2), (1.1, 1.3))
+    ]
 
-    table = rows([*round_of(1, 1.2), *round_of(2, 1.3)])
-    none, a, b, c = (of(table, name) for name in ("none", "a", "b", "c"))
+    none, a, b, c = rows(
+        make.record(name, seconds=times(factor), round=number)
+        for number, by in enumerate(factors, start=1)
+        for name, factor in by.items()
+    )
 
     assert certainty(a, baseline=none) == "sure"
     assert is_apart(a, none)
@@ -244,13 +201,9 @@ def test_rounds_tell_by_their_own_ratios():
 
 def test_the_categories_of_a_peak_sum_to_it():
     readings = msgspec.structs.replace(make.record(peak=100 * MIB).readings, peak_gradient_bytes=3 * MIB)
+    unknown = msgspec.structs.replace(make.record(peak=100 * MIB).readings, static_bytes=None)
 
-    found = {part.name: part.nbytes // MIB for part in categories(readings)}
+    found, whole = ({part.name: part.nbytes // MIB for part in categories(one)} for one in (readings, unknown))
 
     assert found == {"parameters": 5, "inputs": 10, "gradients": 3, "saved": 60, "rest": 22}
-
-
-def test_what_is_static_and_was_not_told_apart_is_one_part():
-    readings = msgspec.structs.replace(make.record(peak=100 * MIB).readings, static_bytes=None)
-
-    assert {part.name: part.nbytes // MIB for part in categories(readings)} == {"static": 15, "saved": 60, "rest": 25}
+    assert whole == {"static": 15, "saved": 60, "rest": 25}

@@ -12,31 +12,30 @@ from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
 from profiler.measuring import failure_causes
 from profiler.predicting.prediction import predict
-from tests import make
 from tests.conftest import measured
 from tests.user_models import no_gradient, own_checkpoint, switched
-
-PREFIX = f"{own_checkpoint.__file__}:prefix"
-LOSSY = f"{no_gradient.__file__}:make"
 
 
 def notes(record, code):
     return [note.text for note in record.notes if note.code == code]
 
 
-def gradients(module, batch):
-    """Those of one plain step from seed 0."""
+def plain(build, *arguments, **options):
+    """The gradients of one plain step from seed 0."""
     torch.manual_seed(0)
+    module, batch = build(*arguments, **options)
     module(batch).backward()
     return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 @pytest.mark.filterwarnings("default:None of the inputs have requires_grad")
 def test_a_reentrant_checkpoint_over_a_frozen_prefix_is_told_by_number_name_and_cause():
-    truth = gradients(*own_checkpoint.prefix())
+    truth = plain(own_checkpoint.prefix)
     lost = [name for name, gradient in truth.items() if gradient is None]
 
-    none, record = (measured(PREFIX, strategy, passes=("equality",)) for strategy in ("none", "own"))
+    none, record = (
+        measured(f"{own_checkpoint.__file__}:prefix", strategy, passes=("equality",)) for strategy in ("none", "own")
+    )
 
     assert (len(lost), len(truth)) == (12, 14)
     assert (none.equality.num_without_gradient, none.outcome, notes(none, "GCP045")) == (0, "ok", [])
@@ -49,12 +48,12 @@ def test_a_reentrant_checkpoint_over_a_frozen_prefix_is_told_by_number_name_and_
 
 
 def test_each_parameter_without_a_gradient_is_told_with_its_own_cause():
-    truth = gradients(*no_gradient.make())
+    truth = plain(no_gradient.make)
     lost = {name for name, gradient in truth.items() if gradient is None}
     causes = {"detached": failure_causes.DETACHED, "off": failure_causes.OFF, "unused": failure_causes.UNUSED}
     expected = {f"{module}.{kind}": causes[module] for module in causes for kind in ("weight", "bias")}
 
-    record = measured(LOSSY, "none", passes=("equality",))
+    record = measured(f"{no_gradient.__file__}:make", "none", passes=("equality",))
 
     assert lost == set(expected)
     assert record.equality.num_without_gradient == 6
@@ -63,24 +62,18 @@ def test_each_parameter_without_a_gradient_is_told_with_its_own_cause():
     assert all(f"{module}.weight, {module}.bias ({cause})" in text for module, cause in causes.items())
 
 
-WAYS = ("module", "full-name", "name", "partial", "reentrant", "keywords", "sequential")
+WAYS = ("module", "partial", "reentrant", "keywords", "sequential")
 
 
-def wrapped(way, **options):
-    return Choice.of(f"{own_checkpoint.__file__}:wrapped", {"way": way, **options})
-
-
-def seeded(way, **options):
-    """A user's module and batch, made without gcprof."""
-    torch.manual_seed(0)
-    return own_checkpoint.wrapped(way, batch_size=8, **options)
+def wrapped(way):
+    return Choice.of(f"{own_checkpoint.__file__}:wrapped", {"way": way})
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_own_checkpoints_are_off_but_under_own_in_whatever_way_they_are_imported(way):
     """The blocks are called as often as they are: twice under a checkpoint, once without."""
     blocks, checkpointed = 4, 2 if way == "sequential" else 4
-    truths = [gradients(*seeded(one)) for one in ("none", way)]
+    truths = [plain(own_checkpoint.wrapped, way, batch_size=8) for way in ("none", way)]
     assert all(torch.equal(truths[0][name], truths[1][name]) for name in truths[0])
 
     none, own, every = (
@@ -102,20 +95,11 @@ def test_own_checkpoints_are_off_but_under_own_in_whatever_way_they_are_imported
     calls = 1 if way == "sequential" else 4
     assert [f"({calls} calls in a forward)" in text for text in notes(none, "GCP047")] == [True]
     assert notes(own, "GCP047") == notes(every, "GCP047") == []
-
-
-@pytest.mark.parametrize("way", [*WAYS, "none"])
-@pytest.mark.parametrize("strategy", ["none", "own", "all", "segments:k=2"])
-def test_both_forms_are_predicted_to_the_byte(way, strategy):
-    read = measured(wrapped(way), strategy).readings
-    case = make.case(strategy, model=wrapped(way), batch_size=8, warmup=0, samples=1)
-
-    record = predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
-
-    assert record.readings.peak_bytes == read.peak_bytes
-    assert record.readings.saved_bytes == read.saved_bytes
-    has_note = strategy == "none" and way != "none"
-    assert len(notes(record, "GCP047")) == has_note
+    for row in (none, own, every):
+        predicted = predict(Trial(case=msgspec.structs.replace(row.case, device="fake:cpu")))
+        assert predicted.readings.peak_bytes == row.readings.peak_bytes
+        assert predicted.readings.saved_bytes == row.readings.saved_bytes
+        assert len(notes(predicted, "GCP047")) == (row is none)
 
 
 @pytest.mark.slow

@@ -29,8 +29,9 @@ def test_rows_of_one_model_strategy_batch_and_precision_stand_beside_each_other(
     found = against(first, second)
 
     assert [match.key["strategy"] for match in found.matches] == ["none", "all"]
-    contrast = found.matches[1].cells[1].peak
-    assert (contrast.ratio, contrast.verdict, contrast.low) == (0.5, "better", None)
+    own, other = found.matches[1].cells
+    assert (other.peak.ratio, other.peak.verdict, other.peak.low) == (0.5, "better", None)
+    assert (own.peak, own.time, own.peak_bytes) == (None, None, 80 * MIB)  # the baseline's has nothing to compare
 
 
 @pytest.mark.parametrize(
@@ -50,18 +51,10 @@ def test_bytes_are_compared_exactly(before, after, ratio, verdict):
 
 
 @pytest.mark.parametrize(("first", "second", "verdict"), [(0.0, 0.0, "same"), (0.0, 0.1, "cannot be told apart")])
-@pytest.mark.parametrize("device", ["cpu", "fake:cpu"])
-def test_steps_that_take_no_time_divide_nothing_by_zero(device, first, second, verdict):
-    sides = [[record(seconds=(seconds, seconds), device=device)] for seconds in (first, second)]
+def test_steps_that_take_no_time_divide_nothing_by_zero(first, second, verdict):
+    sides = [[record(seconds=(seconds, seconds))] for seconds in (first, second)]
 
     assert only(against(*sides)).cells[1].time.verdict == verdict
-
-
-def test_the_baselines_own_cells_have_nothing_to_compare():
-    cell = only(against([record()], [record()])).cells[0]
-
-    assert (cell.peak, cell.time) == (None, None)
-    assert cell.peak_bytes == 100 * MIB
 
 
 def test_times_have_an_interval_that_holds_their_ratio():
@@ -72,20 +65,14 @@ def test_times_have_an_interval_that_holds_their_ratio():
     assert contrast.verdict == "slower"
 
 
-@pytest.mark.parametrize(
-    ("share", "verdict"), [(1.0, "slower"), (0.9, "slower"), (0.7, "cannot be told apart"), (None, "slower")]
-)
+@pytest.mark.parametrize(("share", "verdict"), [(0.9, "slower"), (0.7, "cannot be told apart"), (None, "slower")])
 def test_no_difference_is_called_one_that_is_below_what_other_processes_took(share, verdict):
     """AdamW was said to be 34 % slower than SGD in a run from which 59 % of the time was stolen."""
+    slower = record(slower=1.34)
+    seconds = share and tuple(share * second for second in slower.readings.step_seconds)
+    readings = msgspec.structs.replace(slower.readings, processor_seconds=seconds)
 
-    def held(slower: float, share: float | None) -> Record:
-        whole = record(slower=slower)
-        seconds = None if share is None else tuple(share * second for second in whole.readings.step_seconds or ())
-        return msgspec.structs.replace(
-            whole, readings=msgspec.structs.replace(whole.readings, processor_seconds=seconds)
-        )
-
-    contrast = only(against([held(1.0, 1.0)], [held(1.34, share)])).cells[1].time
+    contrast = only(against([record()], [msgspec.structs.replace(slower, readings=readings)])).cells[1].time
 
     assert contrast.verdict == verdict
 
@@ -99,16 +86,12 @@ def test_the_rounds_of_a_run_are_kept_apart():
     assert contrast.verdict == "too noisy to tell"
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "second"),
-    [("driver", "550.1", "560.2"), ("cuda", "12.8", "13.2"), ("num_threads", 2, 8), ("gcprof", "0.1.0", "0.2.0")],
-)
-def test_what_may_differ_is_told_and_not_refused(name, first, second):
-    sides = [[record(environment=msgspec.structs.replace(T4, **{name: value}))] for value in (first, second)]
+def test_what_may_differ_is_told_and_not_refused():
+    sides = [[record(environment=msgspec.structs.replace(T4, num_threads=number))] for number in (2, 8)]
 
     (difference,) = against(*sides).differences
 
-    assert difference.values == (str(first), str(second))
+    assert (difference.what, difference.values) == ("threads", ("2", "8"))
 
 
 def test_an_axis_that_is_not_aligned_by_would_make_two_rows_one():
@@ -138,9 +121,7 @@ def test_predictions_of_tokens_that_were_routed_otherwise_are_refused():
 @pytest.mark.parametrize(
     ("device", "named", "short"),
     [
-        ("cuda:0", "NVIDIA A100-SXM4-40GB", "A A100"),
         ("cuda:0", "NVIDIA GeForce RTX 4090", "A RTX 4090"),
-        ("cuda:0", "Tesla T4", "A T4"),
         ("cuda:0", "something new", "A cuda:0"),
         ("cpu", "Intel(R) Xeon(R) Gold 6254", "A cpu"),
     ],
@@ -154,13 +135,6 @@ def test_a_side_is_named_by_its_device_in_a_word(device, named, short):
 def test_one_run_on_one_device_has_nothing_beside_it():
     with pytest.raises(UserError, match="only one run"):
         compare_runs([("one", [record()])])
-
-
-def test_predicted_seconds_beside_measured_ones_have_the_interval_of_the_measured():
-    contrast = only(against([record(seconds=(0.1,), device="fake:t4")], [record(slower=1.3, device="cuda:0")])).cells[1]
-
-    assert contrast.time.low < 1.3 < contrast.time.high
-    assert contrast.time.verdict == "slower"
 
 
 def test_a_run_of_one_round_says_what_its_interval_does_not_know():
@@ -193,28 +167,23 @@ def test_devices_agree_on_the_order_of_strategies_or_the_pairs_that_swap_are_nam
 
 
 def test_each_device_is_told_the_fastest_that_fits_its_own_memory():
-    rows = [("none", 500, 1.0), ("selective", 380, 1.1), ("all", 300, 1.3)]  # MiB besides CUDA's 600; T4 has 1000
-    first, second = (
+    strategies = [("none", 500, 1.0), ("selective", 380, 1.1), ("all", 300, 1.3)]  # MiB besides CUDA's 600; T4 has 1000
+    small = msgspec.structs.replace(T4, device_bytes=650 * MIB)
+    large, middle, little = (
         [
             record(name, peak=peak * MIB, slower=slower, device="fake:gpu", environment=environment)
-            for name, peak, slower in rows
+            for name, peak, slower in strategies
         ]
-        for environment in (T4, H100)
+        for environment in (H100, T4, small)
     )
 
-    advice = against(first, second).advice
+    on_large, on_middle = against(large, middle).advice
+    on_little, _ = against(little, little).advice
+    unsure = against([record("none"), record("segments:k=1", slower=0.9999)], [record("none")]).advice[0]
 
-    assert [one.strategy for one in advice] == ["selective", "none"]
-    assert advice[0].needed_bytes == (380 + 600) * MIB
-
-
-def test_a_device_that_holds_none_is_told_so():
-    small = msgspec.structs.replace(T4, device_bytes=650 * MIB)
-    run = [record("none", device="fake:gpu", environment=small)]
-
-    (advice, _) = against(run, run).advice
-
-    assert (advice.strategy, advice.reason) == (None, "none of these fits")
+    assert (on_large.strategy, on_middle.strategy, unsure.strategy) == ("none", "selective", "none")
+    assert on_middle.needed_bytes == (380 + 600) * MIB
+    assert (on_little.strategy, on_little.reason) == (None, "none of these fits")
 
 
 def judged(text: str, first: list[Record], second: list[Record]) -> Judgement:
@@ -223,10 +192,12 @@ def judged(text: str, first: list[Record], second: list[Record]) -> Judgement:
 
 def test_a_gate_trips_over_its_limit_and_not_below():
     first, second = [record(peak=100 * MIB)], [record(peak=103 * MIB)]
+    failed, fine = make.failed("all", "out_of_memory", "why", environment=T4), [record("none"), record("all")]
 
     assert len(judged("peak:>2%", first, second).tripped) == 1
     assert judged("peak:>3%", first, second).tripped == ()
     assert judged("peak:>2%", second, first).tripped == ()
+    assert judged("peak:>0%", [record("none"), failed], fine).tripped == ()  # it was not ok before
 
 
 def test_a_slower_step_trips_only_where_it_is_sure():
@@ -262,12 +233,6 @@ def test_a_row_that_is_gone_or_not_ok_any_more_trips_every_rule(rule):
     ]
 
 
-def test_a_row_that_was_not_ok_before_trips_nothing():
-    first = [record("none"), make.failed("all", "out_of_memory", "why", environment=T4)]
-
-    assert judged("peak:>0%", first, [record("none"), record("all")]).tripped == ()
-
-
 WRONG = ("", "peak", "peak>2%", "speed:>2%", "peak:>2", "peak:>-2%", "peak:>1%,peak:>2%", "peak:>x%")
 
 
@@ -279,23 +244,11 @@ def test_a_rule_that_cannot_be_read_is_the_users_error(text):
     assert refused.value.exit_code == 2
 
 
-def test_of_times_that_cannot_be_told_apart_none_is_what_a_device_should_use():
-    run = [record("none"), record("segments:k=1", slower=0.9999)]
-
-    assert against(run, run).advice[0].strategy == "none"
-
-
 REFUSED = {
     "torch": ({}, {"environment": msgspec.structs.replace(T4, torch="2.16.0")}),
     "optimizer": ({}, {"optimizer": Choice("adam")}),
     "accumulate": ({}, {"accumulate": 2}),
-    "keep_gradients": ({}, {"keep_gradients": True}),
-    "repair_batchnorm": ({}, {"repair_batchnorm": True}),
-    "blocks": ({}, {"blocks": "model.*"}),
-    "seed": ({}, {"seed": 1}),
     "data": ({"built": None}, {"built": None, "data": "files"}),
-    "batch_size": ({}, {"batch_size": 128}),
-    "precision": ({}, {"precision": "bf16"}),
     "model": ({}, {"model": Choice("mlp")}),
     "num_parameters": ({}, {"built": msgspec.structs.replace(make.record().built, num_parameters=2000)}),
 }
@@ -315,18 +268,14 @@ def test_what_changes_the_meaning_is_refused_unless_it_is_allowed(name):
 
 def test_no_number_is_made_up_where_there_is_none(here, capsys):
     untimed = msgspec.structs.replace(record("sqrt"), readings=examples.untimed_readings(record().readings))
-    once = record("all", seconds=(0.1,))
     gone = make.failed("first", "out_of_memory", "tried to allocate 96 MiB", environment=T4)
-    examples.run(here / "results" / "one", [record(), once, untimed, record("first"), record("k")])
-    examples.run(here / "results" / "two", [record(), once, untimed, gone])
+    examples.run(here / "results" / "one", [record("all", seconds=(0.1,)), untimed, record("first"), record("k")])
+    examples.run(here / "results" / "two", [record("all", seconds=(0.1,)), untimed, gone])
 
-    for form in ("json", "csv", "table", "md"):
-        assert answer(["compare", "one", "two", "--format", form]) == 0
+    assert [answer(["compare", "one", "two", "--format", form]) for form in ("json", "csv", "table")] == [0] * 3
     text = capsys.readouterr().out
 
     assert not re.search(r"\b(nan|inf|infinity)\b", text, re.IGNORECASE)
-    cells = {
-        one["key"]["strategy"]: one["cells"][1] for one in json.loads(text.splitlines()[0])["comparison"]["matches"]
-    }
-    assert cells["all"]["time"]["verdict"] == "cannot be told apart"
-    assert cells["sqrt"]["time"] is cells["first"]["time"] is cells["k"] is None
+    every, *others = [match["cells"][1] for match in json.loads(text.splitlines()[0])["comparison"]["matches"]]
+    assert every["time"]["verdict"] == "cannot be told apart"
+    assert [cell and cell["time"] for cell in others] == [None, None, None]

@@ -1,17 +1,14 @@
 """Several strategies on one model, timed in turn: none knows of the others, and what fails is measured by itself."""
 
 import os
-from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from profiler.core import schedule
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.engines.local import MOST_TIMED, grouped
 from profiler.measuring.meters import time as timing
@@ -23,8 +20,6 @@ from tests.plans import written
 from tests.scripted_steps import Scripted, step
 from tests.switched_steps import CHOICES, MODELS, assert_same, built
 from tests.switched_steps import step as run_step
-
-LATER = ("none", "segments:k=1", "segments:k=2", "all", "offload")
 
 
 def later(*strategies: str, model: str = "mlp", **fields: Any) -> list[Trial]:
@@ -59,17 +54,6 @@ def test_each_strategy_of_the_catalogue_is_beside_the_others_as_it_is_by_itself(
         assembled.switch(False)
     classes = [type(module) for module in shared.workload.module.modules()]
     assert classes == [type(module) for module in built(model, "none").workload.module.modules()]
-
-
-def test_what_cannot_be_taken_back_needs_a_model_of_its_own():
-    shared = built("torchvision:resnet18", "none", batch_size=2)
-
-    for case in (
-        make.case("compile-budget", model=Choice("torchvision:resnet18")),
-        make.case("all", model=Choice("torchvision:resnet18"), repair_batchnorm=True),
-    ):
-        with pytest.raises(Unsupported, match="a model of its own"):
-            assemble_beside(shared, case)
 
 
 # Their time
@@ -138,17 +122,6 @@ def test_what_is_sure_enough_leaves_the_cycles():
     assert [one["stopped"] for one in cut] == ["target", "limit"]
 
 
-def test_a_step_without_room_ends_it():
-    class Full(Switched):
-        def run(self, mark: Any) -> None:
-            if not self.on:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            super().run(mark)
-
-    with pytest.raises(torch.OutOfMemoryError):
-        together(Full(), 2)
-
-
 def test_steps_too_long_for_all_of_them_are_not_begun():
     device, now = Switched(), iter(range(1000))
 
@@ -159,41 +132,34 @@ def test_steps_too_long_for_all_of_them_are_not_begun():
 
 
 def test_records_of_strategies_together_are_those_of_each_but_for_their_times():
-    trials = later(*LATER)
+    trials = later("none", "segments:k=1", "segments:k=2", "all", "offload")
 
     found = measure_together(trials)
 
     for trial, record in zip(trials, found, strict=True):
-        alone = measure(trial)
-        assert _without_times(record) == _without_times(alone)
+        without_times = {"readings": None, "stage_seconds": {}, "num_steps": 0}
+        alone, shared = (msgspec.structs.replace(one, **without_times) for one in (measure(trial), record))
+        assert shared == alone
         assert len(record.readings.step_seconds) == len(record.readings.plain_step_seconds) == 3
-    own, shared = Counter({trial.case: record.num_steps for trial, record in zip(trials, found, strict=True)}), 3 + 1
-    times = found[0].readings.steps_per_sample
-    assert set(own.values()) == {1 + 3 * times, 1 + 3 * times + 1 + (shared - 1) * times}
-
-
-def _without_times(record: Record) -> Record:
-    return msgspec.structs.replace(
-        record, readings=None, stage_seconds={}, num_steps=0, environment=record.environment and None
-    )
 
 
 # Who shares a process
 
 
-def planned(*strategies: str, rounds: int = 2, **fields: Any) -> list[Trial]:
-    return list(schedule.in_rounds([make.case(name, **fields) for name in strategies], rounds))
+def test_later_rounds_of_one_baseline_share_a_child_up_to_so_many():
+    def planned(*strategies, **fields):
+        return list(schedule.in_rounds([make.case(name, **fields) for name in strategies], 2))
 
-
-def test_later_rounds_of_one_baseline_share_a_child():
     plan = planned("none", "all", "compile-budget", "sqrt", "segments:k=2")
     other = planned("none", "all", batch_size=3)
+    many = [trial for trial in planned(*(f"segments:k={k}" for k in range(1, 18))) if trial.round == 2]
 
     groups = [(kind, [trial.case.strategy for trial in group]) for kind, group in grouped([*plan, *other])]
 
     shared = [names for kind, names in groups if kind == "timed"]
     assert shared == [["segments:k=2", "sqrt"], ["all", "none"], ["all", "none"]]
     assert sum(len(names) for _, names in groups) == len(plan) + len(other)
+    assert [len(group) for _, group in grouped(many)] == [MOST_TIMED, MOST_TIMED, 1]
 
 
 @pytest.mark.parametrize(
@@ -203,12 +169,6 @@ def test_others_do_not(fields):
     assert not schedule.is_time_alone(later("all", **fields)[0])
     assert schedule.is_time_alone(later("all")[0])
     assert not schedule.is_time_alone(msgspec.structs.replace(later("all")[0], is_paired=False))
-
-
-def test_no_more_than_so_many_share_one():
-    plan = [trial for trial in planned(*(f"segments:k={k}" for k in range(1, 18))) if trial.round == 2]
-
-    assert [len(group) for _, group in grouped(plan)] == [MOST_TIMED, MOST_TIMED, 1]
 
 
 def test_they_run_in_one_process_and_what_fails_there_runs_by_itself(engine, tmp_path):

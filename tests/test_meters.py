@@ -3,12 +3,13 @@
 from functools import partial
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from profiler.core.record import Conditions, timeline
+from profiler.core.record import Conditions
 from profiler.measuring import trial
 from profiler.measuring.devices import Span
 from profiler.measuring.meters import operators, time
@@ -60,32 +61,20 @@ def span(start, peak, end, **others):
 # --- what earlier passes leave
 
 
-@pytest.mark.slow
-def test_a_model_that_is_still_there_when_the_next_is_built_was_left():
+def test_a_model_that_is_still_there_when_the_next_is_built_was_left_and_the_most_there_was_is_remembered():
     leftovers = Leftovers(Watched())
-    kept = workload()
+    kept = workload(nn.BatchNorm1d(16, affine=False), batch=torch.ones(1))  # two buffers of 16 numbers, and a count
 
-    leftovers.start()
-    leftovers.built(kept)
-    first = leftovers.nbytes
-    leftovers.start()
-    leftovers.built(workload())
-
-    assert first == 0
-    assert (leftovers.nbytes, leftovers.model_bytes, leftovers.most_bytes) == (LAYER + BATCH,) * 3
-
-
-def test_a_model_that_is_gone_leaves_nothing_but_the_most_there_was_is_remembered():
-    leftovers = Leftovers(Watched())
-    kept = workload()
+    found = []
     for number in range(4):
         leftovers.start()
         leftovers.built(kept if number == 0 else workload())
+        found.append((leftovers.nbytes, leftovers.model_bytes, leftovers.most_bytes))
         if number == 1:
             kept = None
 
-    assert (leftovers.nbytes, leftovers.model_bytes) == (0, 0)
-    assert leftovers.most_bytes == LAYER + BATCH
+    left = 2 * 16 * 4 + 8 + 4
+    assert found == [(0, 0, 0), (left, left, left), (0, 0, left), (0, 0, left)]
 
 
 def test_what_a_pass_uses_again_was_not_left():
@@ -99,47 +88,24 @@ def test_what_a_pass_uses_again_was_not_left():
     assert leftovers.most_bytes == 0
 
 
-def test_a_buffer_that_is_left_counts():
-    leftovers = Leftovers(Watched())
-    module = nn.BatchNorm1d(16, affine=False)  # two buffers of 16 numbers, and a count
-
-    leftovers.built(workload(module, batch=torch.ones(1)))
-
-    assert leftovers.held_model_bytes() == 2 * 16 * 4 + 8
-
-
-def test_on_a_device_that_counts_its_bytes_these_are_what_is_left():
+def test_on_a_device_that_counts_its_bytes_these_are_what_is_left_but_for_what_is_used_again():
     device = Watched(held=100)
-    leftovers = Leftovers(device)
+    leftovers, reusing = Leftovers(device), Leftovers(device)
+    kept = workload()
+    reusing.built(kept)
+    kept.loss(kept.module, kept.batch).backward()
 
+    device.held = 40
+    assert leftovers.held_bytes() == 0
     device.held = 5100
     leftovers.start()
     leftovers.built(workload())
+    device.held = 100 + 2 * LAYER + BATCH + 7  # its parameters, gradients and batch
+    reusing.start()
+    reusing.built(kept)
 
     assert (leftovers.nbytes, leftovers.model_bytes, leftovers.most_bytes) == (5000, 0, 5000)
-
-
-def test_of_a_model_that_is_used_again_neither_storages_nor_gradients_were_left():
-    device = Watched(held=100)
-    leftovers = Leftovers(device)
-    kept = workload()
-    leftovers.built(kept)
-    kept.loss(kept.module, kept.batch).backward()
-
-    device.held = 100 + 2 * LAYER + BATCH + 7
-    leftovers.start()
-    leftovers.built(kept)
-
-    assert (leftovers.nbytes, leftovers.model_bytes) == (7, 0)
-
-
-def test_a_device_with_fewer_bytes_than_at_first_holds_nothing():
-    device = Watched(held=100)
-    leftovers = Leftovers(device)
-
-    device.held = 40
-
-    assert leftovers.held_bytes() == 0
+    assert (reusing.nbytes, reusing.model_bytes) == (7, 0)
 
 
 def test_in_a_peak_are_all_bytes_that_were_left_where_they_grew_and_else_those_of_models():
@@ -158,8 +124,8 @@ def test_in_a_peak_are_all_bytes_that_were_left_where_they_grew_and_else_those_o
 # --- the bytes of a step
 
 
-def phases_alone(mark):
-    for phase in ("zero", "forward", "backward", "optimizer", "end"):
+def marked(mark, phases=("zero", "forward", "backward", "optimizer", "end")):
+    for phase in phases:
         mark(phase)
 
 
@@ -176,7 +142,7 @@ def test_the_readings_of_memory_are_those_of_the_spans():
     training = workload()
     optimizer = torch.optim.SGD(training.module.parameters(), momentum=0.9)
 
-    read, left_bytes = trial.read_memory(training, optimizer, device, phases_alone)
+    read, left_bytes = trial.read_memory(training, optimizer, device, marked)
 
     assert device.resting_bytes == LAYER + BATCH
     assert device.marks == 6  # the phases, and when the step has returned
@@ -194,15 +160,14 @@ def test_the_readings_of_memory_are_those_of_the_spans():
 
 
 def test_of_micro_batches_the_one_that_saves_most_counts_and_the_first_is_the_start():
+    phases = ("zero", "forward", "backward", "forward", "backward", "optimizer", "end")
     device = Watched([span(10, 10, 10), span(10, 30, 20), span(20, 40, 15), span(15, 45, 40), span(40, 44, 15),
                       span(15, 15, 15), span(15, 15, 15)])  # fmt: skip
 
-    def step(mark):
-        for phase in ("zero", "forward", "backward", "forward", "backward", "optimizer", "end"):
-            mark(phase)
-
     training = workload()
-    read, _ = trial.read_memory(training, torch.optim.SGD(training.module.parameters()), device, step)
+    read, _ = trial.read_memory(
+        training, torch.optim.SGD(training.module.parameters()), device, partial(marked, phases=phases)
+    )
 
     assert (read["start_bytes"], read["saved_bytes"]) == (10, 25)
     assert (read["peak_bytes"], read["peak_phase"]) == (45, "forward")
@@ -256,17 +221,6 @@ def test_every_storage_between_steps_is_counted_once_and_under_its_first_categor
     }
 
 
-def test_a_timeline_keeps_each_stretchs_highest_point_and_the_place_where_phases_begin():
-    live = [*range(960), *range(960, 0, -1)]
-
-    found = timeline({"live": live, "nothing": [0] * 1920}, [("forward", 0), ("none", 960), ("backward", 960)])
-
-    assert found.nbytes.keys() == {"live"}
-    assert len(found.nbytes["live"]) == 96
-    assert max(found.nbytes["live"]) == 960
-    assert found.phases == (("forward", 0), ("backward", 48))
-
-
 # --- what operators do
 
 
@@ -304,15 +258,13 @@ def test_what_an_operator_hides_is_the_most_that_it_took_besides_what_was_there_
 
 def test_the_flops_of_a_layer_are_those_of_its_products_and_a_recompute_is_in_the_backward():
     product = 2 * 4 * 16 * 16
-    layer = nn.Linear(16, 16, bias=False)
-    plain = Workload(module=layer, batch=torch.ones(4, 16), loss=lambda module, batch: module(batch).sum())
-    recomputed = Workload(
-        module=layer,
-        batch=torch.ones(4, 16),
-        loss=lambda module, batch: checkpoint(lambda: module(batch).sin(), use_reentrant=False).sum(),
+    plain = workload()
+    recomputed = msgspec.structs.replace(
+        plain, loss=lambda module, batch: checkpoint(lambda: module(batch).sin(), use_reentrant=False).sum()
     )
 
     read, again = (operators.count(partial(train_step, one, None)).readings() for one in (plain, recomputed))
+
     assert read == {"forward_flops": product, "backward_flops": product}  # of the weight alone
     assert again == {"forward_flops": product, "backward_flops": 2 * product}
 
@@ -376,22 +328,12 @@ def test_no_step_begins_that_would_not_end_in_time(until, taken, warmed):
     assert read["stopped"] == ("samples" if taken == 3 else "limit")
 
 
-class Busy(Group):
-    """Two ranks, of which the other one has used 7 seconds of the CPU for every look at it."""
-
-    size = 2
-    looks = 0
-
-    def gather(self, found):
-        if not isinstance(found, float):
-            return [found, found]
-        self.looks += 1
-        return [found, 7.0 * self.looks]
-
-
 def test_cpu_time_of_other_ranks_is_not_that_of_other_programs(monkeypatch):
+    """Of two ranks the other one has used 7 seconds of the CPU for every look at it."""
     monkeypatch.setattr("time.process_time", lambda: 64.0)
-    group = Busy()
+    looks = iter(range(7, 99, 7))
+    group = Group()
+    group.size, group.gather = 2, lambda found: [found, float(next(looks)) if isinstance(found, float) else found]
 
     def conditions(others):
         device = SimpleNamespace(conditions=lambda: Conditions(at_seconds=1.0, others_seconds=others))

@@ -6,14 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.analysis.time_ratio import of_pairs
-from profiler.core.case import Choice, Trial
+from profiler.core.case import Trial
 from profiler.core.stats import RoundSteps, Sampling, calm_ratios, pair_ratios, step_order
 from profiler.engines.local import informed
 from profiler.measuring.meters import time as timing
-from profiler.measuring.passes import NO_ROOM
-from profiler.measuring.trial import measure
-from profiler.training import assemble as assembling
 from tests import make
 from tests.conftest import measured
 from tests.scripted_steps import Scripted, step
@@ -61,14 +57,6 @@ def test_steps_with_and_without_alternate_in_the_order_that_is_drawn():
     assert device.is_on  # as it was
 
 
-def test_a_drift_that_is_the_same_for_both_is_in_no_ratio():
-    found = read(Switched(drift=0.001))
-
-    ratio = of_pairs([pair_ratios(found["step_seconds"], found["plain_step_seconds"])]).ratio
-    assert ratio == pytest.approx(1.5, rel=1e-5)
-    assert found["step_seconds"][-1] > found["step_seconds"][0]
-
-
 WAITS = [0.0, 3.0, 0.0, 0.0, 5.0, 0.0, 0.02, 0.0]  # of 8 pairs: one or the other step had to wait in two
 
 
@@ -88,8 +76,13 @@ def test_a_pair_of_which_a_step_waited_for_a_core_is_left_out(of_plain):
 
 def test_all_pairs_count_where_fewer_than_six_had_a_core():
     waited = RoundSteps([1.1, 4.0, 4.0], [1.0, 1.0, 1.0], [1.1] * 3, [1.0] * 3)
+    calm = RoundSteps([1.1] * 6, [1.0] * 6, [1.1] * 6, [1.0] * 6)
+    unknown, look = RoundSteps([1.2] * 9, [1.0] * 9), RoundSteps([10.0], [1.0], [1.0], [1.0])
+
     assert calm_ratios([waited] * 5) == [pair_ratios(waited.with_it, waited.without)] * 5
     assert calm_ratios([waited] * 6) == [(pytest.approx(1.1),)] * 6
+    assert [len(ratios) for ratios in calm_ratios([unknown, calm])] == [9, 6]  # those of which nothing is known count
+    assert [len(ratios) for ratios in calm_ratios([look, calm])] == [0, 6]
 
 
 def test_which_pairs_are_left_out_does_not_move_the_ratio():
@@ -106,67 +99,28 @@ def test_which_pairs_are_left_out_does_not_move_the_ratio():
     assert ratios == pytest.approx([1.5] * len(ratios))
 
 
-def test_pairs_of_rounds_of_which_nothing_is_known_count():
-    known = RoundSteps([1.1] * 6, [1.0] * 6, [1.1] * 6, [1.0] * 6)
-    unknown = RoundSteps([1.2] * 9, [1.0] * 9)
-    in_part = RoundSteps([1.3] * 3, [1.0] * 3, [1.3] * 2, [])
-    assert [len(ratios) for ratios in calm_ratios([unknown, known, in_part])] == [9, 6, 3]
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), ValueError("the model's own")])
+@pytest.mark.parametrize(("first", "least_pairs"), [(1, 2), (2, 1), (2, 3)])
+def test_where_a_step_without_fails_the_strategy_is_timed_alone(error, first, least_pairs):
+    device = Switched(fails=(error, first))
 
+    found = read(device, samples=3, sampling=Sampling() if first == 2 else None, least_pairs=least_pairs)
 
-def test_a_first_look_that_waited_is_left_out_beside_others():
-    look = RoundSteps([10.0], [1.0], [1.0], [1.0])
-    calm = RoundSteps([1.1] * 6, [1.0] * 6, [1.1] * 6, [1.0] * 6)
-    assert [len(ratios) for ratios in calm_ratios([look, calm])] == [0, 6]
-
-
-@pytest.mark.parametrize("held", [((), ()), ([0.4] * 7, ()), ([0.4] * 7, [0.2] * 7)], ids=["unknown", "half", "alike"])
-def test_all_pairs_count_where_no_step_waited_more_than_others(held):
-    steps = RoundSteps([1.1] * 7, [1.0] * 7, *held)
-    assert calm_ratios([steps, steps]) == [(1.1,) * 7] * 2
-
-
-NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
-
-
-@pytest.mark.parametrize("error", [NO_MEMORY, ValueError("the model's own")])
-def test_where_the_first_step_without_fails_the_strategy_is_timed_alone(error):
-    device = Switched(fails=(error, 1))
-
-    found = read(device, samples=3)
-
-    assert found["step_seconds"] == (1.5,) * 3
+    assert set(found["step_seconds"]) == {1.5}
     assert (found["plain_step_seconds"], found["plain_warmup_seconds"]) == (None, ())
-    assert found["warmup_seconds"] == (1.5,) * 3  # one more, since the device let its cache go
     assert device.num_released == 1
     assert device.is_on
 
 
-@pytest.mark.parametrize("least_pairs", [1, 3], ids=["a first look", "pairs"])
-def test_where_a_later_step_without_fails_the_strategy_is_timed_alone_too(least_pairs):
-    device = Switched(fails=(NO_MEMORY, 2))
-
-    found = read(device, samples=3, sampling=Sampling(), least_pairs=least_pairs)
-
-    assert set(found["step_seconds"]) == {1.5}
-    assert (found["plain_step_seconds"], found["plain_warmup_seconds"]) == (None, ())
-    assert device.is_on
-
-
-def test_with_a_limit_both_steps_of_a_pair_must_have_room():
-    device, now = Switched(), iter(range(1000))
-
-    found = read(device, samples=50, until=20.0, clock=lambda: next(now))
-
-    assert found["stopped"] == "limit"
-    assert len(found["step_seconds"]) == len(found["plain_step_seconds"]) < 50
-
-
 def test_sampling_ends_with_a_sure_ratio_within_its_seconds():
     found = read(Switched(), samples=4, sampling=Sampling(max_seconds=99))
+    slow = read(Switched(drift=0.1), samples=4, sampling=Sampling(precision_target=1e-9))
+    limited = read(Switched(), samples=50, until=20.0, clock=iter(range(1000)).__next__)
 
     assert (len(found["step_seconds"]), found["stopped"]) == (2, "target")
-    slow = read(Switched(drift=0.1), samples=4, sampling=Sampling(precision_target=1e-9))
     assert (len(slow["step_seconds"]), slow["stopped"]) == (2, "seconds")
+    assert limited["stopped"] == "limit"
+    assert len(limited["step_seconds"]) == len(limited["plain_step_seconds"]) < 50
 
 
 @pytest.mark.parametrize(
@@ -208,15 +162,6 @@ def test_a_measured_step_has_a_neighbour_without_its_strategy(strategy):
     assert all(seconds >= 0 for seconds in (*readings.processor_seconds, *readings.plain_processor_seconds))
 
 
-def test_a_step_that_cannot_be_switched_off_is_timed_alone(monkeypatch):
-    applied = assembling._applied
-    monkeypatch.setattr(assembling, "_applied", lambda *given: (*applied(*given)[:2], None))
-
-    readings = measured("mlp", "all", passes=("time",), samples=2).readings
-
-    assert (readings.plain_step_seconds, readings.plain_warmup_seconds) == (None, None)
-
-
 def test_a_baseline_that_failed_is_not_run_beside_its_strategies():
     trial = Trial(case=make.case("all"))
     fine, failed = make.record("none"), make.failed("none", "out_of_memory", "96 MiB")
@@ -225,17 +170,3 @@ def test_a_baseline_that_failed_is_not_run_beside_its_strategies():
 
     assert asked == [True, False]
     assert informed([trial], {})[0].is_paired  # nothing is known of it
-
-
-def test_a_trial_that_is_told_so_is_timed_alone():
-    trial = Trial(case=make.case("all", model=Choice("mlp"), samples=2), passes=("time",), is_paired=False)
-
-    assert measure(trial).readings.plain_step_seconds is None
-
-
-def test_the_note_of_a_step_without_room_is_that_of_its_page(monkeypatch):
-    monkeypatch.setattr(timing, "_without", lambda sample, device, group: [])
-
-    (note,) = (note for note in measured("mlp", "all", passes=("time",), samples=2).notes if note.code == "GCP060")
-
-    assert note.text == NO_ROOM

@@ -9,21 +9,9 @@ from tests.traced import BLOCKS, by_hand
 FIRST, SECOND = BLOCKS
 PLAIN = [("forward", FIRST), ("forward", SECOND), ("backward", SECOND), ("backward", FIRST)]
 ALL = [  # each block in a checkpoint of its own
-    ("forward", FIRST),
-    ("forward", SECOND),
-    ("recompute", SECOND),
-    ("backward", SECOND),
-    ("recompute", FIRST),
-    ("backward", FIRST),
-]
-WHOLE = [  # one checkpoint of both
-    ("forward", FIRST),
-    ("forward", SECOND),
-    ("recompute", FIRST),
-    ("recompute", SECOND),
-    ("backward", SECOND),
-    ("backward", FIRST),
-]
+    *PLAIN[:2], ("recompute", SECOND), ("backward", SECOND), ("recompute", FIRST), ("backward", FIRST),
+]  # fmt: skip
+WHOLE = [*PLAIN[:2], ("recompute", FIRST), ("recompute", SECOND), *PLAIN[2:]]  # one checkpoint of both
 SAVED = [(2048, 1, 4, FIRST, "forward", "saved"), (2048, 2, 3, SECOND, "forward", "saved")]
 BASELINE = by_hand(PLAIN, SAVED)
 RECOMPUTED = (512, 3, 4, SECOND, "recompute", "recomputed")
@@ -58,18 +46,9 @@ RECOMPUTED = (512, 3, 4, SECOND, "recompute", "recomputed")
         ),
         (
             WHOLE,
-            [
-                (2048, 3, 6, FIRST, "recompute", "recomputed"),
-                (2048, 4, 5, SECOND, "recompute", "recomputed"),
-            ],
+            [(2048, 3, 6, FIRST, "recompute", "recomputed"), (2048, 4, 5, SECOND, "recompute", "recomputed")],
             "whole",
             "all 2 blocks: its recompute brings back 4.00 KiB at once, of 4.00 KiB saved",
-        ),
-        (
-            ALL,
-            [RECOMPUTED, (3072, 0, 6, FIRST, "before", "parameters"), (512, 0, 6, "", "before", WORKSPACES)],
-            "static",
-            "and 512 B a workspace",
         ),
         (
             ALL,
@@ -103,19 +82,6 @@ def test_the_reason_is_told_with_the_bytes_that_it_rests_on(operators, allocatio
     assert found is not None
     assert found.kind == kind
     assert text in found.text
-
-
-def test_a_run_of_blocks_that_is_recomputed_at_once_is_named_by_its_ends():
-    blocks = (*BLOCKS, "blocks.2")
-    trace = by_hand(
-        [*WHOLE[:2], ("forward", "blocks.2"), ("backward", "blocks.2"), *WHOLE[2:]],
-        [(2048, 5, 8, FIRST, "recompute", "recomputed"), (2048, 6, 7, SECOND, "recompute", "recomputed")],
-    )
-
-    found = reason(trace, baseline=BASELINE, blocks=blocks)
-
-    assert found is not None
-    assert "'blocks.0' to 'blocks.1', 2 of 3 blocks, are recomputed at once and hold 4.00 KiB" in found.text
 
 
 @pytest.mark.parametrize(("nbytes", "is_little"), [(3687, True), (3686, False)])

@@ -1,6 +1,5 @@
 """A CUDA memory snapshot is read as plain data alone, and explained as PyTorch's allocator and arithmetic say."""
 
-import json
 import os
 import pickle
 import struct
@@ -15,7 +14,7 @@ from tests.hollow import Hollow, absent
 
 pytestmark = pytest.mark.slow
 
-MIB = 2**20
+
 TRAINED = """
 import torch
 from torch import nn
@@ -35,11 +34,6 @@ for _ in range(4):
     del output, loss
 torch.cuda.memory._dump_snapshot(FILE)
 """
-READ = """
-import runpy, torch
-runpy.run_path(SCRIPT, init_globals={"FILE": FILE})
-found = [torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -47,50 +41,30 @@ def recorded(tmp_path_factory):
     """A snapshot of a few steps on a hollow device, with the allocator's own peak and what it reserved."""
     if why := absent():
         pytest.skip(why)
-    folder = tmp_path_factory.mktemp("snapshot")
-    script, file = folder / "train.py", folder / "snap.pickle"
-    script.write_text(TRAINED)
-    peak, reserved = Hollow().python(f"SCRIPT, FILE = {str(script)!r}, {str(file)!r}\n{READ}")
+    file = tmp_path_factory.mktemp("snapshot") / "snap.pickle"
+    (file.parent / "train.py").write_text(TRAINED)
+    run = f"import runpy; runpy.run_path({str(file.parent / 'train.py')!r}, init_globals={{'FILE': {str(file)!r}}})"
+    peak, reserved = Hollow().python(
+        f"{run}\nimport torch; found = [torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]"
+    )
     return file, peak, reserved
 
 
-def line_of(text: str) -> str:
-    (number,) = (number for number, line in enumerate(TRAINED.splitlines(), 1) if text in line)
-    return f"train.py:{number}"
-
-
-def test_the_peak_and_what_is_reserved_are_the_allocators_own(recorded):
+def test_the_peak_and_what_is_reserved_are_the_allocators_own_and_what_a_loop_keeps_is_told(recorded, capsys):
     file, peak, reserved = recorded
 
     found = explain_snapshot(load_snapshot(file))
+    assert answer(["explain", "--snapshot", str(file)]) == 0
 
     assert (found.peak_bytes, found.reserved_bytes) == (peak, reserved)
-    assert sum(share.nbytes for share in found.categories) == peak
-    parameters = 2 * (512 * 512 + 512) * 4
     named = {share.name: share.nbytes for share in found.categories}
-    assert named["parameters"] == parameters
-    assert named["optimizer"] >= 2 * parameters
+    assert sum(named.values()) == peak
+    assert named["parameters"] == 2 * (512 * 512 + 512) * 4
+    assert named["optimizer"] >= 2 * named["parameters"]
     assert THREADS in named
-
-
-def test_what_a_loop_keeps_is_told_with_its_line_and_bytes_and_parameters_and_state_are_not(recorded):
-    found = explain_snapshot(load_snapshot(recorded[0]))
-
-    output = 256 * 512 * 4
-    assert [(one.line, one.count, one.nbytes) for one in found.grown] == [(line_of("output = model(x)"), 4, 4 * output)]
-
-
-def test_the_command_explains_it_and_gives_json(recorded, capsys):
-    file, peak, _ = recorded
-
-    assert answer(["explain", "--snapshot", str(file)]) == 0
-    shown = capsys.readouterr().out
-    assert answer(["explain", "--snapshot", str(file), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-
-    assert f"peak {peak / MIB:.1f} MiB" in shown
-    assert "stayed, from time to time" in shown
-    assert (document["evidence"], document["peak_bytes"]) == ("recorded", peak)
+    line = 1 + TRAINED.splitlines().index("    output = model(x)")
+    assert [(one.line, one.count, one.nbytes) for one in found.grown] == [(f"train.py:{line}", 4, 4 * 256 * 512 * 4)]
+    assert f"peak {peak / 2**20:.1f} MiB" in capsys.readouterr().out
 
 
 # --- by hand
@@ -147,7 +121,7 @@ def test_a_stack_tells_the_category(filename, name, category):
     assert [share.name for share in found.categories] == [category]
 
 
-@pytest.mark.parametrize("content", [[], {}, {"segments": 3}, {"segments": [{"total_size": "x"}]}, 7, None])
+@pytest.mark.parametrize("content", [[], {}, {"segments": [{"total_size": "x"}]}, None])
 def test_other_plain_data_are_no_snapshot(content):
     with pytest.raises(UserError, match="not a CUDA memory snapshot"):
         explain_snapshot(content)
@@ -156,39 +130,30 @@ def test_other_plain_data_are_no_snapshot(content):
 # --- hostile pickles
 
 
-class Opens:
-    """Makes a file when it is unpickled by pickle itself."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_an_object_that_runs_code_is_refused_before_it_does(tmp_path, protocol):
-    hostile, made = tmp_path / "hostile", tmp_path / "made"
-    hostile.write_bytes(pickle.dumps({"segments": [Opens(str(made))]}, protocol=protocol))
+    class Opens:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    hostile = tmp_path / "hostile"
+    hostile.write_bytes(pickle.dumps({"segments": [Opens()]}, protocol=protocol))
 
     with pytest.raises(UserError, match="not a pickle of plain data: it asks for"):
         load_snapshot(hostile)
 
-    assert not made.exists()
+    assert not (tmp_path / "made").exists()
     pickle.loads(hostile.read_bytes())  # it would have run
-    assert made.exists()
+    assert (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(
     "text",
     [
         b"",
-        b"\x80\x04",
         b"no pickle",
         b"\x80\x04\x95" + struct.pack("<Q", 2**62),  # a frame of 4 EiB
-        b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b".",  # bytes of 4 EiB
         b"\x80\x04h\x07.",  # of a memo that is empty
-        b"(((((.",
     ],
 )
 def test_what_is_broken_is_told_and_takes_no_memory(tmp_path, text):

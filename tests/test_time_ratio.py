@@ -2,11 +2,11 @@
 
 import random
 import re
-from collections.abc import Callable
 from itertools import combinations, permutations
 from math import exp, log, sqrt
 from statistics import median
 
+import msgspec
 import pytest
 from scipy import stats as peer
 
@@ -47,20 +47,15 @@ def ratio(middle: float, low: float | None = None, high: float | None = None) ->
     ("time", "floor", "said"),
     [
         (None, None, "cannot be told apart"),
-        (ratio(2.0), None, "cannot be told apart"),
         (ratio(1.0, 0.991, 1.01), 0.5, "same"),
         (ratio(1.0, 0.99, 1.01), None, "cannot be told apart"),
         (ratio(1.2, 1.02, 2.5), None, "too noisy to tell"),
-        (ratio(3.0, 1.4, 4.0), None, "too noisy to tell"),
         (ratio(0.5, 0.0, 0.6), None, "too noisy to tell"),
-        (ratio(1.2, 1.1, 1.3), None, "slower"),
         (ratio(1.2, 1.1, 1.3), 0.19, "slower"),
         (ratio(1.2, 1.1, 1.3), 0.21, "cannot be told apart"),
-        (ratio(0.8, 0.7, 0.9), None, "faster"),
         (ratio(0.8, 0.7, 0.9), 0.24, "faster"),
         (ratio(0.8, 0.7, 0.9), 0.26, "cannot be told apart"),  # 1 / 1.26 is below 0.8
         (ratio(1.2, 1.005, 1.3), None, "cannot be told apart"),
-        (ratio(0.9, 0.8, 0.995), None, "cannot be told apart"),
     ],
 )
 def test_the_verdict_is_the_first_line_of_the_table_that_holds(time, floor, said):
@@ -104,23 +99,18 @@ def test_a_linear_drift_is_in_no_ratio():
     assert found.low < 1 < found.high
 
 
-def test_of_every_two_pairs_one_is_turned_around_and_which_is_drawn_for_each_round():
-    orders = [(step_order(2 * two), step_order(2 * two + 1)) for two in range(200)]
-    others = [step_order(2 * two, round_number=2) for two in range(200)]
+def test_every_second_cycle_is_turned_around_and_has_the_step_without_a_strategy_in_its_middle():
+    pairs, others, cycles = (
+        [(step_order(2 * two, number, **more), step_order(2 * two + 1, number, **more)) for two in range(600)]
+        for number, more in ((1, {}), (1, {"round_number": 2}), (3, {}))
+    )
 
-    assert all(sorted(first) == [0, 1] and second == first[::-1] for first, second in orders)
-    assert 70 < sum(first == [0, 1] for first, _ in orders) < 130
-    assert 70 < sum(other == first for other, (first, _) in zip(others, orders, strict=True)) < 130
-
-
-def test_a_cycle_of_several_strategies_has_the_step_without_one_in_its_middle_and_is_any_order_else():
-    orders = [(step_order(2 * two, 3), step_order(2 * two + 1, 3)) for two in range(600)]
-
-    assert all(second == first[::-1] for first, second in orders)
-    assert {tuple(first) for first, _ in orders} == {
+    assert all(second == first[::-1] for first, second in (*pairs, *cycles))
+    assert 200 < sum(first == [0, 1] for first, _ in pairs) < 400
+    assert 200 < sum(one == other for one, other in zip(pairs, others, strict=True)) < 400
+    assert {tuple(first) for first, _ in cycles} == {
         order for order in permutations(range(4)) if order.index(0) in (1, 2)
     }
-    assert all(step_order(number, 4).index(0) == 2 for number in range(20))
 
 
 def test_every_pair_counts():
@@ -153,13 +143,8 @@ def test_sampling_ends_where_the_ratio_is_sure():
     assert end(wide[:2], same[:2], Sampling(max_seconds=1.0)) == "seconds"
     assert end(same[:5], same[:5], Sampling(max_seconds=1.0), least_pairs=6) is None
     assert end(wide[:4], same[:4], Sampling(max_samples=7), least_pairs=6) == "samples"
-
-
-def test_two_pairs_are_enough_where_they_are_within_half_of_the_target():
-    sure, unsure = [1.0, 1.0149], [1.0, 1.0151]
-
-    assert end(sure, [1.0, 1.0], ENDLESS) == "target"  # of 3 %
-    assert end(unsure, [1.0, 1.0], ENDLESS) is None
+    assert end([1.0, 1.0149], [1.0, 1.0], ENDLESS) == "target"  # two pairs within half of the target of 3 %
+    assert end([1.0, 1.0151], [1.0, 1.0], ENDLESS) is None
 
 
 def test_a_first_look_is_one_pair_or_as_many_as_a_moment_holds():
@@ -171,11 +156,6 @@ def test_a_first_look_is_one_pair_or_as_many_as_a_moment_holds():
     assert look(0.01, 2) == "target"
     assert end([0.01, 0.09, 0.02, 0.06], [0.02] * 4, ENDLESS, least_pairs=1) == "look"
     assert look(0.01, 1, Sampling(max_seconds=0.02)) == "seconds"  # never longer than was asked for
-
-
-def test_later_rounds_take_the_pairs_that_the_first_left():
-    assert end([1.0] * 2, [1.0] * 2, ENDLESS, least_pairs=3) is None
-    assert end([1.0] * 3, [1.0] * 3, ENDLESS, least_pairs=3) == "target"
 
 
 # The interval
@@ -219,25 +199,17 @@ def test_many_pairs_are_held_against_each_other_by_their_neighbours():
     assert (high - low) / 2 < 0.008  # 500 means of normal noise are sure to 0.0044
 
 
-def test_rounds_that_differ_by_more_than_their_pairs_widen_the_interval_to_hold_each():
-    alike = [[1.0 + 0.01 * place for place in range(8)] for _ in range(3)]
-    apart = [[level + value for value in alike[0]] for level in (0.0, 0.3, 0.6)]
-
-    assert time_ratio._differ(alike) is False
-    assert time_ratio._differ(apart) is True
-    assert peer.kruskal(*apart).pvalue < 0.05
-    found = of_pairs(apart)
-    assert found.low <= 1.0351
-    assert found.high >= 1.634
-
-
-def test_rounds_are_found_to_differ_as_often_as_kruskal_and_wallis_say():
+def test_rounds_are_found_to_differ_as_often_as_kruskal_and_wallis_say_and_then_widen_the_interval_to_hold_each():
     draw = random.Random(11)
     for _ in range(200):
         rounds = [[round(draw.gauss(level, 1), 1) for _ in range(draw.randrange(3, 9))] for level in (0, 0.5, 1)]
         found = peer.kruskal(*rounds).pvalue
         if abs(found - 0.05) > 0.003:  # the quantile is an approximation
             assert time_ratio._differ(rounds) == (found < 0.05)
+
+    apart = of_pairs([[1.0 + level + 0.01 * place for place in range(8)] for level in (0.0, 0.3, 0.6)])
+    assert apart.low <= 1.0351
+    assert apart.high >= 1.634
 
 
 def noisy(draw: random.Random, kind: str, slower: float, num_pairs: int) -> tuple[float, ...]:
@@ -274,52 +246,39 @@ def test_the_interval_holds_the_truth_in_93_to_97_of_100(kind):
 # All who use it agree
 
 
-def series(draw: random.Random, slower: float, noise: float, num_pairs: int) -> tuple[tuple[float, ...], ...]:
-    """Steps with a strategy and without it."""
-    with_it = tuple(slower * 0.1 * draw.lognormvariate(0, noise) for _ in range(2 * num_pairs))
-    return with_it, tuple(0.1 * draw.lognormvariate(0, noise) for _ in range(2 * num_pairs))
-
-
-def paired_record(draw: random.Random, name: str, slower: float, noise: float, groups: int, **fields) -> Record:
-    with_it, without = held = series(draw, slower, noise, groups)
-    if draw.random() < 0.5:  # a core that others use too: every fourth step waits
-        with_it, without = (tuple(one + 0.3 * (draw.random() < 0.25) for one in steps) for steps in held)
-    made = make.record(name, seconds=with_it, **fields)
-    return Record(**{**_fields(made), "readings": _paired(made, without, *held)})
-
-
-def _fields(record: Record) -> dict:
-    return {name: getattr(record, name) for name in record.__struct_fields__}
-
-
-def _paired(record: Record, without: tuple[float, ...], held: tuple[float, ...], plain_held: tuple[float, ...]):
-    return type(record.readings)(
-        **{name: getattr(record.readings, name) for name in record.readings.__struct_fields__}
-        | {"plain_step_seconds": without, "processor_seconds": held, "plain_processor_seconds": plain_held}
+def paired_record(draw: random.Random, name: str, slower: float, noise: float, num_steps: int, **fields) -> Record:
+    held, plain_held = (
+        tuple(factor * 0.1 * draw.lognormvariate(0, noise) for _ in range(num_steps)) for factor in (slower, 1.0)
     )
+    waits = 0.3 * (draw.random() < 0.5)  # a core that others use too: every fourth step waits
+    with_it, without = (tuple(one + waits * (draw.random() < 0.25) for one in steps) for steps in (held, plain_held))
+    made = make.record(name, seconds=with_it, **fields)
+    steps = {"plain_step_seconds": without, "processor_seconds": held, "plain_processor_seconds": plain_held}
+    return msgspec.structs.replace(made, readings=msgspec.structs.replace(made.readings, **steps))
 
 
 def generated(seed: int) -> tuple[Row, ...]:
     draw = random.Random(seed)
-    noise, groups = draw.choice((0.002, 0.02, 0.1, 0.5)), draw.choice((1, 2, 4, 12))
-    names = ["none", "all", "sqrt", "segments:k=2", "segments:k=4"]
-    slower = {name: draw.choice((1.0, 1.005, 1.05, 1.3, 0.9)) if name != "none" else 1.0 for name in names}
-    peaks = {name: draw.choice((40, 50, 60, 100)) * MIB for name in names}
+    noise, num_steps = draw.choice((0.002, 0.02, 0.1, 0.5)), draw.choice((2, 4, 8, 24))
+    slower = {"none": 1.0}
+    slower |= {name: draw.choice((1.0, 1.005, 1.05, 1.3, 0.9)) for name in ("all", "sqrt", "segments:k=2", "k4")}
+    peaks = {name: draw.choice((40, 50, 60, 100)) * MIB for name in slower}
     return rows(
-        paired_record(draw, name, slower[name], noise, groups, peak=peaks[name], round=number)
+        paired_record(draw, name, slower[name], noise, num_steps, peak=peaks[name], round=number)
         for number in (1, 2, 3)
-        for name in names
+        for name in slower
     )
 
 
-@pytest.mark.parametrize("seed", range(500))
+@pytest.mark.parametrize("seed", range(200))
 def test_table_picture_report_advice_and_frontier_say_the_same(seed):
     table = generated(seed)
     none = table[0]
     by_case = {row.case: row for row in table}
 
     # the table and what is exported
-    cells = dict(zip([row.case for row in table], _times(table), strict=True))
+    column = next(column for column in group_table(table).columns if column.label == "time against none")
+    cells = dict(zip([row.case for row in table], column.cells, strict=True))
     for row in table[1:]:
         told = time_verdict_of(row, none)
         assert row.time_verdict == flat_row(row)["time_verdict"] == told == verdict(row.time, floor=row.time_floor)
@@ -363,96 +322,33 @@ def test_table_picture_report_advice_and_frontier_say_the_same(seed):
         assert contrast.verdict == verdict(ratio_of_runs, floor=row.time_floor)
 
 
-def test_rounds_without_pairs_have_their_range_and_one_round_has_none():
-    assert of_rounds([1.1, 1.3, 1.2]).interval == (1.1, 1.3)
-    assert of_rounds([1.1]).interval is None
-
-
-def _times(table):
-    """The column of times against none."""
-    return next(column for column in group_table(table).columns if column.label == "time against none").cells
-
-
 # Without pairs: two samples of seconds against each other
 
 
-SHAPES = ((1, 5), (1, 10), (1, 30), (3, 5), (3, 10), (5, 5), (10, 5))  # rounds, and samples in each
-TIMES = 2000
-Draw = Callable[[random.Random], float]
+NOISE = {  # one is skewed as steps are: a shortest time, and now and then a longer one
+    "normal": lambda source: source.gauss(1.0, 0.01),
+    "skewed": lambda source: 1.0 + source.expovariate(50.0),
+}
+SHAPES = ((1, 10), (1, 30), (3, 5), (3, 10), (5, 5), (10, 5))  # rounds, and samples in each
 
 
-def sampled(*sides: list[list[float]]) -> TimeRatio:
+def against(*sides: list[list[float]]) -> TimeRatio:
     return of_samples(*(sample(tuple(map(tuple, side))) for side in sides))
 
 
-def normal(noise: float) -> Draw:
-    return lambda source: source.gauss(1.0, noise)
+@pytest.mark.parametrize(
+    ("kind", "shape"), [*(("normal", shape) for shape in SHAPES), ("skewed", (1, 30)), ("skewed", (3, 5))]
+)
+def test_the_interval_holds_the_true_ratio_in_95_of_100(kind, shape):
+    source, num_tries = random.Random(7), 2000
 
+    def side(slower: float) -> list[list[float]]:
+        return [[slower * NOISE[kind](source) for _ in range(shape[1])] for _ in range(shape[0])]
 
-def skewed(source: random.Random) -> float:
-    """As steps are: a shortest time, and now and then a longer one."""
-    return 1.0 + source.expovariate(50.0)
+    found = [against(side(1.0), side(1.07)) for _ in range(num_tries)]
 
-
-def rounds_of(source: random.Random, draw: Draw, shape: tuple[int, int], *, slower: float = 1.0) -> list[list[float]]:
-    num_rounds, samples = shape
-    return [[slower * draw(source) for _ in range(samples)] for _ in range(num_rounds)]
-
-
-def covered(shape: tuple[int, int], draw: Draw, *, ratio: float = 1.07) -> float:
-    """How often the interval holds the true ratio."""
-    source = random.Random(7)
-    found = (
-        sampled(rounds_of(source, draw, shape), rounds_of(source, draw, shape, slower=ratio)) for _ in range(TIMES)
-    )
-    return sum(one.low <= ratio <= one.high for one in found) / TIMES
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("noise", [0.01, 0.05])
-def test_the_same_run_twice_is_no_different_in_95_of_100(shape, noise):
-    source = random.Random(0)
-    draw = normal(noise)
-
-    found = [verdict(sampled(rounds_of(source, draw, shape), rounds_of(source, draw, shape))) for _ in range(200)]
-
-    assert sum(one not in ("faster", "slower") for one in found) >= 190
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_slow_down_by_a_twentieth_is_found_at_a_hundredth_of_noise(shape):
-    source = random.Random(1)
-    draw = normal(0.01)
-
-    found = [sampled(rounds_of(source, draw, shape), rounds_of(source, draw, shape, slower=1.05)) for _ in range(400)]
-
-    assert sum(verdict(one) == "slower" for one in found) >= 396
-
-
-def test_enough_samples_of_the_same_are_called_the_same():
-    source = random.Random(3)
-
-    found = [verdict(sampled(*(rounds_of(source, normal(0.01), (5, 10)) for _ in "ab"))) for _ in range(200)]
-
-    assert found.count("same") >= 180
-
-
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != (1, 5)], ids=str)
-def test_the_interval_holds_the_true_ratio_in_95_of_100(shape):
-    sampling = 3 * (0.95 * 0.05 / TIMES) ** 0.5
-
-    assert 0.95 - sampling <= covered(shape, normal(0.01)) <= 0.96 + sampling
-
-
-@pytest.mark.parametrize("shape", [(1, 30), (3, 5)], ids=str)
-def test_the_interval_holds_it_for_skewed_steps_too(shape):
-    assert 0.94 <= covered(shape, skewed) <= 0.975
-
-
-def test_predicted_seconds_are_the_same_within_a_hundredth():
-    assert verdict(estimated(1.0, 1.009)) == "same"
-    assert verdict(estimated(1.0, 1.011)) == "slower"
-    assert verdict(estimated(1.0, 0.9)) == "faster"
+    error, most = 3 * (0.95 * 0.05 / num_tries) ** 0.5, 0.96 if kind == "normal" else 0.965
+    assert 0.95 - error <= sum(one.low <= 1.07 <= one.high for one in found) / num_tries <= most + error
 
 
 def test_rounds_are_the_units_and_a_single_round_is_cut_into_stretches():
@@ -462,11 +358,11 @@ def test_rounds_are_the_units_and_a_single_round_is_cut_into_stretches():
 
 
 def test_the_drift_of_a_process_is_not_taken_for_precision():
-    """Two rounds far apart: many samples within each must not make the interval narrow."""
+    """Rounds far apart: many samples within each must not make the interval narrow."""
     source = random.Random(4)
     apart = [[level * source.gauss(1.0, 0.001) for _ in range(100)] for level in (1.0, 1.1, 1.2)]
 
-    found = sampled(apart, apart)
+    found = against(apart, apart)
 
     assert found.low < 0.9
     assert found.high > 1.1
@@ -479,26 +375,13 @@ def test_the_quantiles_are_those_of_scipy():
         assert time_ratio.t_quantile(tenths / 10) == pytest.approx(true, rel=within)
 
 
-CONSTANT = {"rounds": [[0.2] * 5] * 3, "one round": [[0.2] * 5], "inexact": [[0.1 + 0.2] * 7]}
+def test_samples_that_do_not_vary_or_are_zero_or_alone_divide_nothing_by_zero():
+    same, other = against([[0.1 + 0.2] * 7], [[0.1 + 0.2] * 7]), against([[0.2, 0.2]], [[0.3, 0.3]])
 
-
-@pytest.mark.parametrize("samples", CONSTANT.values(), ids=CONSTANT)
-def test_constant_samples_divide_nothing_by_zero(samples):
-    found = sampled(samples, samples)
-
-    assert (found.ratio, verdict(found)) == (1.0, "same")
-    assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(1.0))
-
-
-def test_constant_samples_that_differ_are_slower():
-    found = sampled([[0.2, 0.2]], [[0.3, 0.3]])
-
-    assert verdict(found) == "slower"
-    assert found.low <= found.ratio <= found.high
-    assert (found.low, found.high) == (pytest.approx(1.5), pytest.approx(1.5))
-
-
-def test_zeros_and_a_single_sample_have_no_interval():
-    assert sampled([[0.0, 0.0]], [[0.1, 0.1]]) is estimated(0.0, 0.1) is None
-    assert sampled([[0.1, 0.1]], [[0.0, 0.1]]).interval is None
-    assert sampled([[0.1]], [[0.2, 0.2]]) == TimeRatio(ratio=2.0)
+    assert (same.ratio, verdict(same), same.interval) == (1.0, "same", (pytest.approx(1.0), pytest.approx(1.0)))
+    assert (verdict(other), other.interval) == ("slower", (pytest.approx(1.5), pytest.approx(1.5)))
+    assert against([[0.0, 0.0]], [[0.1, 0.1]]) is estimated(0.0, 0.1) is None
+    assert against([[0.1, 0.1]], [[0.0, 0.1]]).interval is None
+    assert against([[0.1]], [[0.2, 0.2]]) == TimeRatio(ratio=2.0)
+    assert [verdict(estimated(1.0, seconds)) for seconds in (1.009, 1.011, 0.9)] == ["same", "slower", "faster"]
+    assert (of_rounds([1.1, 1.3, 1.2]).interval, of_rounds([1.1]).interval) == ((1.1, 1.3), None)

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
-from torch import nn
 
 from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
@@ -13,12 +11,10 @@ from profiler.core.errors import Unsupported
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.training.assemble import assemble
-from profiler.training.models import user
 from tests import make
 from tests.conftest import measured
 
 HERE = Path(__file__).parent / "user_models"
-MODES = HERE / "modes.py"
 FACTORIES = {
     "dataclass_batch": "make",
     "tuple_output": "create",
@@ -76,38 +72,6 @@ def test_sparse_gradients_are_counted_and_cannot_be_foreseen():
         predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
 
 
-def test_an_optimizer_that_takes_sparse_gradients_alone_gets_them_and_cannot_be_foreseen():
-    bag = Choice(f"{HERE / 'sparse.py'}:bag")
-    none = measured(bag, "none", batch_size=None, passes=("equality",))
-    case = make.case("all", model=bag, batch_size=None)
-
-    equal = measure(Trial(case=case, passes=("equality",), digests=none.equality.digests))
-    compared = measure(Trial(case=case, passes=("equality",), digests={}))
-
-    assert [record.outcome for record in (none, equal, compared)] == ["ok"] * 3
-    assert (none.equality.noise_floor, none.equality.num_gradients) == (0.0, 7)
-    assert equal.equality.gradients_equal
-    assert compared.equality.gradients_equal
-    with pytest.raises(Unsupported, match="only its data tell its size"):
-        predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
-
-
-@pytest.mark.parametrize("order", [lambda logits, loss: (logits, loss), lambda logits, loss: (loss, logits)])
-def test_the_scalar_of_a_tuple_is_the_loss_wherever_it_stands(order):
-    """As of nanoGPT, which returns (logits, loss)."""
-
-    class Head(nn.Linear):
-        def forward(self, x):
-            logits = super().forward(x)
-            return order(logits, logits.square().mean())
-
-    head, x = Head(4, 4), torch.ones(2, 4)
-
-    loss = user.as_workload((head, x)).loss(head, x)
-
-    assert torch.equal(loss, nn.functional.linear(x, head.weight, head.bias).square().mean())
-
-
 def test_a_segment_of_a_users_loop_saves_its_input_alone():
     none, half = (measured(choice("tuple_output"), s, batch_size=None).readings for s in ("none", "segments:k=2"))
     batch, width, size = 16, 24, 4
@@ -118,72 +82,49 @@ def test_a_segment_of_a_users_loop_saves_its_input_alone():
     assert none.saved_bytes - half.saved_bytes == 3 * of_a_layer + 2 * between_layers - 5056
 
 
-@pytest.mark.parametrize("device", ["cpu", "fake:cpu", "fake:cuda"])
-def test_what_an_optimizer_keeps_in_an_attribute_is_counted(device):
-    plain = read(choice("wrapped_optimizers", wraps=False), device).readings
-    ahead = read(Choice(f"{HERE}/wrapped_optimizers.py:ahead"), device).readings
+@pytest.mark.parametrize("device", ["cpu", "fake:cuda"])
+def test_what_optimizers_keep_in_attributes_and_what_steps_in_the_backward_are_counted(device):
+    def read(factory, **options):
+        case = make.case(
+            model=Choice.of(f"{HERE}/wrapped_optimizers.py:{factory}", options), batch_size=None, device=device
+        )
+        run = measure if device == "cpu" else predict
+        return run(Trial(case=case, passes=("memory",))).readings
 
-    slow_bytes = plain.static_bytes["parameters"]
-    assert ahead.static_bytes["optimizer"] == plain.static_bytes["optimizer"] + slow_bytes
-    assert ahead.peak_bytes == pytest.approx(plain.peak_bytes + slow_bytes, abs=64)  # numbers of the optimizers
+    plain, ahead = read("make", wraps=False), read("ahead")
+    dropping, keeping = (read("in_backward", drops=drops).static_bytes for drops in (True, False))
 
-
-@pytest.mark.parametrize("drops", [True, False])
-@pytest.mark.parametrize("device", ["cpu", "fake:cpu", "fake:cuda"])
-def test_optimizers_that_step_in_the_backward_are_counted(device, drops):
-    plain = read(choice("wrapped_optimizers", wraps=False), device).readings.static_bytes
-    model = Choice.of(f"{HERE}/wrapped_optimizers.py:in_backward", {"drops": drops})
-
-    readings = read(model, device).readings
-
-    gradient_bytes = 0 if drops else plain["gradients"]
-    assert readings.static_bytes == {**plain, "gradients": gradient_bytes}
+    static = plain.static_bytes
+    assert ahead.static_bytes["optimizer"] == static["optimizer"] + static["parameters"]
+    assert ahead.peak_bytes == pytest.approx(plain.peak_bytes + static["parameters"], abs=64)  # optimizers' numbers
+    assert (dropping, keeping) == ({**static, "gradients": 0}, static)
 
 
-def test_gradients_that_hooks_drop_are_compared_and_models_that_hooks_hold_are_let_go():
-    model = Choice(f"{HERE}/wrapped_optimizers.py:in_backward")
-
-    none = measured(model, "none", batch_size=None, passes=("equality", "memory"))
-    case = make.case("all", model=model, batch_size=None)
-    digests = none.equality.digests | {"gradients": "0"}
-    record = measure(Trial(case=case, passes=("equality",), digests=digests))
-
-    assert none.equality.num_gradients == 8
-    assert {note.code for note in none.notes} & {"GCP014", "GCP038", "GCP045"} == set()
-    assert (verdict(none), verdict(record)) == ("bit-equal", "bit-equal")  # where digests differ, all is compared
-
-
-def read(model, device):
-    if device == "cpu":
-        return measured(model, "none", batch_size=None, passes=("memory",))
-    return predict(Trial(case=make.case(model=model, batch_size=None, device=device)))
-
-
-def test_all_tensors_of_a_batch_of_dataclasses_are_counted_and_what_they_worked_out_is_kept():
-    """Three tensors, of which `doubled` is no argument and `halved` no field."""
-    nested = choice("dataclass_batch").replace(":make", ":nested")
-
-    none, every = (
-        measured(nested, strategy, batch_size=4, passes=("equality", "memory")) for strategy in ("none", "all")
+@pytest.mark.parametrize("choice", [f"{HERE}/wrapped_optimizers.py:in_backward", f"{HERE / 'sparse.py'}:bag"])
+def test_gradients_that_hooks_drop_or_that_are_sparse_are_compared_and_models_that_hooks_hold_are_let_go(choice):
+    none = measured(choice, "none", batch_size=None, passes=("equality", "memory"))
+    case = make.case("all", model=Choice(choice), batch_size=None)
+    equal, compared = (
+        measure(Trial(case=case, passes=("equality",), digests=digests)) for digests in (none.equality.digests, {})
     )
 
-    assert none.readings.static_bytes["inputs"] == every.readings.static_bytes["inputs"] == 3 * 4 * 8 * 4
-    assert (none.outcome, every.outcome, every.equality.loss_equal) == ("ok", "ok", True)
+    assert none.equality.num_gradients == (7 if "bag" in choice else 8)
+    assert {note.code for note in none.notes} & {"GCP014", "GCP038", "GCP045"} == set()
+    assert [verdict(record) for record in (none, equal, compared)] == ["bit-equal"] * 3
 
 
 @pytest.mark.parametrize(
     ("factory", "modes", "words"),
     [
-        ("training", [True, True], None),
-        ("evaluating", [False, False], "2 of 2 dropout and BatchNorm layers are in eval mode"),
-        ("partly", [False, True], "1 of 2 dropout and BatchNorm layers are in eval mode"),
-        ("frozen", [False, True], None),
-        ("switched", [False, False], "its own checkpointing is switched on, but has no effect in eval mode"),
+        ("training", [True, True], []),
+        ("partly", [False, True], ["1 of 2 dropout and BatchNorm layers are in eval mode"]),
+        ("frozen", [False, True], []),
+        ("switched", [False, False], ["its own checkpointing is switched on, but has no effect in eval mode"]),
     ],
 )
 def test_train_or_eval_is_as_the_factory_returned_it_and_is_said(factory, modes, words):
-    built = assemble(make.case(model=Choice(f"{MODES}:{factory}")))
-    notes = [note.text for note in built.applied.notes if note.code == "GCP043"]
+    built = assemble(make.case(model=Choice(f"{HERE / 'modes.py'}:{factory}")))
 
     assert [built.workload.module.layers[index].training for index in (1, 2)] == modes
-    assert [words in note for note in notes] == [True] if words else notes == []
+    notes = [note.text for note in built.applied.notes if note.code == "GCP043"]
+    assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * len(words)
