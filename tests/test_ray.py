@@ -165,14 +165,6 @@ def far(monkeypatch) -> Callable[[FakeRay], ray_cluster.RayCluster]:
     return made
 
 
-def many(number: int, device: str = "cpu") -> list[Trial]:
-    return [trial("none", f"mlp:depth={depth}", device=device) for depth in range(1, number + 1)]
-
-
-def fine(sent: Trial, attempt: int = 1) -> Record:
-    return make.record(case=sent.case, round=sent.round)
-
-
 def test_trials_that_no_node_can_take_are_given_up(far):
     fake = FakeRay(lambda sent, attempt: None, num_nodes=0)
 

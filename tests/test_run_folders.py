@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,9 +10,9 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core.case import Trial
+from profiler.core import safe_files
 from profiler.core.errors import UserError
-from profiler.core.record import Environment, PhaseBytes
+from profiler.core.record import PhaseBytes
 from profiler.runs import read_tags, run_folder, store
 from profiler.runs.merge import validate
 from profiler.runs.store import Writer
@@ -37,8 +36,6 @@ def test_a_run_is_found_by_any_part_of_its_name_that_no_other_has(part, results)
 
 def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results, capsys):
     before = {path: path.read_bytes() for path in (results / FIRST).rglob("*") if path.is_file()}
-    assert answer(["list"]) == 0
-    assert "tags" not in capsys.readouterr().out
 
     assert answer(["tag", "3fa9c1", "baseline", "v1.0"]) == 0
     assert answer(["tag", "3fa9c1", "baseline"]) == 0  # twice is once
@@ -47,15 +44,11 @@ def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results, ca
     assert answer(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [run["tags"] for run in listed] == [["baseline", "v1.0"], []]
-    assert answer(["list"]) == 0
-    head, _, first, *_ = capsys.readouterr().out.splitlines()
-    assert head.split()[-1] == "tags"
-    assert first.split()[-2:] == ["baseline,", "v1.0"]
     assert {path: path.read_bytes() for path in before} == before
     assert answer(["validate", FIRST]) == 0
 
 
-@pytest.mark.parametrize("word", ["", "a b", "a,b", "\x1b[31m", "x" * 41, "-"])
+@pytest.mark.parametrize("word", ["", "a,b", "\x1b[31m", "x" * 41])
 def test_what_is_no_word_is_no_tag(word, results):
     assert answer(["tag", FIRST, "--", word]) == 2
     assert read_tags(results / FIRST) == ()
@@ -73,9 +66,7 @@ def test_a_link_in_place_of_the_tags_is_neither_read_nor_written_through(results
     assert read_tags(results / FIRST) == ("mine",)
 
 
-@pytest.mark.parametrize(
-    ("said", "code"), [("y\n", 0), ("Yes\n", 0), ("", 2), ("\n", 2), ("n\n", 2), ("yesterday\n", 2)]
-)
+@pytest.mark.parametrize(("said", "code"), [("Yes\n", 0), ("", 2), ("yesterday\n", 2)])
 def test_rm_asks_and_removes_the_run_where_the_answer_is_yes_alone(said, code, results, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO(said))
 
@@ -105,42 +96,30 @@ def test_rm_never_removes_what_is_being_written(below, results, capsys):
     assert not (results / FIRST).exists()
 
 
-HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux x86_64")
-
-
-def new_run(folder: Path, *strategies: str) -> Path:
-    plan = tuple(Trial(case=make.case(strategy)) for strategy in strategies)
-    store.create(folder, plan=plan, command="gcprof run", environment=HERE, sources={})
-    return folder
-
-
-def filled(folder: Path) -> Path:
-    new_run(folder, "none", "segments:k=2", "segments:k=4")
-    writer = Writer(folder)
-    for strategy in ("none", "segments:k=2", "segments:k=4"):
-        writer.append(make.record(strategy))
-    writer.close()
-    return folder
-
-
-def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path):
-    folder = filled(tmp_path / "run")
+def ended_by(folder: Path, text: bytes) -> Path:
+    """A run of one record, behind which this stands."""
+    examples.run(folder, [make.record()])
     with (folder / "trials.jsonl").open("ab") as file:
-        file.write(b'{"schema": 1, "case"')
+        file.write(text)
+    return folder
+
+
+def test_a_torn_last_line_is_damage_and_is_cut_off_before_more_is_written(tmp_path):
+    folder = ended_by(tmp_path / "run", b'{"schema": 1, "case"')
+    assert found(folder) == [("trials.jsonl:2", "the last line is torn", True)]
+    safe_files.beside(folder / "trials.jsonl").write_text("half")  # what a killed process was making
 
     writer = Writer(folder)
     writer.append(make.record("segments:k=8"))
     writer.close()
 
-    assert [record.case.strategy for record in store.load(folder).records][-1] == "segments:k=8"
-    assert len(store.load(folder).records) == 4
+    assert store.load(folder).records == (make.record(), make.record("segments:k=8"))
+    assert [path.name for path in folder.rglob(".*")] == []
 
 
-@pytest.mark.parametrize("text", [b"garbage", b"\xff\xfe{", b"[1"])
+@pytest.mark.parametrize("text", [b"garbage", b"\xff\xfe{"])
 def test_an_end_that_is_no_torn_record_is_refused_and_kept(tmp_path, text):
-    folder = filled(tmp_path / "run")
-    with (folder / "trials.jsonl").open("ab") as file:
-        file.write(text)
+    folder = ended_by(tmp_path / "run", text)
     before = (folder / "trials.jsonl").read_bytes()
 
     with pytest.raises(UserError, match="damaged") as caught:
@@ -162,44 +141,19 @@ def test_fault_35_a_real_run_cut_at_any_byte_is_read(tmp_path):
             assert bool(run.warnings) == (whole[:size] != b"" and not whole[:size].endswith(b"\n"))
 
 
-def test_a_disk_that_takes_a_little_at_a_time_gets_the_whole_record(tmp_path, monkeypatch):
-    folder = new_run(tmp_path / "run", "none")
-    writer = Writer(folder)
-    write = os.write
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda file, text: write(file, text[:100]))
-        writer.append(make.record())
-    writer.close()
-
-    assert store.load(folder).records == (make.record(),)
-
-
-# --- every line of a run folder is looked at; what is wrong is named with its place
-
-
 ROOT = Path(__file__).parents[1]
-GOOD = [make.record("none"), make.record("segments:k=2"), make.failed("all", "skipped", "why")]
 
 
 def found(folder: Path) -> list[tuple[str, str, bool]]:
+    """What is wrong with the lines of a run folder, named with its place."""
     return [(Path(one.where).name, one.text, one.is_damage) for one in validate(folder).findings]
 
 
 def damaged(folder: Path, **readings: object) -> list[tuple[str, str, bool]]:
     """What is found of a run whose second record has these readings."""
-    wrong = msgspec.structs.replace(GOOD[1], readings=msgspec.structs.replace(GOOD[1].readings, **readings))
-    return found(examples.run(folder / "run", [GOOD[0], wrong]).folder)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return examples.run(tmp_path / "run", GOOD).folder
-
-
-def add(run: Path, text: bytes) -> None:
-    with (run / "trials.jsonl").open("ab") as file:
-        file.write(text)
+    good = make.record("segments:k=2")
+    wrong = msgspec.structs.replace(good, readings=msgspec.structs.replace(good.readings, **readings))
+    return found(examples.run(folder / "run", [make.record(), wrong]).folder)
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "results" / "reference").rglob("manifest.json")), ids=str)
@@ -208,31 +162,22 @@ def test_the_committed_runs_are_fine(folder):
 
 
 @pytest.mark.parametrize(
-    ("readings", "text"),
+    ("readings", "texts"),
     [
-        ({"saved_bytes": -1}, "saved_bytes is -1"),
-        ({"step_seconds": (0.1, -0.2)}, "step_seconds is -0.2"),
-        ({"phases": {"forward": PhaseBytes(allocated=-5)}}, "phases.forward.allocated is -5"),
-        ({"peak_bytes": 19 * make.MIB, "saved_bytes": None}, "the peak of 19.0 MiB is below the static 20.0 MiB"),
-        (
-            {"saved_bytes": 101 * make.MIB, "peak_bytes": 100 * make.MIB},
-            "the peak of 100 MiB is below the saved 101 MiB",
-        ),
-        ({"step_seconds": ()}, "the outcome is ok, but the step has no time samples"),
-        ({"step_seconds": None}, "the outcome is ok, but the step has no time samples"),
+        ({"saved_bytes": -1}, ["saved_bytes is -1"]),
+        ({"phases": {"forward": PhaseBytes(allocated=-5)}}, ["phases.forward.allocated is -5"]),
+        ({"peak_bytes": 19 * make.MIB, "saved_bytes": None}, ["the peak of 19.0 MiB is below the static 20.0 MiB"]),
+        ({"peak_bytes": 20 * make.MIB, "saved_bytes": None}, []),  # of the static bytes alone
+        ({"saved_bytes": 101 * make.MIB}, ["the peak of 100 MiB is below the saved 101 MiB"]),
+        ({"step_seconds": ()}, ["the outcome is ok, but the step has no time samples"]),
+        ({"ranks": ()}, ["it has 0 of 1 ranks", "the peak is not the highest of its ranks, 0 B"]),
     ],
 )
-def test_an_impossible_number_is_damage(tmp_path, readings, text):
-    assert damaged(tmp_path, **readings) == [("trials.jsonl:2", text, True)]
+def test_an_impossible_number_is_damage(tmp_path, readings, texts):
+    assert damaged(tmp_path, **readings) == [("trials.jsonl:2", text, True) for text in texts]
 
 
-def test_a_record_of_no_ranks_contradicts_itself(tmp_path):
-    texts = ["it has 0 of 1 ranks", "the peak is not the highest of its ranks, 0 B"]
-
-    assert damaged(tmp_path, ranks=()) == [("trials.jsonl:2", text, True) for text in texts]
-
-
-@pytest.mark.parametrize("command", ["show", "compare", "export", "plot", "report", "show --json"])
+@pytest.mark.parametrize("command", ["show", "compare", "show --json"])
 def test_a_peak_that_cannot_be_is_warned_of_where_a_run_is_read(command, here, capsys):
     assert damaged(here, peak_bytes=1)
 
@@ -242,24 +187,3 @@ def test_a_peak_that_cannot_be_is_warned_of_where_a_run_is_read(command, here, c
     text = "numbers that cannot be: trials.jsonl:2: the peak of 1 B is below the static 20.0 MiB, and 1 more; "
     (first, *_) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert first.removeprefix("warning: ").removeprefix("run: ").startswith(text)
-
-
-def test_a_peak_of_the_static_bytes_alone_is_possible(tmp_path):
-    assert damaged(tmp_path, peak_bytes=20 * make.MIB, saved_bytes=None) == []
-
-
-def test_a_torn_line_is_damage(run):
-    add(run, b'{"schema": 1, "case"')
-
-    assert found(run) == [("trials.jsonl:4", "the last line is torn", True)]
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "trials.jsonl"])
-def test_a_damaged_file_is_named_and_the_other_is_still_looked_at(run, name):
-    (run / name).write_text("{\n")
-
-    findings = found(run)
-
-    assert [where for where, _, is_damage in findings if is_damage] == [
-        name if name == "manifest.json" else "trials.jsonl:1"
-    ]
