@@ -3,9 +3,9 @@
 import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,9 @@ class Nodes:
             os.environ |= {name: value} if value is not None else {}
 
 
-def raylet(node: Any) -> int:
-    """The process that is a node."""
-    return int(node.all_processes["raylet"][0].process.pid)
-
-
-def begun(place: Path, node: Any | None = None) -> list[int]:
-    """The processes that wait, on that node or on any."""
-    return [int(path.name.split("-")[2]) for path in place.glob(f"begun-{raylet(node) if node else '*'}-*")]
+def begun(place: Path, node: Any) -> bool:
+    """Whether a process waits on that node."""
+    return any(place.glob(f"begun-{node.all_processes['raylet'][0].process.pid}-*"))
 
 
 def await_(condition: Callable[[], object], what: str) -> None:
@@ -106,19 +101,7 @@ def await_(condition: Callable[[], object], what: str) -> None:
 @contextmanager
 def meanwhile(work: Callable[[], None]) -> Iterator[None]:
     """Work in a thread beside; what it raises is raised at the end."""
-    raised: list[BaseException] = []
-
-    def kept() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  it is raised again
-            raised.append(error)
-
-    thread = threading.Thread(target=kept)
-    thread.start()
-    try:
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(work)
         yield
-    finally:
-        thread.join()
-    if raised:
-        raise raised[0]
+        done.result()

@@ -1,7 +1,5 @@
 """Trials over a real Ray cluster of two nodes on this machine: what they find, and what becomes of them."""
 
-import os
-import random
 import subprocess
 import sys
 from collections import Counter
@@ -20,8 +18,7 @@ from profiler.core.case import Choice, Trial, decode, encode
 from profiler.core.record import Record
 from profiler.engines import ray_cluster
 from profiler.engines.local import Local
-from tests import make, ray_nodes
-from tests.killed import TAG
+from tests import make, ray_nodes, shard_folders
 from tests.program import PATIENCE_SECONDS
 from tests.ray_nodes import Nodes, await_, begun, meanwhile
 
@@ -42,40 +39,22 @@ def make(fail: bool = False):
 """
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models of the other processes leave word."""
     return tmp_path_factory.mktemp("place")
 
 
-@pytest.fixture(scope="module")
-def tag() -> str:
-    return f"{os.getpid()}-{random.getrandbits(64):x}"
-
-
-@pytest.fixture(scope="module")
-def nodes(place, tag) -> Iterator[Nodes]:
-    nodes = Nodes(GCPROF_TEST_PLACE=str(place), GCPROF_TEST_TOKEN=SECRET, **{TAG: tag})
+@pytest.fixture
+def nodes(place: Path) -> Iterator[Nodes]:
+    nodes = Nodes(GCPROF_TEST_PLACE=str(place), GCPROF_TEST_TOKEN=SECRET)
     yield nodes
     nodes.close()
-
-
-@pytest.fixture(autouse=True)
-def _empty(place: Path) -> Iterator[None]:
-    yield
-    for path in place.iterdir():
-        path.unlink()
 
 
 def trial(strategy: str, model: str = "mlp:depth=6", **fields) -> Trial:
     case = make.case(strategy, model=Choice(model), batch_size=None, samples=1, warmup=0, **fields)
     return Trial(case=case)
-
-
-def exact(record) -> tuple:
-    """All that must not depend on where it was found."""
-    readings = record.readings
-    bytes_ = (readings.peak_bytes, readings.saved_bytes, readings.static_bytes, readings.phases, readings.block_calls)
-    return (record.case, record.round, record.outcome, record.detail, bytes_, record.equality, record.built)
 
 
 @pytest.mark.nightly
@@ -92,7 +71,7 @@ def test_a_sweep_over_two_nodes_finds_what_local_finds(nodes, here):
     with Local(stage_seconds=PATIENCE_SECONDS, logs=here / "near") as local:
         near = {(one.case, one.round): one for one in local.run(plan)}
 
-    assert [exact(far[key]) for key in near] == [exact(near[key]) for key in near]
+    assert [shard_folders.read(far[key]) for key in near] == [shard_folders.read(near[key]) for key in near]
     assert Counter(one.outcome for one in near.values()) == {"ok": 6, "skipped": 1, "failed": 1}
     logs = [{path.name: path.read_bytes() for path in (here / name).iterdir()} for name in ("far", "near")]
     assert logs[0].keys() == logs[1].keys()
@@ -124,12 +103,13 @@ def test_of_a_node_that_is_killed_with_trials_at_work_nothing_is_lost_or_doubled
 class FakeRay:
     """Takes trials; each comes back at once as what `answer` returns or raises, or stays under way for None."""
 
+    exceptions = exceptions
+
     def __init__(self, answer: Callable[[Trial, int], Record | BaseException | None], *, num_nodes: int = 1) -> None:
-        self.exceptions = exceptions
         self.sent: Counter[Trial] = Counter()
         self.cancelled: list[Trial] = []
         self._answer = answer
-        self._nodes = [{"Alive": True, "Resources": {"CPU": 1}}] * num_nodes
+        self.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 1}}] * num_nodes
 
     def remote(self, **options: Any) -> Any:
         return lambda function: SimpleNamespace(options=lambda **needs: SimpleNamespace(remote=self._send))
@@ -149,60 +129,51 @@ class FakeRay:
     def cancel(self, reference: Any, *, force: bool) -> None:
         self.cancelled.append(reference)
 
-    def nodes(self) -> list[dict[str, Any]]:
-        return self._nodes
 
-
-@pytest.fixture
-def far(monkeypatch) -> Callable[[FakeRay], ray_cluster.RayCluster]:
-    """Make an engine of a fake cluster that waits for no node."""
+def run_by(fake: FakeRay, monkeypatch: pytest.MonkeyPatch, *trials: Trial) -> list[Record]:
+    """The records of an engine of a fake cluster that waits for no node."""
     monkeypatch.setattr(ray_cluster, "LOOK_SECONDS", 0.01)
-
-    def made(fake: FakeRay) -> ray_cluster.RayCluster:
-        monkeypatch.setattr(ray_cluster, "load_module", lambda name: fake)
-        return ray_cluster.connect(wait=0)
-
-    return made
+    monkeypatch.setattr(ray_cluster, "load_module", lambda name: fake)
+    return list(ray_cluster.connect(wait=0).run(trials))
 
 
-def test_trials_that_no_node_can_take_are_given_up(far):
+def test_trials_that_no_node_can_take_are_given_up(monkeypatch):
     fake = FakeRay(lambda sent, attempt: None, num_nodes=0)
 
-    found = list(far(fake).run(many(2)))
+    found = run_by(fake, monkeypatch, trial("none"), trial("all"))
 
     assert [record.outcome for record in found] == ["crashed", "crashed"]
     assert len(fake.cancelled) == 2
 
 
 @pytest.mark.parametrize(("lost_times", "outcome"), [(ray_cluster.ATTEMPTS - 1, "ok"), (99, "crashed")])
-def test_a_trial_whose_place_is_lost_is_sent_again_a_few_times(far, lost_times, outcome):
+def test_a_trial_whose_place_is_lost_is_sent_again_a_few_times(monkeypatch, lost_times, outcome):
     lost = exceptions.WorkerCrashedError()
-    fake = FakeRay(lambda sent, attempt: lost if attempt <= lost_times else fine(sent))
+    fake = FakeRay(lambda sent, attempt: lost if attempt <= lost_times else make.record(case=sent.case))
 
-    (record,) = far(fake).run(many(1))
+    (record,) = run_by(fake, monkeypatch, trial("none"))
 
     assert (record.outcome, fake.sent.total()) == (outcome, ray_cluster.ATTEMPTS)
     assert ("lost, 3 times" in (record.detail or "")) == (outcome == "crashed")
 
 
-# What is sent
-
-
-def test_the_folder_is_sent_for_code_in_it_alone(here, monkeypatch):
+@pytest.mark.parametrize(
+    ("model", "strategy", "is_sent"),
+    [
+        ("pack/models.py:make", "none", True),
+        ("pack.models:make", "none", True),
+        ("mlp", "plan:file=plan.json", True),
+        ("torch.nn:Linear", "none", False),
+        ("mlp", "none", False),
+    ],
+)
+def test_the_folder_is_sent_for_code_in_it_alone(here, monkeypatch, model, strategy, is_sent):
     (here / "pack").mkdir()
     (here / "pack" / "models.py").write_text("def make(): ...")
     (here / "plan.json").write_text("{}")
     monkeypatch.syspath_prepend(str(here))
 
-    def sends(model: str, strategy: str = "none") -> bool:
-        return ray_cluster._has_own_code([make.case(strategy, model=Choice(model))])
-
-    assert sends("pack/models.py:make")
-    assert sends("pack.models:make")
-    assert sends("mlp", "plan:file=plan.json")
-    assert not (sends("torch.nn:Linear"))
-    assert not (sends("torchvision:resnet18"))
-    assert not (sends("mlp"))
+    assert ray_cluster._has_own_code([trial(strategy, model).case]) == is_sent
 
 
 def test_the_package_that_travels_works_by_itself_and_knows_the_gpus(tmp_path):
