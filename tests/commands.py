@@ -34,5 +34,6 @@ def modules_after(words: list[str]) -> set[str]:
         "import sys\nfrom profiler.cli import answer\n"
         f"code = answer({words!r})\nprint(); print('MODULES', *sys.modules)\nsys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    env = {**os.environ, "PYTHONPATH": python_path()}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     return set(done.stdout.rpartition("MODULES ")[2].split())

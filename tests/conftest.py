@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,14 +99,9 @@ def estimates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said after so many seconds is said by the machine's speed."""
+def _output(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said by the machine's speed, and errors of our own, which some tests provoke, leave nothing behind."""
     monkeypatch.setattr(output, "SIGN_SECONDS", threading.TIMEOUT_MAX)
-
-
-@pytest.fixture(autouse=True)
-def _logs_of_bugs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors of our own, which some tests provoke, leave nothing behind."""
     monkeypatch.setattr(output, "FOLDER", str(tmp_path_factory.getbasetemp()))
 
 
@@ -128,10 +124,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def shared(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command of this process goes to the one fork server of all tests, or to the one of those that rehearse."""
 
-    def lent(visible: str | None, rehearses: bool = False, **others: Any) -> Lent:
+    def lent(visible: str | None, rehearses: bool = False, **others: Any) -> Any:
         if rehearses not in engine._servers:
             engine._servers[rehearses] = Server(visible, rehearses=rehearses, **others)
-        return Lent(engine._servers[rehearses])
+        of = engine._servers[rehearses]  # whoever borrows it cannot end it
+        return SimpleNamespace(control=of.control, alive=of.alive, await_ready=of.await_ready, close=lambda: None)
 
     monkeypatch.setattr(local, "Server", lent)
 
@@ -166,15 +163,6 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a server was started")
 
     monkeypatch.setattr(local, "Server", fail)
-
-
-class Lent:
-    """The server of another engine: whoever borrows it cannot end it."""
-
-    def __init__(self, server: Any) -> None:
-        self.control, self.alive, self.await_ready = server.control, server.alive, server.await_ready
-
-    def close(self) -> None: ...
 
 
 def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",), **fields: Any) -> Record:

@@ -20,9 +20,3 @@ def run_trials(request: str, channel: int) -> None:
     worker.run_trials(request, channel)
     word = {"began": began, "ended": time.monotonic(), "seen": seen}
     Path(os.environ[FOLDER], f"{os.getpid()}.json").write_text(json.dumps(word), encoding="utf-8")
-
-
-def hang(request: str, channel: int) -> None:
-    """Never comes back."""
-    Path(os.environ[FOLDER], f"{os.getpid()}.json").touch()
-    time.sleep(600)

@@ -9,12 +9,11 @@ from torch import nn
 import profiler
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.core.record import Record
 from profiler.engines.worker import attempt
 from profiler.measuring.trial import measure
 from profiler.training.models.user import as_workload
 from tests import make
-from tests.user_models import averaged as averaged_copy
+from tests.user_models import averaged
 
 
 class Dropped(nn.Module):
@@ -46,20 +45,18 @@ def cut():
     return net, x
 
 
-@pytest.mark.slow
-def test_a_block_that_is_called_without_those_before_it_is_refused_at_once():
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (0, "called 'layers.1' where 'layers.0' was expected.*--strategies all works"),
+        (1, "the forward ended where 'layers.1' was expected"),
+    ],
+)
+def test_a_block_that_is_left_out_is_told_at_once_or_when_the_forward_ends(number, told):
     net, x = cut()
-    net.left_out = {0}
+    net.left_out = {number}
 
-    with pytest.raises(Unsupported, match=r"called 'layers.1' where 'layers.0' was expected.*--strategies all works"):
-        net(x)
-
-
-def test_blocks_that_were_not_called_are_told_when_the_forward_ends():
-    net, x = cut()
-    net.left_out = {1}
-
-    with pytest.raises(Unsupported, match=r"the forward ended where 'layers.1' was expected"):
+    with pytest.raises(Unsupported, match=told):
         net(x)
 
 
@@ -67,10 +64,7 @@ def test_a_forward_that_raised_between_two_blocks_leaves_the_next_one_to_run():
     net, x = cut()
     expected = net(x)
     net.left_out = InterruptedBehindFirst()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        pytest.warns(RuntimeWarning, match=r"between 'layers.0' and 'layers.1', which run as one segment"),
-    ):
+    with pytest.raises(KeyboardInterrupt), pytest.warns(RuntimeWarning, match="which run as one segment"):
         net(x)
     net.left_out = set()
 
@@ -129,38 +123,40 @@ def test_a_run_refuses_what_leaves_blocks_out_at_random_and_checkpoints_each_blo
         return attempt(trial, on_pass=lambda name: None, by=lambda trial, on_pass: measure(trial, build=build))
 
     case = make.case(strategy, batch_size=None, blocks="layers.*")
-    record = record_of(case, record_of(case.baseline).equality.digests)
 
-    assert record.outcome == outcome
-
-
-def averaged(strategy: str, words: str = "", **fields: object) -> Record:
-    case = make.case(strategy, model=Choice(f"{averaged_copy.__file__}:make{words}"), batch_size=4, **fields)
-    return measure(Trial(case=case, passes=("equality", "flops")))
+    assert record_of(case, record_of(case.baseline).equality.digests).outcome == outcome
 
 
-def idle_notes(record: Record) -> list[str]:
-    return [note.text for note in record.notes if note.code == "GCP050"]
+IDLE = "average.0, average.1, average.2"
+NOT_RUN = f"3 checkpointed blocks did not run in the step: {IDLE}; they are not recomputed"
 
 
-def test_frozen_modules_that_no_forward_runs_are_no_blocks():
-    records = [averaged(strategy) for strategy in ("none", "all", "segments:k=2")]
+@pytest.mark.parametrize(
+    ("words", "blocks", "num_blocks", "note"),
+    [
+        ("", None, 3, f"not counted as blocks, as they are frozen and no forward runs them: {IDLE}"),
+        (
+            ":is_frozen=false",
+            None,
+            6,
+            f"3 checkpointed blocks did not run in the step: {IDLE}; they are not recomputed",
+        ),
+        (
+            "",
+            "layers.*,average.*",
+            6,
+            f"3 checkpointed blocks did not run in the step: {IDLE}; they are not recomputed",
+        ),
+    ],
+)
+def test_modules_that_no_forward_runs_are_no_blocks_where_they_are_frozen_and_told_otherwise(
+    words, blocks, num_blocks, note
+):
+    case = make.case("all", model=Choice(f"{averaged.__file__}:make{words}"), batch_size=4, blocks=blocks)
 
-    words = "not counted as blocks, as they are frozen and no forward runs them: average.0, average.1, average.2"
-    assert [idle_notes(record) for record in records] == [[words]] * 3
-    assert [record.built.num_blocks for record in records if record.built] == [3, 3, 3]
-    assert records[1].built is not None
-    assert records[1].built.split == "3 of 3"
-    assert records[1].readings.block_calls == (2, 2, 2)
+    record = measure(Trial(case=case, passes=("equality", "flops")))
 
-
-@pytest.mark.parametrize(("words", "blocks"), [(":is_frozen=false", None), ("", "layers.*,average.*")])
-def test_blocks_that_train_or_are_named_stay_and_are_told_where_the_step_does_not_run_them(words, blocks):
-    record = averaged("all", words, blocks=blocks)
-
-    assert record.built is not None
-    assert record.built.num_blocks == 6
-    assert idle_notes(record) == [
-        "3 checkpointed blocks did not run in the step: average.0, average.1, average.2; they are not recomputed; "
-        "--blocks chooses others"
-    ]
+    (told,) = [note.text for note in record.notes if note.code == "GCP050"]
+    assert told.startswith(note)
+    assert record.built.num_blocks == num_blocks
+    assert blocks or words or record.readings.block_calls == (2, 2, 2)

@@ -21,17 +21,17 @@ BUILDS = {
 }
 
 
-def case(model=TINY, ranks=4, way="fsdp2", strategy="none", device="rehearse:h100"):
-    return Case(
-        model=Choice(model), strategy=Choice(strategy), optimizer=Choice("adamw"), batch_size=2, device=device,
-        parallel=Choice(way), ranks=ranks,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def rehearsed(hollow):
+    def run(model=TINY, ranks=4, way="fsdp2"):
+        case = Case(
+            model=Choice(model), strategy=Choice("none"), optimizer=Choice("adamw"), batch_size=2,
+            device="rehearse:h100", parallel=Choice(way), ranks=ranks,
+        )  # fmt: skip
+        return next(iter(engine.run([Trial(case=case, passes=REHEARSED_PASSES)])))
+
     with Local(rehearses=True) as engine:
-        yield lambda one: next(iter(engine.run([Trial(case=one, passes=REHEARSED_PASSES)])))
+        yield run
 
 
 def shard_bytes(shape, ranks):
@@ -48,7 +48,7 @@ def test_static_bytes_are_the_arithmetic_of_sharding(rehearsed, model, ranks):
     shapes = [tuple(parameter.shape) for parameter in BUILDS[model]().module.parameters()]
     expected = sum(shard_bytes(shape, ranks) for shape in shapes)
 
-    static = rehearsed(case(model, ranks)).readings.static_bytes
+    static = rehearsed(model, ranks).readings.static_bytes
 
     assert static["parameters"] == expected
     assert static["optimizer"] == 2 * expected  # Adam counts its steps on the host
@@ -56,7 +56,7 @@ def test_static_bytes_are_the_arithmetic_of_sharding(rehearsed, model, ranks):
 
 @pytest.mark.slow
 def test_gradients_that_are_views_of_buckets_are_counted_once(rehearsed):
-    apart, views = (rehearsed(case(way=way)).readings.static_bytes for way in ("ddp", "ddp:views=true"))
+    apart, views = (rehearsed(way=way).readings.static_bytes for way in ("ddp", "ddp:views=true"))
 
     assert abs(apart[BUCKETS] - apart["gradients"]) <= GRANULE * len(list(BUILDS[TINY]().module.parameters()))
     assert views[BUCKETS] == 0
@@ -64,24 +64,18 @@ def test_gradients_that_are_views_of_buckets_are_counted_once(rehearsed):
 
 @pytest.mark.slow
 def test_a_rehearsal_of_ranks_says_whose_it_is_and_tells_no_time(rehearsed):
-    record = rehearsed(case(ranks=64))
+    record = rehearsed(ranks=64)
 
     (text,) = [note.text for note in record.notes if note.code == "GCP037"]
     assert "64 ranks" in text
     assert record.readings.step_seconds is None
 
 
-def test_an_estimate_refuses_ranks(capsys):
-    assert answer(["predict", "mlp", "--ranks", "2", "--device", "cpu"]) == 2
-
-    assert "rehearsed, not estimated" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_run_of_ranks_is_not_explained_by_a_floor_that_is_none(tmp_path, capsys):
+def test_an_estimate_refuses_ranks_and_no_floor_explains_them(tmp_path, capsys):
     record = make.record(case=make.case(model=Choice("llama"), batch_size=1, ranks=2, parallel=Choice("fsdp2")))
     run = examples.run(tmp_path / "run", [record]).folder
 
+    assert answer(["predict", "mlp", "--ranks", "2", "--device", "cpu"]) == 2
+    assert "rehearsed, not estimated" in capsys.readouterr().err
     assert answer(["explain", str(run)]) == 2
-
     assert "has no floor yet" in capsys.readouterr().err

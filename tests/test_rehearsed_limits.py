@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from profiler.core.record import Record
 from profiler.runs import store
 from tests.program import gcprof
 
@@ -12,47 +11,26 @@ pytestmark = pytest.mark.slow
 
 USER_MODELS = Path(__file__).parent / "user_models"
 FILE = USER_MODELS / "hollow_limits.py"
-OWN = ("qr", "isin", "misfit", "elsewhere")
-OTHERS = {"lstm": f"{USER_MODELS / 'lstm.py'}:char_rnn", "mlp": "mlp", "convolutions": "mnist-cnn:channels=4"}
-MODELS = {name: f"{FILE}:{name}" for name in OWN} | OTHERS
+ISIN = next(number for number, line in enumerate(FILE.read_text().splitlines(), start=1) if "isin(numbers" in line)
+OUTCOMES = {  # of each model: outcome, detail, and the code and text of its note
+    f"{USER_MODELS / 'lstm.py'}:char_rnn": ("ok", "", "GCP018: recurrent networks ran by PyTorch's own kernels"),
+    f"{FILE}:qr": ("ok", "", "GCP018: decompositions of matrices ran on the CPU"),
+    f"{FILE}:isin": ("failed", "", f"which are zeros or leftovers here: isin (hollow_limits.py:{ISIN})"),
+    f"{FILE}:misfit": ("failed", "mat1 and mat2 shapes cannot be multiplied", None),
+    f"{FILE}:elsewhere": ("failed", "to be on the same device", None),
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def rehearsed(hollow, tmp_path_factory) -> dict[str, Record]:
-    """The record of each model."""
-    here = tmp_path_factory.mktemp("limits")
-    words = ("--strategies", "none", "--cudnn-workspace", "1MiB")
-    gcprof("rehearse", ",".join(MODELS.values()), *words, "-o", "run", cwd=here)
-    records = {str(record.case.model): record for record in store.load(here / "run").records}
-    return {name: records[word] for name, word in MODELS.items()}
+def test_what_the_device_lacks_is_done_otherwise_and_said_and_a_mistake_of_the_user_is_no_limit(hollow, here, subtests):
+    gcprof("rehearse", ",".join(OUTCOMES), "--strategies", "none", "--cudnn-workspace", "1MiB", "-o", "run", cwd=here)
 
-
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [("lstm", "recurrent networks ran by PyTorch's own kernels"), ("qr", "decompositions of matrices ran on the CPU")],
-)
-def test_what_the_devices_libraries_lack_is_done_otherwise_and_said(rehearsed, model, said):
-    record = rehearsed[model]
-
-    assert record.outcome == "ok"
-    assert record.readings.peak_bytes > record.readings.saved_bytes > 0
-    assert [said in note.text for note in record.notes if note.code == "GCP018"] == [True]
-
-
-def test_an_operator_that_fails_by_the_values_that_it_reads_inside_itself_is_named(rehearsed):
-    at = next(number for number, line in enumerate(FILE.read_text().splitlines(), start=1) if "isin(numbers" in line)
-    record = rehearsed["isin"]
-
-    assert record.outcome == "failed"
-    text = f"the step reads values, which are zeros or leftovers here: isin (hollow_limits.py:{at})"
-    assert [(note.code, note.text) for note in record.notes] == [("GCP041", text)]
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [("misfit", "mat1 and mat2 shapes cannot be multiplied"), ("elsewhere", "to be on the same device")],
-)
-def test_an_operator_that_fails_by_shapes_or_devices_has_read_no_values(rehearsed, model, words):
-    assert rehearsed[model].outcome == "failed"
-    assert words in rehearsed[model].detail
-    assert rehearsed[model].notes == ()
+    records = store.load(here / "run").records
+    assert [str(record.case.model) for record in records] == list(OUTCOMES)
+    for record in records:
+        outcome, detail, note = OUTCOMES[str(record.case.model)]
+        with subtests.test(str(record.case.model)):
+            assert record.outcome == outcome
+            assert detail in (record.detail or "")
+            notes = [f"{note.code}: {note.text}" for note in record.notes if note.code in ("GCP018", "GCP041")]
+            assert [note in text for text in notes] == ([True] if note else [])
+            assert outcome != "ok" or record.readings.peak_bytes > record.readings.saved_bytes > 0
