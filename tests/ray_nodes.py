@@ -15,7 +15,6 @@ from tests.killed import python_path
 LOOPBACK = "127.0.0.2"  # of 127.0.0.1 Ray makes the address that others see
 STORE_BYTES = 80 << 20
 NICENESS = "RAY_worker_niceness"  # 15 where nobody says otherwise: tests would wait for whoever works here besides
-HOLLOW = "GCPROF_HOLLOW"
 PATIENCE_SECONDS = 600.0  # for what surely comes
 
 # A module that begins with a file, named by its node and its process, and goes on once there is the file `go`.
@@ -39,40 +38,25 @@ def make(number: int = 0):
 
 
 class Nodes:
-    """The cluster with its nodes: the head claims an H100, the other a T4, each with one core.
+    """The cluster with its nodes: the head claims an H100, the other a T4, each with one core."""
 
-    With `is_hollow` each has the hollow GPU that it claims.
-    """
-
-    def __init__(self, *, is_hollow: bool = False, **environment: str) -> None:
-        self._is_hollow = is_hollow
-        self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", NICENESS, HOLLOW, *environment)}
-        path = python_path()
-        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path, NICENESS: "0", **environment}
+    def __init__(self, **environment: str) -> None:
+        self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", NICENESS, *environment)}
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": python_path(), NICENESS: "0", **environment}
         from ray._common.utils import get_ray_address_file
         from ray.cluster_utils import Cluster
 
         Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)  # Ray only makes the folder it uses
         self.folder = Path(tempfile.mkdtemp(prefix="gcr-"))  # a short name: there are sockets in it
         self.cluster = Cluster(initialize_head=True, head_node_args=self._claims("H100", temp_dir=str(self.folder)))
-        self.head = self.cluster.head_node
-        self.other = self.add("T4")
-
-    def add(self, kind: str) -> Any:
-        """Another node with such a GPU."""
-        return self.cluster.add_node(**self._claims(kind))
-
-    @property
-    def engine(self) -> str:
-        return f"ray:address={self.cluster.address}"
+        self.head, self.other = self.cluster.head_node, self.cluster.add_node(**self._claims("T4"))
+        self.engine = f"ray:address={self.cluster.address}"
 
     def kill(self, node: Any) -> None:
         """As its power would be cut."""
         self.cluster.remove_node(node, allow_graceful=False)
 
     def _claims(self, kind: str, **more: Any) -> dict[str, Any]:
-        if self._is_hollow:
-            os.environ[HOLLOW] = kind.lower()  # of this process, as the node inherits it
         return {
             "num_cpus": 1, "num_gpus": 1, "resources": {f"accelerator_type:{kind}": 1},
             "node_ip_address": LOOPBACK, "object_store_memory": STORE_BYTES, "include_dashboard": False, **more,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import psutil
@@ -43,13 +44,7 @@ HANGING = """
 import os, time
 import torch
 
-def first(batch_size=2):
-    return made("first", batch_size)
-
-def second(batch_size=2):
-    return made("second", batch_size)
-
-def made(name, batch_size):
+def make(batch_size=2, name="first"):
     if os.path.exists(name):
         os.remove(name)
         open("begun", "w").write("!")
@@ -63,10 +58,6 @@ def two_rounds(*strategies: str, rounds: int = 2, **fields: Any) -> tuple[Trial,
     return schedule.measured([make.case(strategy, **fields) for strategy in strategies], rounds)
 
 
-def told(trial: Trial, **fields: Any) -> Record:
-    return make.record(trial.case.strategy, case=trial.case, round=trial.round, environment=HERE, **fields)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder that owes `none` and `all` in two rounds."""
@@ -75,35 +66,26 @@ def run(tmp_path: Path) -> Path:
 
 
 class Job:
-    """A job of a cluster that is as far as the test says; it writes its shard alone, and ends without a result."""
+    """A job of a cluster that writes its shard alone, and ends without a result."""
 
     def __init__(self, number: int, shard: Path) -> None:
         self.job_id, self.state, self.shard = str(number), "RUNNING", shard
         self.paths = self
         self.result_pickle = shard / "none"
-        self.writer: Writer | None = None
 
     def done(self) -> bool:
-        return self.state not in ("RUNNING", "PENDING")
+        return self.state != "RUNNING"
 
-    def cancel(self, check: bool = True) -> None:
-        self.end("CANCELLED")
+    def cancel(self, check: bool = True) -> None: ...
 
-    def write(self, *records: Record, torn: bytes = b"") -> None:
-        self.writer = self.writer or Writer(self.shard)
-        for record in records:
-            self.writer.append(record)
+    def end(self, state: str, *trials: Trial, torn: bytes = b"") -> None:
+        writer = Writer(self.shard)
+        for trial in trials:
+            writer.append(make.record(case=trial.case, round=trial.round, environment=HERE))
+        writer.close()
         with (self.shard / "trials.jsonl").open("ab") as file:
             file.write(torn)
-
-    def end(self, state: str) -> None:
-        if self.writer:
-            self.writer.close()
-        self.state, self.writer = state, None
-
-    @property
-    def plan(self) -> tuple[Trial, ...]:
-        return store.read_manifest(self.shard).plan
+        self.state = state
 
 
 class Cluster(Slurm):
@@ -124,69 +106,35 @@ class Cluster(Slurm):
         self.jobs = [Job(number, one.shard) for number, one in enumerate(work, start=7)]
         return self.jobs
 
-    def follow(self, *steps: Callable[[], object], done: Sequence[Record] = ()) -> list[Record]:
-        """All records of a run in which one step happens each time that the driver waits."""
-        waiting = iter(steps)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("profiler.engines.slurm.time.sleep", lambda seconds: next(waiting, int)())
-            return list(self.run(self.plan, done))
-
-    def leave(self) -> list[Job]:
-        """A call that is killed once its jobs are submitted."""
-        with pytest.raises(KeyboardInterrupt):
-            self.follow(interrupted)
-        for job in self.jobs:
-            job.state = "RUNNING"
-        return self.jobs
+    def outcomes(self, monkeypatch: pytest.MonkeyPatch, step: Callable[[Job], object]) -> list[tuple[str, int, str]]:
+        """Of all records of a run in which this step happens when the driver waits."""
+        monkeypatch.setattr("profiler.engines.slurm.time.sleep", lambda seconds: step(self.jobs[0]))
+        return [(str(one.case.strategy), one.round, one.outcome) for one in self.run(self.plan, ())]
 
 
 def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_a_job_leaves_undone_has_crashed_by_what_became_of_the_job(run):
-    cluster = Cluster(run)
+def test_what_a_job_leaves_undone_has_crashed_and_the_next_call_goes_on_in_its_shard(run, monkeypatch):
+    first, second = Cluster(run), Cluster(run, jobs=4)
+    plan = first.plan
 
-    def step() -> None:
-        (job,) = cluster.jobs
-        job.write(told(job.plan[0]), torn=b'{"schema":1,"ca')
-        job.end("TIMEOUT")
-
-    found = cluster.follow(step)
-
-    assert [(str(one.case.strategy), one.round, one.outcome) for one in found] == [
+    assert first.outcomes(monkeypatch, lambda job: job.end("TIMEOUT", *plan[:1], torn=b'{"schema":1,"ca')) == [
         ("none", 1, "ok"), ("all", 1, "crashed"), ("none", 2, "crashed"),
     ]  # fmt: skip
-    assert found[1].detail == "not done when its job ended: job 7 TIMEOUT"
-
-
-def test_what_earlier_jobs_have_is_picked_up_and_their_shard_goes_on(run):
-    (before,) = Cluster(run).leave()
-    before.write(*(told(trial) for trial in before.plan[:2]), torn=b'{"sch')
-    before.end("TIMEOUT")
-    cluster = Cluster(run, jobs=4)
-
-    def step() -> None:
-        cluster.jobs[0].write(*(told(trial) for trial in cluster.plan[2:]))
-        cluster.jobs[0].end("COMPLETED")
-
-    found = cluster.follow(step)
-
-    assert [(one.case, one.round, one.outcome) for one in found] == [
-        (trial.case, trial.round, "ok") for trial in cluster.plan
+    assert second.outcomes(monkeypatch, lambda job: job.end("COMPLETED", *plan[1:])) == [
+        (str(trial.case.strategy), trial.round, "ok") for trial in plan
     ]
-    assert [job.shard for job in cluster.jobs] == [before.shard]
+    assert [job.shard for job in second.jobs] == [job.shard for job in first.jobs]
 
 
 def test_where_the_array_is_rejected_no_shard_keeps_another_engine_from_the_run(run):
-    def rejected(work: Sequence[Work]) -> list[Job]:
-        raise RuntimeError("sbatch: error: invalid partition")
-
     cluster = Cluster(run)
-    cluster.submit_array = rejected
+    cluster.submit_array = Mock(side_effect=RuntimeError("sbatch: error: invalid partition"))
 
     with pytest.raises(UserError, match="invalid partition") as caught:
-        cluster.follow()
+        list(cluster.run(cluster.plan))
 
     assert caught.value.exit_code == 3
     assert list((run / "shards").iterdir()) == []
@@ -295,7 +243,7 @@ def test_a_job_goes_on_after_its_time_was_up_and_after_it_was_killed_the_run_doe
         (here / name).touch()
     os.mkfifo(here / "begun")
     begun = os.open(here / "begun", os.O_RDWR)  # also where nobody writes at present
-    names = [("mlp", "none"), ("mlp", "all"), ("hanging.py:first", "none"), ("hanging.py:second", "none")]
+    names = [("mlp", "none"), ("mlp", "all"), ("hanging.py:make", "none"), ("hanging.py:make:name=second", "none")]
     quick = {"samples": 1, "warmup": 0, "batch_size": 4, "verify": "off"}
     cases = [make.case(strategy, model=Choice(model), **quick) for model, strategy in names]
     plan, digests = schedule.measured(cases, 1), store.code_digests(cases)
@@ -319,10 +267,10 @@ def test_a_job_goes_on_after_its_time_was_up_and_after_it_was_killed_the_run_doe
     rest = list(records)
 
     assert [(one.case.model, one.outcome) for one in (*before, third, *rest)] == [
-        ("mlp", "ok"), ("mlp", "ok"), ("hanging.py:first", "ok"), ("hanging.py:second", "crashed"),
+        ("mlp", "ok"), ("mlp", "ok"), ("hanging.py:make", "ok"), ("hanging.py:make:name=second", "crashed"),
     ]  # fmt: skip
     assert "not done when its job ended: job " in (rest[0].detail or "")
-    assert [(one.case.model, one.outcome) for one in go_on()] == [("hanging.py:second", "ok")]
+    assert [(one.case.model, one.outcome) for one in go_on()] == [("hanging.py:make:name=second", "ok")]
     (part,) = (here / "run" / "shards").iterdir()
     written = [(one.case, one.outcome) for one in store.load(part).records]
     assert written == [(trial.case, "ok") for trial in plan]  # nothing is made up there, either
