@@ -47,10 +47,6 @@ class Session(NamedTuple):
     wrong: list[str]
     is_whole: bool = False
 
-    def __str__(self) -> str:
-        what = "whole" if self.is_whole else f"killed {', '.join(self.victims) or 'nothing'}"
-        return f"{what:30} printed {len(self.printed):3}  {'; '.join(self.wrong) or 'fine'}"
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="kill -9 of gcprof run, and of its workers, at random moments")
@@ -90,7 +86,7 @@ def sessions(
             else:
                 one = kill_workers(run, SWEEP, times, moments, gap=seconds / KILLS)
             times -= len(one.victims)
-            print(f"{folder.name}/{run.name} {one}", flush=True)
+            print(f"{folder.name}/{run.name}", *one, flush=True)
             yield one
         if not _is_half_made(run):  # else it was killed while it made the folder, and the name is taken
             yield Session([], [], finish(run, SWEEP, peer, kind=kind), is_whole=True)

@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,8 +111,7 @@ def long_run(folder: Path, number: int) -> tuple[str, list[str]]:
 def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
     """Follow a run of so many real trials; what was left behind."""
     temporary = _temporary(folder)
-    case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1)
-    plan = tuple(Trial(case=case, round=round_, passes=("time",)) for round_ in range(1, number + 1))
+    plan = tuple(_tiny(number, "time"))
     store.create(folder / "run", plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
     before, began = left(temporary), time.monotonic()
     with Local(stage_seconds=PATIENCE_SECONDS) as engine:
@@ -122,20 +121,17 @@ def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
             follow(engine, store.load(folder / "run"), Terminal())
         at_work = left(temporary)
     seconds = time.monotonic() - began
-    records = store.load(folder / "run").records
     strange = [path.name for path in (folder / "run").iterdir() if path.name not in KNOWN]
-    wrong = [f"{name} is left in the run folder" for name in strange]
-    wrong += leaks(server, at_work, "after the trials") + leaks(before, left(temporary), "after the engine's end")
-    wrong += [f"{len(records)} trials of {number}"] if len(records) != number else []
-    wrong += [f"a trial is {one.outcome}: {one.detail}" for one in records if one.outcome != "ok"][:3]
+    wrong = [f"{name} is left in the run folder" for name in strange] + leaks(server, at_work, "after the trials")
+    wrong += leaks(before, left(temporary), "after the engine's end")
+    wrong += _not_ok(store.load(folder / "run").records, number)
     return f"{number:,} real trials in {seconds:.0f} s, nothing left of {at_work.processes} process", wrong
 
 
 def rehearsed_run(folder: Path, number: int) -> tuple[str, list[str]]:
     """Rehearse a tiny step so many times by one fork server; what was left behind."""
     temporary = _temporary(folder)
-    case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1, device="rehearse:h100")
-    trials = [Trial(case=case, round=round_, passes=("memory",)) for round_ in range(1, number + 1)]
+    trials = list(_tiny(number, "memory", device="rehearse:h100"))
     before, began = left(temporary), time.monotonic()
     with Local(stage_seconds=PATIENCE_SECONDS, logs=folder / "logs", rehearses=True) as engine:
         records = list(engine.run(trials[:SETTLED]))
@@ -145,15 +141,24 @@ def rehearsed_run(folder: Path, number: int) -> tuple[str, list[str]]:
     seconds = time.monotonic() - began
     peaks = {one.readings.peak_bytes for one in records if one.readings}
     wrong = leaks(server, at_work, "after the rehearsals") + leaks(before, left(temporary), "after the engine's end")
-    wrong += [f"{path} is left" for path in more]
+    wrong += [f"{path} is left" for path in more] + _not_ok(records, number)
     texts = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in (folder / "logs").glob("*")}
     wrong += [f"{name}: {word}" for name, text in sorted(texts.items()) for word in ABORTS if word in text]
     wrong += [f"the server grew by {grown:,} bytes"] if grown > SERVER_GROWTH_BYTES else []
-    wrong += [f"{len(records)} rehearsals of {number}"] if len(records) != number else []
-    wrong += [f"a rehearsal is {one.outcome}: {one.detail}" for one in records if one.outcome != "ok"][:3]
     wrong += [f"rehearsals of one step peak at {sorted(peaks)} bytes"] if len(peaks) > 1 else []
     text = f"{number:,} rehearsals in {seconds:.0f} s, nothing left of {at_work.processes} process"
     return f"{text}, whose {held >> 10:,} KiB grew by {grown >> 10:,} KiB", wrong
+
+
+def _tiny(number: int, of: str, device: str = "cpu") -> Iterator[Trial]:
+    """So many rounds of this pass."""
+    case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1, device=device)
+    return (Trial(case=case, round=round_, passes=(of,)) for round_ in range(1, number + 1))
+
+
+def _not_ok(records: Sequence[Record], number: int) -> list[str]:
+    wrong = [f"{len(records)} trials of {number}"] if len(records) != number else []
+    return wrong + [f"a trial is {one.outcome}: {one.detail}" for one in records if one.outcome != "ok"][:3]
 
 
 def leaks(before: Left, after: Left, when: str) -> list[str]:
@@ -194,14 +199,13 @@ def planned(number: int) -> Iterator[Trial]:
     """Strategies in rounds, the baseline first."""
     width = max(1, number // ROUNDS)
     for at in range(number):
-        strategy = at % width
-        yield Trial(case=make.case(f"segments:k={strategy}" if strategy else "none"), round=at // width + 1)
+        yield Trial(case=make.case(f"segments:k={at % width}" if at % width else "none"), round=at // width + 1)
 
 
 def answered(trial: Trial) -> Record:
     """A record of a trial; some cases are not ok."""
-    number = trial.case.strategy.rpartition("=")[2]
-    if number.isdecimal() and int(number) % FAILING == 0:
+    _, _, count = trial.case.strategy.partition("=")
+    if count and int(count) % FAILING == 0:
         return make.failed("", "skipped", "why", case=trial.case, round=trial.round)
     return make.record(case=trial.case, round=trial.round)
 

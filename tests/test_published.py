@@ -12,12 +12,10 @@ from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.record import Built, Note
 from profiler.request import spec
-from profiler.runs import store
-from profiler.runs.store import Writer
 from profiler.views.tables import comparison
 from profiler.workflows import reproduce
 from profiler.workflows.reproduce import SIZES, System
-from tests import make
+from tests import examples, make
 from tests.make import MIB, case, failed, record
 
 NAMES = reproduce.names()
@@ -82,13 +80,7 @@ def test_the_published_size_runs_where_it_is_asked_for_and_wherever_there_is_a_g
 @pytest.mark.parametrize(("notes", "code"), [((), 4), ((Note(code="GCP020", text="a real run"),), 0)])
 def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
     plan = spec.check(reproduce.find("hf-trainer").cpu.request, lambda word: "cpu").trials
-    records = [make.record(case=trial.case, round=trial.round, notes=notes) for trial in plan]
-    folder = here / "run"
-    store.create(folder, plan=plan, command="gcprof", environment=records[0].environment, sources={})
-    writer = Writer(folder)
-    for one in records:
-        writer.append(one)
-    writer.close()
+    examples.run(here / "run", [make.record(case=trial.case, round=trial.round, notes=notes) for trial in plan])
 
     assert answer(["reproduce", "hf-trainer", "--from", "run"]) == code
     assert ("'run' is not a run of hf-trainer" in capsys.readouterr().err) == bool(code)
@@ -105,11 +97,9 @@ SWEEP = rows(
 )
 
 
-def one(strategy: str, quantity: str, **fields):
+def one(strategy: str, quantity: str, records=SWEEP, reduced: bool = False, **fields):
     (line,) = lines(
-        [PublishedFigure(label="", quantity=quantity, strategy=Choice(strategy), **fields)],
-        SWEEP,
-        reduced=fields.pop("reduced", False),
+        [PublishedFigure(label="", quantity=quantity, strategy=Choice(strategy), **fields)], records, reduced=reduced
     )
     return line
 
@@ -117,7 +107,6 @@ def one(strategy: str, quantity: str, **fields):
 @pytest.mark.parametrize(
     ("strategy", "quantity", "unit", "expected"),
     [
-        ("segments:k=2", "saved_bytes", "MiB", 30),
         ("segments:k=2", "saved_bytes", "MB", 30 * MIB / 1e6),
         ("none", "saved_but_loss", "B", 80 * MIB - 4),
         ("none", "forward_peak_bytes", "MiB", 99),  # make.record puts it 1 MiB below the peak
@@ -168,29 +157,22 @@ def test_growth_is_fitted_to_the_rows_that_are_ok():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "quantity", "unit", "published", "shown"),
+    ("strategy", "quantity", "unit", "published", "reduced", "shown"),
     [
-        ("segments:k=2", "saved_bytes", "B", 30 * MIB - 4, "+4 B"),
-        ("segments:k=2", "saved_bytes", "M", 40, "-25.00 %"),
-        ("segments:k=2", "peak_change", "%", -60, "+20.00 points"),
-        ("none", "gradients", "", "different", "differs"),
+        ("segments:k=2", "saved_bytes", "B", 30 * MIB - 4, False, "+4 B"),
+        ("segments:k=2", "saved_bytes", "M", 40, False, "-25.00 %"),
+        ("segments:k=2", "peak_change", "%", -60, False, "+20.00 points"),
+        ("none", "gradients", "", "different", False, "differs"),
+        ("segments:k=2", "peak_bytes", "MB", -40, True, "other size"),  # of a reduced model
+        ("segments:k=2", "peak_change", "%", -40, True, "none"),
     ],
 )
-def test_a_difference_is_never_hidden(strategy, quantity, unit, published, shown):
-    line = one(strategy, quantity, unit=unit, published=published)
+def test_a_difference_is_never_hidden_but_sizes_of_a_reduced_model_are_not_compared(
+    strategy, quantity, unit, published, reduced, shown
+):
+    line = one(strategy, quantity, unit=unit, published=published, reduced=reduced)
 
     assert comparison._difference(line) == shown
-
-
-def test_sizes_of_a_reduced_model_are_not_compared_but_ratios_are():
-    wanted = [
-        PublishedFigure(label="", quantity=quantity, strategy=Choice("segments:k=2"), published=-40, unit=unit)
-        for quantity, unit in (("peak_bytes", "MB"), ("step_seconds", "s"), ("peak_change", "%"))
-    ]
-
-    size, time, ratio = lines(wanted, SWEEP, reduced=True)
-
-    assert [comparison._difference(line) for line in (size, time, ratio)] == ["other size", "other size", "none"]
 
 
 @pytest.mark.parametrize("quantity", ["saved_change", "peak_change", "time_change", "saved_share", "peak_share"])
@@ -203,21 +185,7 @@ def test_sizes_of_a_reduced_model_are_not_compared_but_ratios_are():
     ],
 )
 def test_a_row_that_is_invalid_or_has_no_baseline_is_no_saving(quantity, records, reason):
-    wanted = PublishedFigure(label="", quantity=quantity, unit="%", strategy=Choice("all"))
-
-    (line,) = lines([wanted], rows(records), reduced=False)
+    line = one("all", quantity, rows(records), unit="%")
 
     assert line.ours is None
     assert reason in line.reason
-
-
-@pytest.mark.parametrize(("rounds", "expected"), [(1, None), (2, 0.05)])
-def test_one_round_of_one_sample_has_no_spread(rounds, expected):
-    timed = [record("none", round=number, seconds=(1.0,)) for number in range(1, rounds + 1)]
-    timed += [record("all", round=number, seconds=(1.1 + number / 10,)) for number in range(1, rounds + 1)]
-    wanted = PublishedFigure(label="", quantity="time_change", unit="%", strategy=Choice("all"))
-
-    (line,) = lines([wanted], rows(timed), reduced=False)
-
-    assert line.ours is not None
-    assert line.spread == (expected and pytest.approx(expected))

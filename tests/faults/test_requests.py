@@ -68,15 +68,6 @@ def test_fault_7_file_line_and_key_are_named(text, told, here, capsys):
     assert [path.name for path in here.iterdir()] == ["sweep.toml"]
 
 
-@given(st.binary(max_size=60))
-def test_fault_7_any_bytes_are_read_or_refused(tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / "sweep.toml"
-    path.write_bytes(data)
-
-    with suppress(UserError):
-        assert isinstance(spec.read_sweep(path), Request)
-
-
 @pytest.mark.parametrize(
     ("place", "code", "told"),
     [
