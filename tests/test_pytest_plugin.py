@@ -50,7 +50,7 @@ def test_peaks_are_listed_after_the_tests_and_one_over_the_budget_of_the_run_fai
 def test_a_call_has_its_own_budget_settings_and_evidence(tmp_path):
     text = f"""{MODEL}
 def test_rehearsed(model, peak_memory):
-    given = {"loss": loss, "device": "h100", "budget": 2**30}
+    given = dict(loss=loss, device="h100", budget=2**30)
     none, cut = (peak_memory(model, batch, way, **given) for way in ("none", "segments:k=4"))
     assert (none.evidence, none.record.case.device) == ("rehearsed", "rehearse:h100")
     assert cut < none
