@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler.rehearsal import build, smoke
 from tests.scripts.runs import rehearsed
 
 TRAINS = """
@@ -76,42 +75,25 @@ def test_a_command_that_the_watch_does_not_reach_is_never_said_to_fit(words, fol
     assert not any(variant["processes"] for variant in done.document["variants"])
 
 
-@pytest.mark.nightly
-def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(hollow, monkeypatch, tmp_path):
-    folder = smoke.proven_libraries()[0]
-    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)  # where no verdict is kept yet
-
-    verdict = smoke.foreign(folder, sys.executable, torch.__file__)
-
-    assert len(verdict.checks) > 20
-    assert not verdict.wrong()
-    assert len([*tmp_path.glob("smoke-*.json")]) == 1
-
-
 # ---- libraries with CUDA code of their own: what the hollow GPU lacks of theirs is named by its function
 
-LOADS = """
-import ctypes, sys
+LACKS = """
+import ctypes
 import torch
 model = torch.nn.Linear(8, 8).cuda()
 model(torch.ones(2, 8, device="cuda")).sum().backward()
 code = ctypes.CDLL(None).cudaIpcGetMemHandle(0, 0)
-print("code", code)
-if "fails" in sys.argv:
-    raise RuntimeError(f"CUDA error {code}")
-ctypes.string_at(0)
+raise RuntimeError(f"CUDA error {code}")
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "outcome"), [("fails", "failed"), ("crashes", "crashed")])
-def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(how, outcome, hollow, tmp_path):
-    (tmp_path / "loads.py").write_text(LOADS)
+def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(hollow, tmp_path):
+    (tmp_path / "lacks.py").write_text(LACKS)
 
-    done = rehearsed(("python", "loads.py", how), cwd=tmp_path)
+    done = rehearsed(("python", "lacks.py"), cwd=tmp_path)
 
     (process,) = done.document["variants"][0]["processes"]
-    assert "code 801" in done.said
-    assert done.exit_code != 0
-    assert process["outcome"] == outcome
+    assert "CUDA error 801" in done.said
+    assert process["outcome"] == "failed"
     assert process["detail"].endswith("a hollow GPU does not have cudaIpcGetMemHandle, which was called")

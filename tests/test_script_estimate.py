@@ -11,37 +11,28 @@ from profiler.core import gpu_specs
 from profiler.scripts.launch import run
 from profiler.scripts.report import Asked, estimated_seconds
 
-SCRIPT = """
-import torch
-
-model = Model().cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-inputs = torch.ones(64, 96).cuda()
-for _ in range(3):
-    model(inputs).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
 BLOCKS = """
+import torch
 from torch import nn
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(96, 384), nn.Linear(384, 96)
-
-    def forward(self, x):
-        return self.narrow(self.wide(x).relu())
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks, self.head = nn.ModuleList([Block() for _ in range(4)]), nn.Linear(96, 10)
+        blocks = (nn.Sequential(nn.Linear(96, 384), nn.ReLU(), nn.Linear(384, 96)) for _ in range(4))
+        self.blocks, self.head = nn.ModuleList(blocks), nn.Linear(96, 10)
 
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+"""
+SCRIPT = """
+model = Model().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.ones(64, 96).cuda()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 """
 RATES = gpu_specs.find("t4")
 

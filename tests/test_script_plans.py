@@ -56,22 +56,6 @@ WORDS = ("python", "mine.py")
 
 
 @pytest.mark.nightly
-def test_the_code_of_a_plan_takes_in_plain_pytorch_what_the_plan_was_said_to_take(folder, kept):
-    (folder / "mine.py").write_text(TRAINS)
-    (as_it_is,) = control(WORDS, cwd=folder, kept=kept).figures
-    plan = planned(WORDS, "--budget", "75%", "--emit", "python", cwd=folder)
-    (folder / "plan.py").write_text(plan.out)
-    made = "model = Net().cuda()"
-    (folder / "mine.py").write_text(TRAINS.replace(made, f"from plan import apply_plan\n{made}\napply_plan(model)"))
-
-    (kept / "planned").mkdir()
-    done = control(WORDS, cwd=folder, kept=kept / "planned")
-
-    assert plan.exit_code == done.exit_code == 0, plan.said + done.said
-    assert done.figures[0].peak_bytes <= 0.75 * as_it_is.peak_bytes
-
-
-@pytest.mark.nightly
 def test_a_script_that_runs_out_of_memory_is_planned_onto_its_gpu_unless_no_plan_fits(folder):
     (folder / "mine.py").write_text(TRAINS)
     (process,) = rehearsed(WORDS, cwd=folder).document["variants"][0]["processes"]

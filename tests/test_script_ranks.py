@@ -1,60 +1,40 @@
-"""Programs of several ranks, and of CUDA graphs: they end, and take what they take without the watch."""
+"""Programs of several ranks, of CUDA graphs and of values: they end, and take what they take without the watch."""
 
 import subprocess
 import sys
 
 import pytest
 
-from tests.scripts.runs import TWO, UNPACKED, Script, control, copied, environment, line_of, rehearsed
+from tests.scripts.runs import TRAPS, TWO, Script, control, copied, environment, line_of, rehearsed
 
-PROGRAMS = (
-    Script(name="tensor_parallel", words=("torchrun", "--nproc-per-node", "4", "--master-port", "29761",
-                                          "tensor_parallel.py"), num_gpus=4),
-    Script(name="lightning_fsdp", words=("python", "lightning_fsdp.py"), num_gpus=2, needs=("lightning",)),
-    Script(name="trainer_fsdp1", words=("torchrun", "--nproc-per-node", "2", "--master-port", "29763",
-                                        "trainer_fsdp.py", "1"), num_gpus=2, needs=("transformers", "accelerate"),
-           decided=UNPACKED),
-    Script(name="gathered", words=("torchrun", "--nproc-per-node", "2", "--master-port", "29764", "gathered.py"),
-           num_gpus=2, needs=("accelerate",)),
-    Script(name="captured_ranks", words=(*TWO, "29751", "captured_ranks.py"), num_gpus=2),
-    Script(name="reduce_overhead", words=("python", "reduce_overhead.py")),
-)  # fmt: skip
-SAID = {
-    "tensor_parallel": ": all arrived",
-    "lightning_fsdp": ": stepped 8 times",
-    "trainer_fsdp1": ": saved ['checkpoint-2', 'checkpoint-4']",
-    "gathered": ": all arrived",
-    "captured_ranks": ": replayed",
-    "reduce_overhead": "compiled 1 times, recorded 3 graphs",  # forward, backward, and one that holds their pool
-}
+TENSOR_PARALLEL = ("torchrun", "--nproc-per-node", "4", "--master-port", "29761", "tensor_parallel.py")
+PROGRAMS = [  # and what each rank says
+    (Script(name="tensor_parallel", words=TENSOR_PARALLEL, num_gpus=4), ": all arrived"),
+    (Script(name="captured_ranks", words=(*TWO, "29751", "captured_ranks.py"), num_gpus=2), ": replayed"),
+    (TRAPS["accelerate_ranks"], ": all arrived"),
+    (TRAPS["lightning_fsdp"], ": stepped 8 times"),
+    (TRAPS["trainer_fsdp1"], ": saved ['checkpoint-2', 'checkpoint-4']"),
+    (TRAPS["reduce_overhead"], "compiled 1 times, recorded 3 graphs"),  # forward, backward, one that holds their pool
+]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("script", PROGRAMS, ids=lambda script: script.name)
-def test_programs_of_ranks_run_to_their_end_to_the_byte(script, hollow, tmp_path_factory):
+@pytest.mark.parametrize(("script", "text"), PROGRAMS, ids=lambda value: getattr(value, "name", ""))
+def test_programs_of_ranks_run_to_their_end_and_read_of_their_peaks_what_is_said(script, text, hollow, tmp_path):
     if script.missing:
         pytest.skip(f"{', '.join(script.missing)}: not installed")
-    here, kept = copied(tmp_path_factory.mktemp(script.name)), tmp_path_factory.mktemp("kept")
 
-    watched = rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
-    alone = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, messages=True, decided=script.decided)
+    done = rehearsed(script.words, cwd=copied(tmp_path), num_gpus=script.num_gpus, device=script.device)
 
-    for run in (watched, alone):
-        assert run.exit_code == 0, run.said
-        assert run.said.count(SAID[script.name]) == script.num_gpus
-    sizes = [sorted((one.peak_bytes, one.reserved_bytes) for one in run.figures) for run in (watched, alone)]
-    assert sizes[0] == sizes[1]  # without ranks: Lightning says the first one's late
-    assert watched.printed == alone.printed
-
-
-# ---- CUDA graphs: captured to the byte as without the watch, with collectives, and replayed
+    assert done.exit_code == 0, done.said
+    assert done.said.count(text) == script.num_gpus
+    assert done.printed == sorted(figures.peak_bytes for figures in done.figures)
 
 
 @pytest.mark.slow
-def test_what_a_graph_allocates_is_in_its_own_pool_and_each_replay_of_a_step_is_a_step(hollow, tmp_path_factory):
+def test_what_a_graph_allocates_is_in_its_own_pool_and_each_replay_of_a_step_is_a_step(folder, kept):
     """Gradients, which another thread allocates, and what a second stream does, too."""
-    here, kept = copied(tmp_path_factory.mktemp("graphs")), tmp_path_factory.mktemp("kept")
-    graphs = rehearsed(("python", "graphs.py"), cwd=here), control(("python", "graphs.py"), cwd=here, kept=kept)
+    graphs = rehearsed(("python", "graphs.py"), cwd=folder), control(("python", "graphs.py"), cwd=folder, kept=kept)
     assert [run.exit_code for run in graphs] == [0, 0], graphs
     assert graphs[0].figures == graphs[1].figures
     for run in graphs:
@@ -69,13 +49,9 @@ def test_what_a_graph_allocates_is_in_its_own_pool_and_each_replay_of_a_step_is_
 # --- values on hollow GPUs: real where they come from the host, assumed and told where they do not
 
 
-SIZED = ("masked", "labelled", "unique", "repeated", "selected", "longest", "routed")
-FALSE_SIZE = 3  # the exit code where a size is not known
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "masked" else pytest.mark.nightly) for name in SIZED],
+    "name", ["masked", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("unique", "longest", "routed"))]
 )
 def test_sizes_that_depend_on_values_take_what_they_take_put_in_by_hand(name, folder, kept):
     words = ("python", "sized_by_values.py", name)
@@ -95,10 +71,8 @@ def test_sizes_that_depend_on_values_take_what_they_take_put_in_by_hand(name, fo
 @pytest.mark.slow
 def test_what_is_made_of_values_from_the_host_is_what_a_cpu_makes_of_them(folder):
     words = ("python", "known_values.py")
-    plain = subprocess.run(
-        [sys.executable, *words[1:]], cwd=folder, env=environment(CUDA_VISIBLE_DEVICES=""), capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+    given = {"env": environment(CUDA_VISIBLE_DEVICES=""), "capture_output": True, "text": True, "check": True}
+    plain = subprocess.run([sys.executable, *words[1:]], cwd=folder, **given)
 
     done = rehearsed(words, cwd=folder)
 
@@ -107,25 +81,22 @@ def test_what_is_made_of_values_from_the_host_is_what_a_cpu_makes_of_them(folder
     assert not done.document["variants"][0]["processes"][0]["assumed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "values", "code"),
-    [
-        pytest.param("flag", "zeros", "while not", marks=pytest.mark.slow),
-        pytest.param("caught", "all", "rows = (outputs", marks=pytest.mark.nightly),  # which the script would catch
-    ],
+    [("flag", "zeros", "while not"), ("caught", "all", "rows = (outputs")],  # the second the script would catch
 )
 def test_what_hangs_on_values_that_are_not_known_ends_with_its_line(way, values, code, folder):
     done = rehearsed(("python", "unknown_values.py", way), "--values", values, cwd=folder)
 
     (variant,) = done.document["variants"]
-    assert done.exit_code == FALSE_SIZE
+    assert done.exit_code == 3
     assert line_of("unknown_values.py", code) in variant["processes"][0]["detail"]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("values", ["zeros", "balanced"])
-def test_numbers_that_are_not_known_are_finite_and_the_same_each_time(values, folder):
-    done = rehearsed(("python", "unknown_values.py", "checks"), "--values", values, cwd=folder)
+def test_numbers_that_are_not_known_are_finite_and_the_same_each_time(folder):
+    done = rehearsed(("python", "unknown_values.py", "checks"), "--values", "balanced", cwd=folder)
 
     assert done.exit_code == 0, done.said
     assert "max memory allocated" in done.said

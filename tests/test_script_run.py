@@ -1,7 +1,6 @@
 """`gcprof run -- COMMAND` on the CPU: scripts held to torch.profiler, to their own gradients, and to planted faults."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -13,12 +12,9 @@ from profiler.scripts.launch import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Asked, Process, Variant
 from profiler.views.tables.script import ratio_to, step_seconds
 from tests.scripts import by_hand
-from tests.scripts.runs import TABLE, Run, copied, environment, gcprof, rehearsed
+from tests.scripts.runs import Run, copied, environment, gcprof, rehearsed
 
 KINDS = {"all": "random", "sqrt": "detached", "every": "scaled", "first": "skipped", "recursive": "stale"}  # planted.py
-EIGHT = ("nanogpt_like", "vae", "gan", "resume", "unet_diffusion", "bucketed", "imagenet_like", "growing")
-
-FIRST_STALE = {"resume": 1, "gan": 1}  # trained again from what went wrong; a generator's step comes after its critic's
 IN_ORDER = {"imagenet_like": ("-j", "1")}  # of several workers a batch may come before its turn, and is held then
 
 
@@ -28,28 +24,20 @@ def on_cpu(words, *options, cwd):
     return Run(exit_code=done.returncode, said=done.stderr, seconds=0, figures=(), document=json.loads(done.stdout))
 
 
-def by_speed(*quick):
-    return [pytest.param(name, marks=pytest.mark.slow if name in quick else pytest.mark.nightly) for name in EIGHT]
-
-
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    """The scripts, in the folder and the environment where this process measures them."""
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
     return copied(tmp_path)
 
 
-def plain(*words, folder):
-    """Run a script without gcprof; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment(folder), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize("name", by_speed("growing"))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["growing", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("nanogpt_like", "gan", *IN_ORDER))]
+)
 def test_phases_peak_and_gradients_are_as_torch_profiler_and_the_script_itself_say(name, folder):
-    if TABLE[name].missing:
-        pytest.skip("not installed")
     lines = []
     request = Request(strategies=("none",), rounds=0, values={}, say=lambda text: None, on_line=lines.append)
     more = IN_ORDER.get(name, ())
@@ -57,8 +45,8 @@ def test_phases_peak_and_gradients_are_as_torch_profiler_and_the_script_itself_s
     text = (folder / f"{name}.py").read_text()
     (folder / "by_hand.py").write_text(by_hand.marked_on_cpu(name, text))
 
-    session = run_here(Asked(words=words, steps=1000), request, folder)
-    said = plain("by_hand.py", *more, folder=folder)
+    session = measure(Asked(words=words, steps=1000), request)
+    said = subprocess.run([sys.executable, "by_hand.py", *more], stdout=-1, text=True, check=True).stdout
 
     (variant,) = session.variants
     (process,) = variant.processes
@@ -72,24 +60,9 @@ def test_phases_peak_and_gradients_are_as_torch_profiler_and_the_script_itself_s
     assert any(digest for digest in gradients["0.1"].values())
 
 
-def run_here(asked, request, folder):
-    """Measure in this process, from that folder."""
-    before = os.getcwd()
-    os.chdir(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(folder).items():
-            patch.setenv(name, value)
-        try:
-            return measure(asked, request)
-        finally:
-            os.chdir(before)
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", EIGHT)
-def test_each_planted_fault_is_found(name, folder):
-    if TABLE[name].missing:
-        pytest.skip("not installed")
+@pytest.mark.parametrize(("name", "first_stale"), [("nanogpt_like", 2), ("gan", 1)])
+def test_each_planted_fault_is_found(name, first_stale, folder):
     asked = ("--rounds", "0", "--steps", "3", "--strategies", ",".join(KINDS))
 
     done = on_cpu(("python", "planted.py", f"{name}.py"), *asked, cwd=folder)
@@ -98,9 +71,8 @@ def test_each_planted_fault_is_found(name, folder):
     assert done.exit_code == 1
     assert first["verdict"] == "equal"
     assert [equality["verdict"] for equality in others] == ["differ"] * len(KINDS)
-    steps = dict(zip(KINDS.values(), (equality["step"] for equality in others), strict=True))
-    assert steps.pop("stale") == FIRST_STALE.get(name, 2)
-    assert steps == {"random": 1, "detached": 1, "scaled": 1, "skipped": 1}
+    steps = [equality["step"] for equality in others]  # a generator steps after its critic
+    assert steps == [first_stale if kind == "stale" else 1 for kind in KINDS.values()]
 
 
 @pytest.mark.slow
@@ -167,7 +139,7 @@ def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
     gpu = gpu_specs.rehearsed("t4")
     request = Request(strategies=("none",), rounds=1, values={}, say=lambda text: None, on_line=lambda line: None)
 
-    session = run_here(Asked(words=("python", "vae.py"), gpus=gpu, steps=4), request, folder)
+    session = measure(Asked(words=("python", "vae.py"), gpus=gpu, steps=4), request)
     done = rehearsed(("python", "vae.py"), "--steps", "4", cwd=folder)
 
     (variant,) = session.variants

@@ -10,69 +10,37 @@ from profiler.core.units import MIB
 from tests.killed import tagged
 from tests.program import PATIENCE_SECONDS, Started
 from tests.scripts import by_hand
-from tests.scripts.runs import FOLDER, TABLE, control, copied, environment, line_of, rehearsed
+from tests.scripts.runs import FOLDER, TABLE, contents, control, copied, environment, line_of, rehearsed
 
 SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_language_model", "accelerate_loop"}
 FOREVER = ("python", "imagenet_like.py", "-j", "0", "--epochs", "1000000")  # a fork can swallow Ctrl-C
 
 
-def by_speed(values, is_quick):
+def by_speed(values, quick):
     """The values as parameters: most of them at night."""
-    return [pytest.param(value, marks=pytest.mark.slow if is_quick(value) else pytest.mark.nightly) for value in values]
+    return [pytest.param(value, marks=pytest.mark.slow if value in quick else pytest.mark.nightly) for value in values]
 
 
-class Pair:
-    """A script run once without the watch, then watched in the same folder, among the files that it left."""
-
-    def __init__(self, script, here, kept):
-        copied(here)
-        self.name = script.name
-        self.control = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, decided=script.decided)
-        self.files = contents(here)
-        self.watched = rehearsed(script.words, *script.options, cwd=here, num_gpus=script.num_gpus)
-        self.files_after = contents(here)
-
-    @property
-    def processes(self):
-        return self.watched.document["variants"][0]["processes"]
-
-
-def contents(folder):
-    """Of each file its bytes and its time."""
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture(scope="module", params=by_speed(TABLE, lambda name: TABLE[name].is_quick))
-def pair(request, hollow, tmp_path_factory):
-    script = TABLE[request.param]
+@pytest.mark.parametrize("name", by_speed(TABLE, ("resume", "nanogpt_like", "ddp")))
+def test_a_script_takes_and_reads_to_the_byte_what_it_does_without_the_watch_and_its_files_stay(name, folder, kept):
+    script = TABLE[name]
     if script.missing:
         pytest.skip(f"{', '.join(script.missing)}: not installed")
-    return Pair(script, tmp_path_factory.mktemp(script.name), tmp_path_factory.mktemp("kept"))
+    alone = control(script.words, cwd=folder, kept=kept, num_gpus=script.num_gpus, decided=script.decided)
+    before = contents(folder)
+
+    watched = rehearsed(script.words, *script.options, cwd=folder, num_gpus=script.num_gpus)
+
+    assert alone.exit_code == watched.exit_code == 0, alone.said + watched.said
+    assert watched.figures == alone.figures
+    assert watched.printed == alone.printed == sorted(one.peak_bytes for one in alone.figures)
+    assert len(watched.figures) == (script.num_processes or script.num_gpus)
+    made = {path.name for path in before} - {path.name for path in FOLDER.iterdir()}
+    assert made or name not in SAVES  # without the guard it does write here
+    assert contents(folder) == before
 
 
-def test_each_process_takes_to_the_byte_what_it_takes_without_the_watch(pair):
-    assert pair.control.exit_code == 0, pair.control.said
-    assert pair.watched.exit_code == 0, pair.watched.said
-    assert pair.watched.figures == pair.control.figures
-    script = TABLE[pair.name]
-    assert len(pair.watched.figures) == (script.num_processes or script.num_gpus)
-
-
-def test_a_script_reads_of_its_peak_what_it_reads_without_the_watch(pair):
-    assert pair.watched.printed == pair.control.printed
-    assert pair.watched.printed == sorted(process.peak_bytes for process in pair.control.figures)
-
-
-def test_files_of_the_user_keep_their_bytes_and_times(pair):
-    made = {path.name for path in pair.files} - {path.name for path in FOLDER.iterdir()}
-
-    assert made or pair.name not in SAVES  # without the guard it does write here
-    assert pair.files_after == pair.files
-
-
-@pytest.mark.parametrize(
-    "name", by_speed([name for name in by_hand.MARKS if name in TABLE], lambda name: name == "nanogpt_like")
-)
+@pytest.mark.parametrize("name", by_speed([name for name in by_hand.MARKS if name in TABLE], ("nanogpt_like",)))
 def test_each_phase_peaks_as_counters_put_in_by_hand_say(name, folder, kept):
     script = TABLE[name]
     plain = rehearsed(script.words, *script.options, cwd=folder)
@@ -107,14 +75,13 @@ torch.cuda._lazy_call(lambda: torch._C._cuda_attach_out_of_memory_observer(
     lambda *sizes: print("LIVE", torch.cuda.memory_stats()["allocated_bytes.all.current"], flush=True)))
 """
 WALLS = [
-    ("start", "forward", "outputs = model(inputs)"),
     ("forward", "backward", "loss.backward()"),
     ("after the backward", "optimizer", "optimizer.step()"),
     ("later after the step", "evaluation", "return model(inputs)"),
 ]
 
 
-@pytest.mark.parametrize("wall", by_speed(WALLS, lambda wall: wall[1] == "backward"))
+@pytest.mark.parametrize("wall", by_speed(WALLS, WALLS[:1]))
 def test_memory_runs_out_in_the_phase_that_asks_for_more(wall, walls, folder, kept):
     """There, with phase, step, line, and what held it, by the widths of walls.py."""
     before, phase, code = wall
@@ -147,7 +114,6 @@ def ending(said, folder):
 
 SPAWNS = """
 import os, signal, sys
-from pathlib import Path
 import torch
 from torch import multiprocessing
 
@@ -159,8 +125,6 @@ def train(number, way):
         optimizer.step()
     if number == 1 and way == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if number == 1 and way == "raised":
-        raise KeyError("lost")
     if number == 1 and way == "all":
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
     if number == 1 and way == "left":
@@ -172,17 +136,15 @@ if __name__ == "__main__":
     for child in children:
         child.start()
         child.join()
-    Path("codes").write_text(str([child.exitcode for child in children]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "method", "outcome", "said"),
     [
-        pytest.param("killed", "spawn", "failed", "ended without a word", marks=pytest.mark.slow),
-        pytest.param("raised", "fork", "failed", "KeyError", marks=pytest.mark.nightly),
-        pytest.param("raised", "spawn", "failed", "KeyError", marks=pytest.mark.nightly),
-        pytest.param("all", "spawn", "out_of_memory", "spawn.py:18", marks=pytest.mark.nightly),
+        ("killed", "spawn", "failed", "ended without a word"),
+        pytest.param("all", "fork", "out_of_memory", "spawn.py:15", marks=pytest.mark.nightly),
         pytest.param("left", "fork", "ok", "", marks=pytest.mark.nightly),
     ],
 )
@@ -192,11 +154,9 @@ def test_a_run_in_which_a_process_died_is_no_success(way, method, outcome, said,
     done = rehearsed(("python", "spawn.py", way, method), cwd=folder)
 
     (variant,) = done.document["variants"]
-    outcomes = sorted(process["outcome"] for process in variant["processes"])
     assert done.exit_code == (outcome != "ok")
     assert variant["outcome"] == outcome
-    assert len(outcomes) == 2
-    assert all(process["num_steps"] == 2 for process in variant["processes"] if process["outcome"] != "crashed")
+    assert [process["num_steps"] for process in variant["processes"] if process["outcome"] == "ok"] in ([2], [2, 2])
     died = [process for process in variant["processes"] if process["died"]]
     assert len(died) == (outcome != "ok")
     assert all(said in process["detail"] for process in died)
@@ -227,23 +187,18 @@ def training(folder, tag, monkeypatch):
 
 
 @pytest.mark.slow
-def test_control_c_ends_it_with_the_table_so_far_and_leaves_nothing_running(training, folder, tag):
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
+def test_files_are_as_they_were_when_gcprof_is_ended_and_control_c_leaves_the_table_and_nothing_running(
+    number, training, folder, tag
+):
     started, before = training
-    started.send(signal.SIGINT)
+    started.send(number)
     done = started.end()
 
-    assert done.returncode == 130
-    assert "backward, first step" in done.stdout
-    assert not tagged(tag)
-    assert contents(folder) == before
-
-
-@pytest.mark.nightly
-def test_files_are_as_they_were_when_gcprof_itself_is_killed(training, folder, tag):
-    started, before = training
-    started.send(signal.SIGKILL)
-    started.end()
-
+    if number == signal.SIGINT:
+        assert done.returncode == 130
+        assert "backward, first step" in done.stdout
+        assert not tagged(tag)
     left = tagged(tag)
     for process in left:
         process.kill()

@@ -109,12 +109,6 @@ MARKS = {  # of a script: how a line begins, what to put before it, and what aft
         ("loss = (model(x)", FORWARD, ""),
         ("torch.save(", "_mark('saving')", "_mark('after the step')"),
     ],
-    "unet_diffusion": [
-        *STEP,
-        ("pred = model(noisy, t)", FORWARD, ""),
-        ("eps = net(x, t)", "_forward('generation')", ""),
-        ("torch.save(", "_mark('saving')", "_mark('generation')"),
-    ],
     "time_sequence": [
         *STEP[:1],
         ("optimizer = ", "", f"optimizer.register_step_post_hook(lambda *_: {AFTER_STEP})"),  # it still has the loss
@@ -136,7 +130,6 @@ MARKS = {  # of a script: how a line begins, what to put before it, and what aft
         ("optimizer_G.step()", OPTIMIZER, "_mark('after the step')"),
         ("torch.save(", "_mark('saving')", "_mark('after the step')"),
     ],
-    "bucketed": [*STEP, ("logits = model(x)", FORWARD, "")],
     "imagenet_like": [
         *STEP,
         ("output = model(images)", FORWARD, ""),
@@ -147,7 +140,6 @@ MARKS = {  # of a script: how a line begins, what to put before it, and what aft
 }
 WEIGHT, GRADIENT = ("parameters", "model = "), ("gradients", "loss.backward()")
 HELD = {  # MiB where memory runs out in walls.py, by category and line: by its widths
-    "forward": {WEIGHT: 64},
     "backward": {WEIGHT: 64, ("inputs", "inputs = torch.randn(BATCH"): 16, ("activations", "outputs = model"): 16},
     "optimizer": {WEIGHT: 64, GRADIENT: 64},
     "evaluation": {

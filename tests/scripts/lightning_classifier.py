@@ -7,26 +7,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-class Images(L.LightningDataModule):
-    def __init__(self, batch_size=8):
-        super().__init__()
-        self.batch_size = batch_size
-
-    def setup(self, stage):
-        images, labels = torch.rand(72, 1, 28, 28), torch.randint(0, 10, (72,))
-        sizes = {"train": slice(0, 24), "validate": slice(24, 48), "test": slice(48, 72)}
-        self.sets = {name: TensorDataset(images[part], labels[part]) for name, part in sizes.items()}
-
-    def train_dataloader(self):
-        return DataLoader(self.sets["train"], self.batch_size, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.sets["validate"], 3 * self.batch_size)
-
-    def test_dataloader(self):
-        return DataLoader(self.sets["test"], self.batch_size)
-
-
 class Classifier(L.LightningModule):
     def __init__(self, learning_rate=1e-3):
         super().__init__()
@@ -72,7 +52,7 @@ if __name__ == "__main__":
         default_root_dir="lightning",
         log_every_n_steps=1,
     )
-    data = Images()
-    trainer.fit(Classifier(), datamodule=data)
-    trainer.test(ckpt_path="best", datamodule=data)
+    data = TensorDataset(torch.rand(24, 1, 28, 28), torch.randint(0, 10, (24,)))
+    trainer.fit(Classifier(), DataLoader(data, 8, shuffle=True), DataLoader(data, 24))
+    trainer.test(ckpt_path="best", dataloaders=DataLoader(data, 8))
     print("max memory allocated", torch.cuda.max_memory_allocated())

@@ -26,9 +26,6 @@ def equal(found, expected, what):
 
 
 def objects():
-    told = [{"seed": 1234, "name": "run"} if rank == 0 else None]
-    dist.broadcast_object_list(told, src=0)
-    equal(told, [{"seed": 1234, "name": "run"}], "broadcast_object_list")
     several = ["a" * 5, ["b", rank], {"c": 3}] if rank == 0 else [None] * 3
     dist.broadcast_object_list(several, src=0)
     equal(several, ["aaaaa", ["b", 0], {"c": 3}], "broadcast_object_list of three")
@@ -66,9 +63,6 @@ def reductions():
         flags = on_device([rank == 1, False, True], torch.bool)
         dist.all_reduce(flags, getattr(dist.ReduceOp, op))
         equal(flags, [reduce(r == 1 for r in everyone), False, True], f"bool, {op}")
-    third = on_device([1.0 / 3], torch.bfloat16)
-    dist.all_reduce(third, dist.ReduceOp.AVG)
-    equal(third, [0.333984375], "bfloat16's third")
     scaled = on_device([1.0 + rank])
     dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
     equal(scaled, [sum(1 + r for r in everyone) / 2], "premultiplied sum")
@@ -88,9 +82,6 @@ def tensors():
     uneven = [on_device([0.0] * (r + 1)) for r in everyone]
     dist.all_gather(uneven, on_device([float(rank)] * (rank + 1)))
     equal([part.tolist() for part in uneven], [[float(r)] * (r + 1) for r in everyone], "all_gather, uneven")
-    flat = on_device([0] * size, torch.int32)
-    dist.all_gather_into_tensor(flat, on_device([rank * rank], torch.int32))
-    equal(flat, [r * r for r in everyone], "all_gather_into_tensor")
     part = on_device([0.0, 0.0])
     dist.reduce_scatter_tensor(part, on_device([float(rank + i) for i in range(2 * size)]))
     equal(part, [float(sum(r + i for r in everyone)) for i in (2 * rank, 2 * rank + 1)], "reduce_scatter_tensor")
@@ -98,9 +89,6 @@ def tensors():
     got = [on_device([-1] * sizes[r], torch.int64) for r in everyone]
     dist.all_to_all(got, [on_device([100 * rank + r] * sizes[r], torch.int64) for r in everyone])
     equal([one.tolist() for one in got], [[100 * r + rank] * sizes[r] for r in everyone], "all_to_all, uneven")
-    single = on_device([-1.0] * size)
-    dist.all_to_all_single(single, on_device([10.0 * rank + r for r in everyone]))
-    equal(single, [10.0 * r + rank for r in everyone], "all_to_all_single")
     rows = [on_device([0.0]) for _ in everyone] if rank == 0 else None
     dist.gather(on_device([float(rank)]), rows, dst=0)
     if rows:
@@ -112,32 +100,18 @@ def tensors():
 
 def pairs():
     after, before = (rank + 1) % size, (rank - 1) % size
-    got = on_device([0, 0], torch.int64)
-    operations = [
-        dist.P2POp(dist.isend, on_device([rank, 5], torch.int64), after),
-        dist.P2POp(dist.irecv, got, before),
-    ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-    equal(got, [before, 5], "batch_isend_irecv")
-    many = [torch.full((100_000,), i).cuda() for i in range(12)]  # more than a ring holds
+    many = [torch.full((100_000,), i + 100 * rank).cuda() for i in range(12)]  # more than a ring holds
     into = [torch.zeros(100_000, dtype=torch.int64, device="cuda") for _ in many]
     operations = [dist.P2POp(dist.isend, one, after) for one in many]
     operations += [dist.P2POp(dist.irecv, one, before) for one in into]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
-    equal([[one[0].item(), one[-1].item()] for one in into], [[i] * 2 for i in range(12)], "many in a batch")
-    if rank == 0:
-        dist.send(on_device([3.5]), 1)
-    if rank == 1:
-        came = on_device([0.0])
-        dist.recv(came, 0)
-        equal(came, [3.5], "recv")
+    expected = [[i + 100 * before] * 2 for i in range(12)]
+    equal([[one[0].item(), one[-1].item()] for one in into], expected, "many in a batch")
 
 
 def groups():
-    for members in ([0, size - 1], [r for r in everyone if r % 2 == 0], [r for r in everyone if r % 2]):
-        members = sorted(set(members))
+    for members in ([0, size - 1], [0]):
         group = dist.new_group(members)
         if rank in members:
             count = on_device([rank + 1], torch.int64)
@@ -152,21 +126,15 @@ def groups():
 
 
 def barriers():
-    for turn in range(5):
+    for turn in everyone:
         path = Path(f"said.{turn}")
-        if rank == turn % size:
+        if rank == turn:
             path.write_text("here")
         dist.barrier()
         assert path.read_text() == "here"
 
 
-def counts():
-    counted = on_device([rank + 1.0])
-    dist.all_reduce(counted)
-    equal(counted, [size * (size + 1) / 2], "counts")
-
-
-for part in (objects, reductions, tensors, pairs, groups, barriers, counts):
+for part in (objects, reductions, tensors, pairs, groups, barriers):
     part()
 print(f"rank {rank}: all arrived")
 dist.destroy_process_group()

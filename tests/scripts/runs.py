@@ -47,7 +47,6 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()  # of gcprof
     decided: str = ""  # what a library reads of the GPU, by hand for the run without values
     needs: tuple[str, ...] = ()  # packages beside torch
-    is_quick: bool = False
 
     @property
     def missing(self) -> list[str]:
@@ -64,12 +63,12 @@ def _script(name: str, *more: str, file: str = "", port: int | None = None, **fi
 TABLE = {
     script.name: script
     for script in (
-        _script("resume", is_quick=True),
+        _script("resume"),
         _script("gan"),
         _script("vae"),
-        _script("nanogpt_like", is_quick=True),
+        _script("nanogpt_like"),
         _script("scaler"),
-        _script("ddp", port=29611, is_quick=True),
+        _script("ddp", port=29611),
         _script("imagenet_like", needs=("torchvision",)),
         _script("word_language_model", decided=CAUSAL),
         _script("bucketed"),
@@ -110,12 +109,9 @@ TRAPS = {
         _script("trainer_fsdp2", "2", file="trainer_fsdp", port=29712, device="h100", needs=HUGGING),
         _script("trainer_fsdp1", "1", file="trainer_fsdp", port=29713, device="h100", needs=HUGGING),
         _script("lightning_fsdp", num_gpus=2, device="h100", needs=("lightning",)),
-        Script(
-            name="accelerate_ranks",
-            words=("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "29714",
-                   "gathered.py"),
-            num_gpus=2, device="h100", needs=("accelerate",),
-        ),
+        Script(name="accelerate_ranks", num_gpus=2, device="h100", needs=("accelerate",),
+               words=("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "29714",
+                      "gathered.py")),
         _script("grpo", device="h100", needs=("trl", "datasets", *HUGGING)),
         _script("detr", needs=("transformers", "scipy")),
         _script("faster_rcnn", device="h100", needs=("torchvision",)),
@@ -162,6 +158,11 @@ def copied(folder: Path) -> Path:
     return folder
 
 
+def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """Return of each file its bytes and its time."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
 def line_of(name: str, code: str, nth: int = 0) -> str:
     """Return where the code stands in a script: `walls.py:12`."""
     lines = (FOLDER / name).read_text(encoding="utf-8").splitlines()
@@ -169,42 +170,21 @@ def line_of(name: str, code: str, nth: int = 0) -> str:
 
 
 def control(
-    words: tuple[str, ...],
-    *,
-    cwd: Path,
-    kept: Path,
-    num_gpus: int = 1,
-    num_bytes: int | None = None,
-    device: str = DEVICE,
-    messages: bool = False,
-    decided: str = "",
-) -> Run:
+    words: tuple[str, ...], *, cwd: Path, kept: Path, num_gpus: int = 1, num_bytes: int | None = None,
+    device: str = DEVICE, decided: str = "",
+) -> Run:  # fmt: skip
     """Run a command on hollow GPUs without the watch; `kept` is an empty folder for what its processes took.
 
-    Without a device it runs on the GPU that is here; convolutions have no workspaces; `messages` are carried between ranks, and `decided` is code that
-    decides by hand what a library reads of the GPU.
+    Without a device it runs on the GPU that is here; convolutions have no workspaces, no message of a rank arrives, and
+    `decided` is code that decides by hand what a library reads of the GPU.
     """
     size = f",bytes={num_bytes}" if num_bytes else ""
     asked = f"{device},count={num_gpus},context_bytes=0{size}" if device else ""
     places = (str(FOLDER / "control"), str(ROOT), os.environ.get("PYTHONPATH", ""))
     began = time.monotonic()
-    done = subprocess.run(
-        words,
-        cwd=cwd,
-        env=environment(
-            kept,
-            CONTROL=str(kept),
-            GCPROF_HOLLOW=asked,
-            GCPROF_CUDNN="hollow",
-            PYTHONPATH=os.pathsep.join(filter(None, places)),
-            CONTROL_DECIDED=decided,
-            **({"HOLLOW_MESSAGES": str(kept)} if messages else {}),
-        ),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    given = environment(kept, CONTROL=str(kept), GCPROF_HOLLOW=asked, GCPROF_CUDNN="hollow", CONTROL_DECIDED=decided,
+                        PYTHONPATH=os.pathsep.join(filter(None, places)))  # fmt: skip
+    done = subprocess.run(words, cwd=cwd, env=given, capture_output=True, text=True, timeout=SECONDS, check=False)
     rows = [json.loads(path.read_text()) for path in kept.glob("*.json")]
     return Run(
         exit_code=done.returncode,

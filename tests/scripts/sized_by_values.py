@@ -39,28 +39,11 @@ def masked(model, tokens, host):
     return model.wide(model.embed(tokens)[rows if BY_HAND else mask])
 
 
-def labelled(model, tokens, host):
-    rows = put_in(lambda one: (one % 3 == 0).nonzero().squeeze(1), tokens, host)
-    return model.wide(model.embed(tokens)[rows])
-
-
 def unique(model, tokens, host):
     kinds, places = put_in(lambda one: torch.unique(one, return_inverse=True), tokens, host)
     if BY_HAND:  # the GPU's result keeps as much memory as its input
         kinds = torch.empty_like(tokens)[: len(kinds)].copy_(kinds)
     return model.wide(model.embed(kinds)).index_select(0, places)
-
-
-def repeated(model, tokens, host):
-    rows = put_in(lambda one: torch.repeat_interleave(one % 7), tokens, host)
-    return model.wide(model.embed(tokens).index_select(0, rows))
-
-
-def selected(model, tokens, host):
-    losses = model.wide(model.embed(tokens)).square().mean(1)
-    mask = tokens % 2 == 1
-    rows = put_in(lambda one: (one % 2 == 1).nonzero().squeeze(1), tokens, host)
-    return losses[rows] if BY_HAND else losses.masked_select(mask)
 
 
 def longest(model, tokens, host):
@@ -81,7 +64,7 @@ def routed(model, tokens, host):
     return torch.cat(outputs)
 
 
-STEPS = {step.__name__: step for step in (masked, labelled, unique, repeated, selected, longest, routed)}
+STEPS = {step.__name__: step for step in (masked, unique, longest, routed)}
 
 
 def main():

@@ -17,10 +17,6 @@ def flag(outputs):
     return outputs
 
 
-def mask(outputs):
-    return model(outputs[outputs[:, 0] > 0])
-
-
 def caught(outputs):
     rows = (outputs[:, 0] > 0).nonzero().squeeze(1)
     try:

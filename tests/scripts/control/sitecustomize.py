@@ -1,7 +1,7 @@
 """Opens the hollow GPUs in every Python process of a command, and says at its end what the allocator says: nothing else.
 
-One line of JSON in the folder CONTROL, for each process that used a GPU. Where messages are carried, ranks can send
-each other objects, whose sizes PyTorch compares on the GPU. CONTROL_DECIDED is what a table's row decides by hand.
+One line of JSON in the folder CONTROL, for each process that used a GPU. CONTROL_DECIDED is what a table's row decides
+by hand.
 """
 
 import atexit
@@ -28,8 +28,4 @@ def tell() -> None:
 if "CONTROL" in os.environ:
     open_if_asked()
     atexit.register(tell)
-    if "HOLLOW_MESSAGES" in os.environ:
-        import objects_on_host  # beside this file
-
-        objects_on_host.begin()
     exec(os.environ.get("CONTROL_DECIDED", ""))
