@@ -1,15 +1,13 @@
-"""What held each phase's peak in a rehearsed script: held to arithmetic, and to PyTorch's own snapshots by hand."""
+"""What held each phase's peak in a rehearsed script: held to arithmetic."""
 
-import json
 import sys
-from collections import Counter
 from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
 from profiler.core.units import MIB
 from profiler.scripts.launch import INJECT
-from tests.scripts.runs import TABLE, control, rehearsed
+from tests.scripts.runs import rehearsed
 
 SPEC = spec_from_file_location("gcprof_history", INJECT / "gcprof_history.py")
 history = module_from_spec(SPEC)
@@ -130,54 +128,3 @@ def test_blocks_of_known_sizes_are_named_with_category_and_line(folder):
     assert held["forward"]["inputs", at(TINY, "x =")][1] == MIB
     for phase in process["phases"]:
         assert sum(holder["nbytes"] for holder in phase["holders"]) == phase["peak_bytes"], phase["name"]
-
-
-WITNESS = """
-import atexit as _atexit, json as _json, torch as _torch
-_torch.cuda.memory._record_memory_history(max_entries=10**6, context="alloc", stacks="python")
-
-def _tell():
-    live, most, peak, now, line = {}, 0, {}, 0, ""
-    for entry in max(_torch.cuda.memory._snapshot()["device_traces"], key=len):
-        own = [frame for frame in entry["frames"] if frame["filename"].endswith(_NAME)]
-        at = f"{_NAME}:{own[0]['line'] - _SHIFT}" if own else ""
-        if entry["action"] == "alloc":
-            live[entry["addr"]] = (-(-entry["size"] // 512) * 512, at)
-            now += live[entry["addr"]][0]
-            if now > most:
-                most, peak, line = now, dict(live), at
-        elif entry["action"] == "free_requested":
-            now -= live.pop(entry["addr"])[0]
-    print("WITNESS", _json.dumps([most, line, list(peak.values())]))
-
-_atexit.register(_tell)
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["gan", "nanogpt_like", "word_language_model"])
-def test_line_and_holders_of_the_peak_are_those_of_pytorchs_own_history(name, folder, kept):
-    """What a block takes beyond its request, up to 1 MiB of a large one, no entry of the history says."""
-    script = TABLE[name]
-    (process,) = rehearsed(script.words, cwd=folder).document["variants"][0]["processes"]
-    path = folder / f"{name}.py"
-    shift = len(WITNESS.splitlines()) + 2
-    path.write_text(f"_NAME, _SHIFT = {path.name!r}, {shift}\n{WITNESS}\n{path.read_text()}")
-
-    done = control(script.words, cwd=folder, kept=kept, decided=script.decided)
-
-    (told,) = (line for line in done.said.splitlines() if line.startswith("WITNESS "))
-    _, line, blocks = json.loads(told.removeprefix("WITNESS "))
-    num, size = Counter(), Counter()
-    for nbytes, where in blocks:
-        num[where] += 1
-        size[where] += nbytes
-    peak = max(process["phases"], key=lambda phase: phase["peak_bytes"])
-    assert sum(row["num"] for row in peak["holders"]) == len(blocks)
-    assert sum(row["nbytes"] for row in peak["holders"]) == peak["peak_bytes"]
-    if line:  # else a thread of the backward asked for it
-        assert peak["line"] == line
-    for row in peak["holders"]:
-        if row["category"] != "rest":
-            assert row["num"] <= num[row["line"]] + num[""]
-            assert row["nbytes"] <= size[row["line"]] + size[""] + MIB * row["num"]

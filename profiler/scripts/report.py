@@ -199,7 +199,7 @@ def outcome_of(ended: Ended) -> str:
 def why_skipped(ended: Ended, outcome: str) -> str | None:
     """Return why no model was changed by the strategy; None where one was, or where the command failed by itself."""
     refused = [process.detail for process in ended.processes if process.outcome == "skipped"]
-    made = [applied for process in ended.processes for applied in process.applied]
+    made = [applied for process in ended.processes for applied in process.applied if applied.strategy != "none"]
     if refused:
         return refused[0]
     if outcome in ("failed", "timed_out") or any(applied.why is None for applied in made):

@@ -10,9 +10,6 @@ import re
 from collections import Counter
 from typing import Any, NamedTuple
 
-from profiler.core.units import MIB
-from tests.scripts.runs import line_of
-
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
 PRELUDE = """
 import atexit as _atexit, json as _json, torch as _torch
@@ -138,16 +135,6 @@ MARKS = {  # of a script: how a line begins, what to put before it, and what aft
     "growing": [*STEP, ("output = model(x)", FORWARD, ""), ("outputs.append(model(x))", FORWARD, "")],
     "walls": [*STEP, ("outputs = model(inputs)", FORWARD, ""), ("return model(inputs)", FORWARD, "")],
 }
-WEIGHT, GRADIENT = ("parameters", "model = "), ("gradients", "loss.backward()")
-HELD = {  # MiB where memory runs out in walls.py, by category and line: by its widths
-    "backward": {WEIGHT: 64, ("inputs", "inputs = torch.randn(BATCH"): 16, ("activations", "outputs = model"): 16},
-    "optimizer": {WEIGHT: 64, GRADIENT: 64},
-    "evaluation": {
-        WEIGHT: 64,
-        ("optimizer state", "optimizer.step()"): 128,
-        ("inputs", "inputs = torch.randn(32"): 512,
-    },
-}
 
 
 class Row(NamedTuple):
@@ -199,12 +186,6 @@ def digests(said: str) -> dict[str, dict[str, str | None]]:
     (line,) = (line for line in said.splitlines() if line.startswith("GRADIENTS "))
     found: dict[str, dict[str, str | None]] = json.loads(line.removeprefix("GRADIENTS "))
     return found
-
-
-def held(holders: list[dict[str, Any]], phase: str) -> dict[tuple[str, str], int]:
-    """Return of a process' holders the MiB of those that HELD names."""
-    found = {(holder["category"], holder["line"]): holder["nbytes"] / MIB for holder in holders}
-    return {place: found.get((place[0], line_of("walls.py", place[1])), 0) for place in HELD[phase]}
 
 
 def peaks(found: list[Row]) -> dict[str, int]:
