@@ -71,8 +71,8 @@ def test_sizes_that_depend_on_values_take_what_they_take_put_in_by_hand(name, fo
 @pytest.mark.slow
 def test_what_is_made_of_values_from_the_host_is_what_a_cpu_makes_of_them(folder):
     words = ("python", "known_values.py")
-    given = {"env": environment(CUDA_VISIBLE_DEVICES=""), "capture_output": True, "text": True, "check": True}
-    plain = subprocess.run([sys.executable, *words[1:]], cwd=folder, **given)
+    given = environment(CUDA_VISIBLE_DEVICES="")
+    plain = subprocess.run([sys.executable, *words[1:]], cwd=folder, env=given, stdout=-1, text=True, check=True)
 
     done = rehearsed(words, cwd=folder)
 
