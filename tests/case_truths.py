@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from tests.plain_steps import Forward, apart, chain, judged, two_steps, under
@@ -21,12 +19,9 @@ from tests.user_models import (
     causes,
     draws,
     experts,
-    from_data,
     hooks,
     keeps,
-    large_vocabulary,
     modes,
-    one_layer,
     overwritten,
     own_checkpoint,
     what_is_trained,
@@ -90,11 +85,6 @@ def lossy() -> dict[str, Facts]:
     ways = {"all": partial(through, call=under), "own": lambda net, value: net(value)}
     build = partial(own_checkpoint.wrapped, "lossy", 0.5)
     return compared(build, ways, partial(through, call=lambda block, value: block(value)))
-
-
-def partly_in_eval() -> dict[str, Facts]:
-    told = {"GCP043": "1 of 2 dropout and BatchNorm layers are in eval mode"}
-    return with_facts(compared(modes.partly, {"all": chain("layers")}), none=told, all=told)
 
 
 def hooked() -> dict[str, Facts]:
@@ -199,23 +189,6 @@ def trained_apart() -> dict[str, Facts]:
     return {"none": {"saved_bytes": saved}, "all": {"saved_bytes": saved + RANDOM_STATE}}
 
 
-def loaded() -> dict[str, Facts]:
-    """What PyTorch's hook on saved tensors is given, without weights, the batch and views of them; and the loss."""
-    module, (value, target), loss = from_data.make("shuffled")
-    known = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), value, target)}
-    sizes: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = loss(module(value), target)
-    assert result.isfinite()
-    saved = sum(nbytes for storage, nbytes in sizes.items() if storage not in known)
-    return {"none": {"outcome": "ok", "saved_bytes": saved + FLOAT}}
-
-
 def packed() -> dict[str, Facts]:
     """Halves of what is saved: the inputs of layers and squares, and the weights but the first, which is not needed."""
     batch, width, layers = 64, 128, 3
@@ -234,77 +207,3 @@ def on_ctx() -> dict[str, Facts]:
 def left(nbytes: int | None) -> dict[str, Facts]:
     """What each step leaves held."""
     return {"none": {"GCP048": f"grows by {nbytes} B" if nbytes else None}}
-
-
-def better() -> dict[str, Facts]:
-    """The peaks of PyTorch's allocator with the layer under a checkpoint, and with each of its parts alone."""
-    peak = partial(_peak, one_layer.one)
-    peaks = {
-        "layer": peak(lambda net, value: under(net.layer, value).sum()),
-        "layer.attention": peak(lambda net, value: net.layer.mlp(under(net.layer.attention, value)).sum()),
-        "layer.mlp": peak(lambda net, value: under(net.layer.mlp, net.layer.attention(value)).sum()),
-    }
-    lowest = min(peaks, key=lambda name: peaks[name])
-    state = torch.get_rng_state().nbytes  # which the one checkpoint keeps on a CPU, and costs of stages leave out
-    return {
-        "all": {
-            "all_bytes": peaks["layer"] - state,
-            "better_blocks": lowest,
-            "better_bytes": peaks[lowest] - state,
-        }
-    }
-
-
-def in_chunks() -> dict[str, Facts]:
-    """The peaks of PyTorch's allocator, as it is, with each layer under a checkpoint, and with the loss in chunks."""
-
-    def checkpointed(net: nn.Module, batch: Any) -> torch.Tensor:
-        value = net.embedding(batch[0])
-        for layer in net.layers:
-            value = under(layer, value)
-        return cross_entropy(net.head(value), batch[1])
-
-    make = large_vocabulary.make
-    whole = _peak(make, lambda net, batch: net(*batch))
-    remedies = {
-        "finer checkpointing": _peak(make, checkpointed),
-        "loss in 8 chunks": _peak(partial(make, chunks=8), lambda net, batch: net(*batch)),
-    }
-    return {"none": {"peak_bytes": whole, "remedy": min(remedies, key=lambda name: remedies[name])}}
-
-
-def sent_to_one() -> dict[str, Facts]:
-    """The bytes of a step all of whose tokens go to one expert."""
-    build = partial(experts.make, batch_size=96, width=64, way="two", sent="worst")
-
-    def without_loss() -> tuple[nn.Module, torch.Tensor]:
-        net, batch, _ = build()
-        return net, batch
-
-    loss = build()[2]
-    return {"none": {"peak_bytes": _peak(without_loss, lambda net, batch: loss(net(batch))), "GCP062": "routed"}}
-
-
-def _peak(build: Callable[[], Any], forward: Forward) -> int:
-    """The most bytes of a step in plain PyTorch: its parameters, its batch, and what the allocator gives besides."""
-    net, batch = build()
-    forward(net, batch).backward()
-    net.zero_grad()
-    with torch.profiler.profile(profile_memory=True) as profile:
-        forward(net, batch).backward()
-    resident = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors_of(net, batch)}
-    now = most = sum(resident.values())
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
-    return most
-
-
-def tensors_of(net: nn.Module, batch: Any) -> list[torch.Tensor]:
-    """All tensors that are there before a step."""
-    return [
-        *net.parameters(),
-        *net.buffers(),
-        *(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)),
-    ]

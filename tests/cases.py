@@ -2,7 +2,7 @@
 
 `python -m tests.cases` writes the page from a run of every case. A case is one entry of CASES: a file of
 tests/user_models, the strategies that are asked for, a function of `tests.case_truths` that works the truth out without
-gcprof, and who is asked where it is not `gcprof run`.
+gcprof, and whether `gcprof predict` is asked.
 """
 
 import re
@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from profiler.analysis.explanation import better_blocks, explain
 from profiler.analysis.rows import verdict
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
 from profiler.engines.worker import attempt
 from profiler.measuring.trial import measure
-from profiler.predicting.prediction import follow_case, predict
-from profiler.views.tables.explanation import REMEDIES
+from profiler.predicting.prediction import predict
 from tests import case_truths as truths
 from tests import make
 from tests.case_truths import FLOAT, Facts
@@ -44,18 +42,14 @@ class Step(NamedTuple):
     model: str  # the file of tests/user_models, the factory and its options
     strategies: tuple[str, ...]
     truth: Callable[[], dict[str, Facts]]  # by strategy
-    ask: Callable[[Choice, str, Facts], Answer] | None = None  # `run` where it is None
+    is_predicted: bool = False  # `gcprof predict` is asked, else `gcprof run`
 
     @property
     def command(self) -> str:
         """What a user would ask."""
         asked = [strategy for strategy in self.strategies if strategy != "none"] or ["none"]
-        if self.ask in (explained, remedied):
-            return f"gcprof explain {self.model} --strategy {asked[0]} --device cpu"
-        if self.ask in (predicted, one_way):
-            routing = " --routing worst" if self.ask is one_way else ""
-            return f"gcprof predict {self.model} --strategies {','.join(asked)} --device cpu{routing}"
-        return f"gcprof run --model {self.model} --strategies {','.join(asked)}"
+        verb = "predict --device cpu" if self.is_predicted else "run"
+        return f"gcprof {verb} --model {self.model} --strategies {','.join(asked)}"
 
 
 WARNED = "GCP046"  # what PyTorch warned of, in the words of its version
@@ -74,64 +68,28 @@ TOLD = {  # how a fact is told
     "buffers_difference": "buffers differ by {:.1e}",
     "outcome": "the outcome is {}",
     "detail": "the reason says: {}",
-    "all_bytes": "the peak is {:,} bytes",
-    "peak_bytes": "the peak is {:,} bytes",
-    "remedy": "it is lowest with {}",
-    "better_blocks": "it is lowest with `--blocks {}`",
-    "better_bytes": "{:,} bytes",
 }
 
 
-def run(model: Choice, strategy: str, facts: Facts) -> Answer:
-    """What `gcprof run` says, with the passes that the facts speak of."""
-    passes = tuple(dict.fromkeys(["equality", *(PASSES[word] for word in facts if word in PASSES)]))
-    case = make.case(strategy, model=model, batch_size=None, warmup=0, samples=1)
-    trial = Trial(case=case, passes=passes, digests=_digests(case.baseline) if strategy != "none" else None)
-    return _of_record(attempt(trial, on_pass=lambda name: None, by=measure), facts)
+def answered(step: Step, strategy: str, facts: Facts) -> Answer:
+    """What gcprof says, with the passes that the facts speak of."""
+    device = "fake:cpu" if step.is_predicted else "cpu"
+    model = Choice(f"{FILES}/{step.model}")
+    case = make.case(strategy, model=model, device=device, batch_size=None, warmup=0, samples=1)
+    if step.is_predicted:
+        record = attempt(Trial(case=case), on_pass=lambda name: None, by=lambda trial, on_pass: predict(trial))
+    else:
+        passes = tuple(dict.fromkeys(["equality", *(PASSES[word] for word in facts if word in PASSES)]))
+        trial = Trial(case=case, passes=passes, digests=_digests(case.baseline) if strategy != "none" else None)
+        record = attempt(trial, on_pass=lambda name: None, by=measure)
+    told = {word: _told(record, word) for word in facts}
+    return Answer(_words(record, told), told)
 
 
 @cache
 def _digests(baseline: Case) -> dict[str, str] | None:
     equality = attempt(Trial(case=baseline, passes=("equality",)), on_pass=lambda name: None, by=measure).equality
     return equality.digests if equality else None
-
-
-def predicted(model: Choice, strategy: str, facts: Facts, **fields: Any) -> Answer:
-    """What `gcprof predict` says."""
-    case = make.case(strategy, model=model, batch_size=None, device="fake:cpu", **fields)
-    record = attempt(Trial(case=case), on_pass=lambda name: None, by=lambda trial, on_pass: predict(trial))
-    return _of_record(record, facts)
-
-
-def one_way(model: Choice, strategy: str, facts: Facts) -> Answer:
-    """What `gcprof predict --routing worst` says."""
-    return predicted(model, strategy, facts, routing="worst")
-
-
-def explained(model: Choice, strategy: str, facts: Facts) -> Answer:
-    """What `gcprof explain` says of the blocks and of better ones, which it works out from the trace of `none`."""
-    case = make.case(model=model, batch_size=None, device="fake:cpu")
-    choices = follow_case(Trial(case=case), with_choices=True).choices
-    better = better_blocks(choices)
-    told = {"all_bytes": choices.own.all_bytes, "better_blocks": better.pattern, "better_bytes": better.all_bytes}
-    words = f"the peak of `{strategy}` is {told['all_bytes']:,} bytes, and {better.all_bytes:,} bytes"
-    return Answer(f"{words} with `--blocks {better.pattern}`", told)
-
-
-def remedied(model: Choice, strategy: str, facts: Facts) -> Answer:
-    """What `gcprof explain` says of the peak, and what would lower it most."""
-    case = make.case(strategy, model=model, batch_size=None, device="fake:cpu")
-    followed = follow_case(Trial(case=case))
-    explained = explain(followed.trace, blocks=followed.blocks)
-    first, *_ = explained.remedies
-    name, cost = REMEDIES[first.kind].removesuffix(")").split(" (")
-    told = {"peak_bytes": explained.peak.nbytes, "remedy": name}
-    return Answer(f"the peak is {told['peak_bytes']:,} bytes; {name} ({cost}) could lower it by {first.nbytes:,}", told)
-
-
-def _of_record(record: Record, facts: Facts) -> Answer:
-    told = {word: _told(record, word) for word in facts}
-    return Answer(_words(record, told), told)
 
 
 def _told(record: Record, word: str) -> Any:
@@ -154,10 +112,10 @@ def _words(record: Record, told: Facts) -> str:
     return text
 
 
-ELSEWHERE, BASELINE, MODES = "1 numbers from elsewhere", "2 a broken baseline", "3 train or eval"
-FLOORS, PACKED, HOOKS, SECOND = "4 the chosen blocks", "5 saved_tensors_hooks", "6 hooks", "7 the second step"
-OVERLOOKED, FREED, REMEDIED = "8 what is compared", "9 what a forward frees", "10 remedies"
-CAUSES, GROWS, ROUTED, FAILURES = "11 causes by name", "12 memory that grows", "13 experts", "14 failures and factories"
+ELSEWHERE, BASELINE, FLOORS = "1 numbers from elsewhere", "2 a broken baseline", "3 the chosen blocks"
+PACKED, HOOKS, SECOND = "4 saved_tensors_hooks", "5 hooks", "6 the second step"
+OVERLOOKED, FREED, CAUSES = "7 what is compared", "8 what a forward frees", "9 causes by name"
+GROWS, ROUTED, FAILURES = "10 memory that grows", "11 experts", "12 failures and factories"
 BOTH = ("none", "all")
 CASES = (
     *(
@@ -173,15 +131,13 @@ CASES = (
     Step(BASELINE, "own_checkpoint.py:wrapped:way=lossy,drop=0.5", ("none", "all", "own"), truths.lossy),
     Step(BASELINE, "own_checkpoint.py:wrapped", ("none", "own"), truths.own_bytes),
     Step(BASELINE, "overwritten.py:on_ctx", BOTH, truths.written_over),
-    Step(MODES, "modes.py:partly", BOTH, truths.partly_in_eval),
-    Step(FLOORS, "one_layer.py:one", ("all",), truths.better, explained),
     Step(FLOORS, "body_in_a_dict.py:make", ("none",), truths.in_a_dict),
     Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), truths.packed),
-    Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), truths.packed, predicted),
+    Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), truths.packed, is_predicted=True),
     Step(HOOKS, "hooks.py:hooked", ("none", "all", "first:n=2"), truths.hooked),
     *(
         Step(SECOND, f"keeps.py:{factory}", BOTH, partial(truths.kept, factory))
-        for factory in ("counting", "averaging", "caching")
+        for factory in ("counting", "averaging")
     ),
     *(
         Step(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(truths.overlooked, kind))
@@ -189,8 +145,7 @@ CASES = (
     ),
     Step(OVERLOOKED, "what_is_trained.py:make:kind=loss", BOTH, truths.in_the_loss),
     Step(FREED, "inner_backward.py:make", BOTH, truths.trained_apart),
-    Step(FREED, "inner_backward.py:make", BOTH, truths.trained_apart, predicted),
-    Step(REMEDIED, "large_vocabulary.py:make", ("none",), truths.in_chunks, remedied),
+    Step(FREED, "inner_backward.py:make", BOTH, truths.trained_apart, is_predicted=True),
     Step(CAUSES, "causes.py:cached", BOTH, truths.fails),
     Step(CAUSES, "causes.py:squaring", ("all",), truths.on_ctx),
     *(
@@ -198,17 +153,14 @@ CASES = (
         for how, nbytes in {"buffer": 8 * 4 * FLOAT, "queue": None}.items()
     ),
     Step(ROUTED, "experts.py:make", BOTH, truths.routed),
-    Step(ROUTED, "experts.py:make:batch_size=96,width=64,way=two,sent=worst", ("none",), truths.sent_to_one, one_way),
     Step(FAILURES, "breaks.py:make", ("none",), truths.breaking),
     Step(FAILURES, "elsewhere.py:make", ("none",), truths.imported),
-    Step(FAILURES, "from_data.py:make:source=shuffled", ("none",), truths.loaded, predicted),
 )
 
 
-def says(case: Step, truth: Mapping[str, Facts]) -> dict[str, Answer]:
+def says(step: Step, truth: Mapping[str, Facts]) -> dict[str, Answer]:
     """What gcprof says of each strategy."""
-    model = Choice(f"{FILES}/{case.model}")
-    return {strategy: (case.ask or run)(model, strategy, truth[strategy]) for strategy in case.strategies}
+    return {strategy: answered(step, strategy, truth[strategy]) for strategy in step.strategies}
 
 
 def wrong(told: Facts, facts: Facts) -> list[str]:
