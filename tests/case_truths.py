@@ -24,7 +24,6 @@ from tests.user_models import (
     modes,
     overwritten,
     own_checkpoint,
-    what_is_trained,
 )
 
 Facts = Mapping[str, Any]
@@ -109,23 +108,6 @@ def overlooked(kind: str) -> dict[str, Facts]:
     return {"none": {"gradients": "bit-equal"}, "all": all_facts}
 
 
-def in_the_loss() -> dict[str, Facts]:
-    """The silent term's factor counts forwards: under `all` that of the second step is the third, else the second."""
-
-    def gradient(is_recomputed: bool) -> torch.Tensor:
-        torch.manual_seed(0)
-        model, (value, target), loss, _ = what_is_trained.make(kind="loss")
-        held: torch.Tensor = model[0].held[0]
-        for _ in range(2):
-            held.grad = None
-            loss(chain()(model, value) if is_recomputed else model(value), target).backward()
-        assert held.grad is not None
-        return held.grad
-
-    assert not torch.allclose(gradient(False), gradient(True))
-    return {"none": {"gradients": "bit-equal"}, "all": {"gradients": "differ"}}
-
-
 def fails() -> dict[str, Facts]:
     with pytest.raises(CheckpointError):
         two_steps(causes.cached, chain())
@@ -168,18 +150,6 @@ def own_bytes() -> dict[str, Facts]:
         "none": {"saved_bytes": between + within + FLOAT, "GCP047": told},
         "own": {"saved_bytes": between + depth * RANDOM_STATE + FLOAT, "GCP047": None},
     }
-
-
-def in_a_dict() -> dict[str, Facts]:
-    """Four images of each of six parts; under checkpoints the parts' inputs but the batch, the result, and one part's.
-
-    The head has two images of a 16th and of a 64th: what it takes, and what ReLU gives.
-    """
-    image = 2 * 8 * 64 * 64 * FLOAT
-    head = 2 * (image // 16 + image // 64)
-    kept = 5 * image + image + 3 * image + head
-    told = f"with --blocks 'body.*', `all` keeps and recomputes at most {kept / 2**20:.2f} MiB"
-    return {"none": {"GCP051": f"{told} of {(24 * image + head) / 2**20:.2f} MiB"}}
 
 
 def trained_apart() -> dict[str, Facts]:

@@ -57,17 +57,7 @@ NUMBERS = ("num_parameters", "saved_bytes")  # which the page shows of what gcpr
 PASSES = {  # the pass that tells of these; else equality alone
     "saved_bytes": "memory",
     "GCP048": "memory",
-    "GCP051": "flops",
     "GCP054": "flops",
-}
-TOLD = {  # how a fact is told
-    "gradients": "{}",
-    "largest_difference": "the largest difference is {:.1e}",
-    "num_parameters": "{:,} parameters",
-    "saved_bytes": "{:,} bytes are saved",
-    "buffers_difference": "buffers differ by {:.1e}",
-    "outcome": "the outcome is {}",
-    "detail": "the reason says: {}",
 }
 
 
@@ -104,7 +94,7 @@ def _told(record: Record, word: str) -> Any:
 def _words(record: Record, told: Facts) -> str:
     """Outcome, gradients, the numbers that are asked for, the reason and the notes; without what chance has made."""
     gradients = [verdict(record)] if record.equality else []
-    numbers = [TOLD[word].format(told[word]) for word in NUMBERS if told.get(word) is not None]
+    numbers = [f"{told[word]:,} {word}" for word in NUMBERS if told.get(word) is not None]
     parts = [", ".join([f"**{record.outcome}**", *gradients]), *numbers, *([record.detail] if record.detail else [])]
     text = "; ".join([*parts, *(f"{note.code} {note.text}" for note in record.notes if note.code != WARNED)])
     if verdict(record) == "not verifiable":
@@ -112,10 +102,10 @@ def _words(record: Record, told: Facts) -> str:
     return text
 
 
-ELSEWHERE, BASELINE, FLOORS = "1 numbers from elsewhere", "2 a broken baseline", "3 the chosen blocks"
-PACKED, HOOKS, SECOND = "4 saved_tensors_hooks", "5 hooks", "6 the second step"
-OVERLOOKED, FREED, CAUSES = "7 what is compared", "8 what a forward frees", "9 causes by name"
-GROWS, ROUTED, FAILURES = "10 memory that grows", "11 experts", "12 failures and factories"
+ELSEWHERE, BASELINE, PACKED = "1 numbers from elsewhere", "2 a broken baseline", "3 saved_tensors_hooks"
+HOOKS, SECOND, OVERLOOKED = "4 hooks", "5 the second step", "6 what is compared"
+FREED, CAUSES, GROWS = "7 what a forward frees", "8 causes by name", "9 memory that grows"
+ROUTED, FAILURES = "10 experts", "11 failures and factories"
 BOTH = ("none", "all")
 CASES = (
     *(
@@ -131,7 +121,6 @@ CASES = (
     Step(BASELINE, "own_checkpoint.py:wrapped:way=lossy,drop=0.5", ("none", "all", "own"), truths.lossy),
     Step(BASELINE, "own_checkpoint.py:wrapped", ("none", "own"), truths.own_bytes),
     Step(BASELINE, "overwritten.py:on_ctx", BOTH, truths.written_over),
-    Step(FLOORS, "body_in_a_dict.py:make", ("none",), truths.in_a_dict),
     Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), truths.packed),
     Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), truths.packed, is_predicted=True),
     Step(HOOKS, "hooks.py:hooked", ("none", "all", "first:n=2"), truths.hooked),
@@ -143,7 +132,6 @@ CASES = (
         Step(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(truths.overlooked, kind))
         for kind in ("complex", "optimizer")
     ),
-    Step(OVERLOOKED, "what_is_trained.py:make:kind=loss", BOTH, truths.in_the_loss),
     Step(FREED, "inner_backward.py:make", BOTH, truths.trained_apart),
     Step(FREED, "inner_backward.py:make", BOTH, truths.trained_apart, is_predicted=True),
     Step(CAUSES, "causes.py:cached", BOTH, truths.fails),
@@ -163,19 +151,15 @@ def says(step: Step, truth: Mapping[str, Facts]) -> dict[str, Answer]:
     return {strategy: answered(step, strategy, truth[strategy]) for strategy in step.strategies}
 
 
-def wrong(told: Facts, facts: Facts) -> list[str]:
-    """Each fact that is not what is told."""
-    return [
-        f"{word} is {value!r}, and gcprof says {told[word]!r}"
-        for word, value in facts.items()
-        if not _is_told(word, value, told[word])
-    ]
+def wrong(told: Facts, facts: Facts) -> dict[str, Any]:
+    """What is told in place of each fact that is not told."""
 
+    def is_told(word: str, value: Any) -> bool:
+        if word.startswith("GCP") or word == "detail":
+            return told[word] is None if value is None else value in (told[word] or "")
+        return bool(told[word] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value))
 
-def _is_told(word: str, value: Any, told: Any) -> bool:
-    if word.startswith("GCP") or word == "detail":
-        return told is None if value is None else value in (told or "")
-    return bool(told == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value))
+    return {word: told[word] for word, value in facts.items() if not is_told(word, value)}
 
 
 def line(case: Step, answers: Mapping[str, Answer], truth: Mapping[str, Facts]) -> str:
@@ -188,10 +172,8 @@ def line(case: Step, answers: Mapping[str, Answer], truth: Mapping[str, Facts]) 
 
 
 def _facts(facts: Facts) -> str:
-    return "; ".join(
-        f"no {word}" if value is None else TOLD.get(word, f"{word} says: {{}}").format(value)
-        for word, value in facts.items()
-    )
+    words = {str: "{0}: {1}", int: "{1:,} {0}", float: "{0} {1:.1e}", type(None): "no {0}"}
+    return "; ".join(words[type(value)].format(word, value) for word, value in facts.items())
 
 
 HEAD = """# Cases

@@ -1,5 +1,6 @@
 """Runs made by hand that views are shown with: U-shaped peaks, rising times, and everything that can go wrong."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,25 +65,21 @@ def sweep(segments: tuple[int, ...] = (1, 2, 4, 8, 16, 32), *, round: int = 1, *
 
 def troubled() -> list[Record]:
     """One of each: ok, out of memory, skipped, invalid, and one whose time was not measured."""
-    good = sweep((2, 8))
     untimed = point("segments:k=16", segments=16, seconds=0.13, notes=(NOISY,))
-    untimed = msgspec.structs.replace(untimed, readings=untimed_readings(untimed.readings))
+    wrong = {"outcome": "invalid", "detail": "gradient of 4.weight differs by 0.5", "equality": WRONG}
+    reasons = {
+        ("segments:k=3", "out_of_memory"): "tried to allocate 96 MiB in the backward",
+        ("segments:k=400", "skipped"): "301 blocks cannot be cut into 400 segments",
+        ("segments:k=5", "crashed"): "\x1b[31m[bold]signal\n11[/bold]\x07",
+    }
+    memory, skipped, crashed = (make.failed(*one, why, environment=ENVIRONMENT) for one, why in reasons.items())
     return [
-        *good,
-        untimed,
-        make.failed(
-            "segments:k=3", "out_of_memory", "tried to allocate 96 MiB in the backward", environment=ENVIRONMENT
-        ),
-        make.failed("segments:k=400", "skipped", "301 blocks cannot be cut into 400 segments", environment=ENVIRONMENT),
-        point(
-            "_planted",
-            segments=8,
-            seconds=0.08,
-            outcome="invalid",
-            detail="gradient of 4.weight differs by 0.5",
-            equality=WRONG,
-        ),
-        make.failed("segments:k=5", "crashed", "\x1b[31m[bold]signal\n11[/bold]\x07", environment=ENVIRONMENT),
+        *sweep((2, 8)),
+        msgspec.structs.replace(untimed, readings=untimed_readings(untimed.readings)),
+        memory,
+        skipped,
+        point("_planted", segments=8, seconds=0.08, **wrong),
+        crashed,
     ]
 
 
@@ -92,28 +89,19 @@ def batches(*, device: str = "cuda:0", limit: int = 300 * MIB, **fields: Any) ->
     Saved memory is 4 MiB a sample, and its square root under sqrt; the peak is that and 100 MiB of static memory; a
     step takes 10 ms and 1 ms a sample, a third more under sqrt and all.
     """
-    saved = {"none": 4.0, "sqrt": 1.0, "all": 0.25}
-    found = []
-    for size in (8, 16, 32, 64):
-        for name, share in saved.items():
-            case = make.case(name, batch_size=size, device=device, **fields)
-            kept = int(share * size * MIB)
-            seconds = (0.010 + 0.001 * size) * (1 if name == "none" else 4 / 3)
-            found.append(
-                make.record(
-                    name, case=case, peak=100 * MIB + kept, static=100 * MIB, saved=kept, seconds=(seconds,),
-                    environment=msgspec.structs.replace(ENVIRONMENT, device_bytes=limit),
-                )
-            )  # fmt: skip
     spoiled = {("none", 64): "out_of_memory", ("sqrt", 8): "invalid"}
-    found = [_spoiled(record, spoiled.get((record.case.strategy, record.case.batch_size or 0))) for record in found]
-    return [record for record in found if (record.case.strategy, record.case.batch_size) != ("all", 64)]
-
-
-def _spoiled(record: Record, outcome: str | None) -> Record:
-    if outcome is None:
-        return record
-    return make.failed(str(record.case.strategy), outcome, "why", case=record.case, environment=record.environment)
+    environment = msgspec.structs.replace(ENVIRONMENT, device_bytes=limit)
+    found = []
+    for size, (name, share) in product((8, 16, 32, 64), {"none": 4.0, "sqrt": 1.0, "all": 0.25}.items()):
+        case = make.case(name, batch_size=size, device=device, **fields)
+        kept = int(share * size * MIB)
+        seconds = (0.010 + 0.001 * size) * (1 if name == "none" else 4 / 3)
+        sizes: dict[str, Any] = {"peak": 100 * MIB + kept, "static": 100 * MIB, "saved": kept, "seconds": (seconds,)}
+        if outcome := spoiled.get((name, size)):
+            found.append(make.failed(name, outcome, "why", case=case, environment=environment))
+        elif (name, size) != ("all", 64):
+            found.append(make.record(name, case=case, environment=environment, **sizes))
+    return found
 
 
 def untimed_readings(readings: Readings) -> Readings:
@@ -138,7 +126,7 @@ def run(folder: Path, records: list[Record], *, more: tuple[Trial, ...] = ()) ->
 
 def _case(strategy: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Fields of the case that are given by name move into it."""
-    names = {"model", "batch_size", "device"} & fields.keys()
-    moved = {name: Choice(fields[name]) if name == "model" else fields[name] for name in names}
-    rest = {name: value for name, value in fields.items() if name not in names}
+    moved = {name: fields[name] for name in ("batch_size", "device") if name in fields}
+    moved |= {"model": Choice(fields["model"])} if "model" in fields else {}
+    rest = {name: value for name, value in fields.items() if name not in moved}
     return {**rest, "case": make.case(strategy, **moved)}

@@ -1,10 +1,9 @@
 """Damaged files through every reader: `just fuzz`.
 
-Committed run folders, sweep files, devices, plans and stages are changed by chance, by bytes and by what they say, and
-read by the commands that read them, in this process. A reader may refuse a file in one line, with an exit code from 0
-to 5. Wrong are: code 70 or any other, a traceback, a warning of Python's, two seconds of the processor (eight for a
-plan, twenty for a picture, sixty of the clock) for one file, and more than 512 MiB. Every file is made from the seed
-and its number, so that `--first NUMBER --times 1` makes the same one again.
+Committed run folders, sweep files, devices, plans and stages are changed by chance and read by the commands that read
+them, in this process. A reader may refuse a file in one line, with an exit code from 0 to 5. Wrong are other codes, a
+traceback, a warning of Python's, too many seconds of the processor for one file, and more than 512 MiB. Every file is
+made from the seed and its number: `--first NUMBER --times 1` makes the same one again.
 """
 
 import argparse
@@ -22,25 +21,21 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from profiler import engines
 from profiler.cli import GARBAGE, answer
 from profiler.core import gpu_specs, plan_file
-from profiler.core.case import Trial, encode_indented
+from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
-from profiler.core.record import Environment, Record
 from tests import examples
 
 ROOT = Path(__file__).parents[1]
-SECONDS, PATIENCE_SECONDS = 2.0, 60.0  # of the processor, which a busy machine does not change, and of the clock
-PICTURE_SECONDS = 20.0  # a picture of a sound file takes up to five
-PLAN_SECONDS = 8.0  # of a file that is sound after all, the solver's own bound; one that is refused takes no time
+SECONDS, PICTURE_SECONDS, PLAN_SECONDS = 2.0, 20.0, 8.0  # of the processor, which a busy machine does not change
 MEMORY_BYTES = 512 << 20
 READERS: dict[str, Callable[[Path], object]] = {  # those of files that no command takes by their path
     "plan-file": plan_file.read,
@@ -50,29 +45,6 @@ READERS: dict[str, Callable[[Path], object]] = {  # those of files that no comma
 
 class Late(BaseException):
     """It takes too long; no reader catches this."""
-
-
-class Idle:
-    """An engine without a machine: it knows a CPU, and every trial of it is skipped."""
-
-    logs: Path | None = None
-
-    def __init__(self, **_: object) -> None: ...
-
-    def __enter__(self) -> "Idle":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def survey(self) -> dict[str, Environment]:
-        return {"cpu": examples.ENVIRONMENT}
-
-    def ask(self, entry: str, text: str, *, failing: str, rehearses: bool | None = None) -> dict[str, Any]:
-        return {"failed": f"{failing}: nothing is asked here"}
-
-    def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        for trial in trials:
-            yield Record(case=trial.case, round=trial.round, outcome="skipped", detail="not here")
 
 
 def main() -> int:
@@ -120,11 +92,11 @@ def look(command: str, files: dict[str, bytes], *, times: float = 1.0) -> tuple[
     for name, text in files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(text)
-    slow = PICTURE_SECONDS if "--kind" in command or "--resume" in command else SECONDS
+    slow = PICTURE_SECONDS if "--kind" in command else SECONDS
     seconds = times * (PLAN_SECONDS if command.startswith("plan ") else slow)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape") for _ in range(2))
     try:
-        with _limited(seconds, times * PATIENCE_SECONDS), redirect_stdout(out), redirect_stderr(err):
+        with _limited(seconds), redirect_stdout(out), redirect_stderr(err):
             code = _read(*shlex.split(command))
     except Late:
         return 124, [f"it takes more than {seconds:g} s"]
@@ -139,38 +111,31 @@ def look(command: str, files: dict[str, bytes], *, times: float = 1.0) -> tuple[
 
 
 @contextmanager
-def _limited(seconds: float, patience: float) -> Iterator[None]:
-    """Raise Late after so many seconds of the processor, or of the clock."""
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise Late after so many seconds of the processor."""
 
     def late(*_: object) -> None:
         raise Late
 
-    timers = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, patience))
-    for number, timer, limit in timers:
-        signal.signal(number, late)
-        signal.setitimer(timer, limit)
+    signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        for _, timer, _ in timers:
-            signal.setitimer(timer, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _read(first: str, *rest: str) -> int:
-    if first not in READERS:
-        return answer([first, *rest])
     try:
-        READERS[first](Path(rest[0]))
+        return answer([first, *rest]) if first not in READERS else (READERS[first](Path(rest[0])), 0)[1]
     except UserError as error:
         return error.exit_code
-    return 0
 
 
 def _prepare() -> None:
     """In each worker: every reader once, so that what they import does not count; then the limits."""
     gc.set_threshold(GARBAGE)
     warnings.simplefilter("always")
-    engines.TABLE["local"] = "tests.fuzz:Idle"
     for subject in {one.commands: one for one in subjects()}.values():
         with tempfile.TemporaryDirectory() as folder, chdir(folder):
             for command in subject.commands:
@@ -270,12 +235,12 @@ def subjects() -> tuple[Subject, ...]:
             files = {f"results/{run}/{file}": text for run in ("run", "other") for file, text in texts.items()}
             runs += [Subject(f"results/run/{file}", files, OF_RUNS) for file in texts]
     others = [Subject("plan.json", {"plan.json": PLAN}, ("plan-file plan.json",))]
-    of_sweeps = ("run --dry-run --config file.toml", "run --dry-run --device fake:h100 --config file.toml")
+    of_sweeps = ("run --dry-run --device fake:h100 --config file.toml",)
     for folder, commands in (("configs", of_sweeps), ("configs/devices", ("rates file.toml",))):
         texts = [path.read_bytes() for path in sorted((ROOT / folder).glob("*.toml"))]
         others += [Subject("file.toml", {"file.toml": text}, commands) for text in texts]
-    for path in sorted((ROOT / "tests/planning").glob("*.stages.json")):
-        others.append(Subject("costs.json", {"costs.json": path.read_bytes()}, OF_STAGES))
+    texts = [path.read_bytes() for path in sorted((ROOT / "tests/planning").glob("*.stages.json"))]
+    others += [Subject("costs.json", {"costs.json": text}, OF_STAGES) for text in texts]
     return (*runs * 3, *others)
 
 
@@ -284,7 +249,7 @@ OF_RUNS = (
     "show run --over batch_size,strategy", "list --json", "validate run", "merge run other -o merged",
     *(f"export run --to {kind}" for kind in ("csv", "md", "latex", "json")),
     *(f"compare {pair} --format {kind}" for pair in ("run other", "other run") for kind in ("table", "json")),
-    "compare run other --fail-on peak:>2%", "report run -o report.html", "run --resume run",
+    "compare run other --fail-on peak:>2%", "report run -o report.html",
     *(f"plot run --kind {kind} -o plot.svg" for kind in ("frontier", "memory", "time", "samples", "heat", "growth")),
 )  # fmt: skip
 OF_STAGES = (
@@ -293,12 +258,9 @@ OF_STAGES = (
 )  # fmt: skip
 PLAN = encode_indented(
     plan_file.PlanFile(
-        plan="1:matmul [2 [3] 4]",
-        segments=(
-            plan_file.Segment(blocks=("a",), save="matmul"),
-            plan_file.Segment(blocks=("b", plan_file.Segment(blocks=("c",)), "d")),
-        ),
-        fingerprint=dict.fromkeys("abcd", ("weight float32 64 x 3",)),
+        plan="1:matmul [2]",
+        segments=(plan_file.Segment(blocks=("a",), save="matmul"), plan_file.Segment(blocks=("b",))),
+        fingerprint=dict.fromkeys("ab", ("weight float32 64 x 3",)),
     )
 )
 

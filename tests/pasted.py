@@ -48,32 +48,9 @@ BUILDS: dict[str, Callable[[], Workload]] = {
     "blocks that return tuples": lambda: workload(InTuples(), tuple(f"layers.{i}" for i in range(4))),
     "in-place activations": in_place,
     "the transformer": lambda: named("transformer:layers=6,width=16,sequence=8,vocabulary=11"),
-    "a decoder with a mask": lambda: user_decoder(),
     "cifar-resnet": lambda: named("cifar-resnet:depth=2"),
     "llama": lambda: named(LLAMA),
 }
-
-
-def user_decoder() -> Workload:
-    from tests.user_models.extra_arguments import DecoderLayer
-
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([DecoderLayer(8) for _ in range(6)])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            mask, rotation = torch.ones(5, 5, dtype=torch.bool).triu(1), torch.arange(5.0).cos()[:, None]
-            for layer in self.layers:
-                x = layer(x, mask, rotation=rotation, scale=0.5)
-            return x
-
-    return Workload(
-        module=Masked(),
-        blocks=tuple(f"layers.{i}" for i in range(6)),
-        batch=torch.ones(2, 5, 8),
-        loss=lambda module, x: module(x).sum(),
-    )
 
 
 def stepped(build: Callable[[], Workload], change: Callable[[Workload], object]) -> tuple[dict[str, Any], list[int]]:

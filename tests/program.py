@@ -43,14 +43,10 @@ SIGN_OF_LIFE = re.compile(r"^.*: \d+ s so far\n", re.MULTILINE)  # how many ther
 
 def gcprof(*words: str, cwd: Path, **more: str) -> Done:
     """The program from its first word to its end, without its signs of life."""
+    command = [sys.executable, "-m", "profiler", *words]
+    env = environment(**more)
     done = subprocess.run(
-        [sys.executable, "-m", "profiler", *words],
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
     done.stderr = SIGN_OF_LIFE.sub("", done.stderr)
     return done
@@ -78,24 +74,17 @@ class Started:
         how = ["-c", code] if code else ["-m", "profiler"]
         self.stderr = ""
         self._process = subprocess.Popen(
-            [sys.executable, *how, *words],
-            cwd=cwd,
-            env=environment(**{TAG: tag}),
-            stdin=subprocess.DEVNULL,
-            stdout=more.pop("stdout", subprocess.PIPE),
-            stderr=subprocess.PIPE,
-            **more,
-        )
+            [sys.executable, *how, *words], cwd=cwd, env=environment(**{TAG: tag}), stdin=subprocess.DEVNULL,
+            stdout=more.pop("stdout", subprocess.PIPE), stderr=subprocess.PIPE, **more,
+        )  # fmt: skip
+        self.send = self._process.send_signal
 
     def __enter__(self) -> Started:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream:
-                stream.close()
+        self._process.communicate()
 
     def wait_for(self, text: str) -> None:
         """Read stderr until it says this."""
@@ -107,9 +96,6 @@ class Started:
             if not data:
                 pytest.fail(f"it never said {text!r}, but: {self.stderr}")
             self.stderr += data.decode()
-
-    def send(self, number: int) -> None:
-        self._process.send_signal(number)
 
     def end(self) -> Done:
         """Wait for its end."""

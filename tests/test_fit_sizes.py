@@ -13,7 +13,7 @@ from profiler.core import catalogue, gpu_specs, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
 from profiler.core.gpu_specs import parse
-from profiler.core.record import Readings, Record, bytes_needed
+from profiler.core.record import Readings, Record
 from profiler.runs import store
 from profiler.training import models
 from profiler.workflows import fit_sizes, stages
@@ -25,7 +25,6 @@ from tests.user_models import broken
 pytestmark = pytest.mark.usefixtures("shared")
 
 SMALL = "transformer:layers=4,width=32"
-FLAGS = ("--device", "cpu")
 GIB = 2**30
 
 
@@ -37,7 +36,7 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(en
     )
     limit = four + (five - four) * 5 // 2  # so that none has six samples, and not seven
 
-    code = answer(["fit", SMALL, "--batch-size", "max", "--memory", f"{limit}B", *FLAGS, "--json"])
+    code = answer(["fit", SMALL, "--batch-size", "max", "--memory", f"{limit}B", "--device", "cpu", "--json"])
 
     found = json.loads(capsys.readouterr().out)
     none, every, planned, *_ = found["ways"]
@@ -51,9 +50,6 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(en
     rates = [one["samples_per_second"] for one in found["ways"]]
     assert [one["is_chosen"] for one in found["ways"]] == [rate == max(rates) for rate in rates]
     run = store.load(run_folder(here / "results"))
-    for one in found["ways"]:
-        sizes = {record.case.batch_size for record in run.records if str(record.case.label) == one["way"]}
-        assert sizes == {one["batch_size"], one["batch_size"] + 1}
     file = Path(Choice(planned["way"]).options["file"])
     assert plan_file.read(file).segments
     assert str(file) in run.manifest.sources
@@ -69,13 +65,6 @@ def test_a_rehearsed_batch_is_the_last_for_which_pytorch_itself_has_room(here, c
     for one in ways:  # also of a plan that is faster than the smallest, and takes less than its costs say
         assert (one["outcome"], one["beyond_outcome"], one["evidence"]) == ("ok", "out_of_memory", "rehearsed")
         assert one["needed_bytes"] <= 700 * 2**20
-    for one in (ways[0], ways[-1]):
-        flags = ("--memory", "700MiB", "--context", "600MiB", "--device", "t4", "--json")
-        for size, outcome in ((0, "ok"), (1, "out_of_memory")):
-            batch = str(one["batch_size"] + size)
-            answer(["rehearse", SMALL, "--strategies", one["way"], "--batch-size", batch, *flags])
-            rows = json.loads(capsys.readouterr().out)["records"]
-            assert rows[-1]["outcome"] == outcome
 
 
 @pytest.mark.parametrize(
@@ -88,15 +77,6 @@ def test_what_cuda_takes_is_measured_where_the_device_is(device, device_bytes, c
     assert stages.measured_context(engine, make.case(device=device)) == context
 
 
-def test_what_a_device_needs_is_what_its_allocator_reserves_and_cuda_itself():
-    readings = Readings(peak_bytes=5, reserved_bytes=7)
-
-    assert bytes_needed(readings, "fake:cpu") == 5
-    assert bytes_needed(readings, "cuda:0") == 7 + CONTEXT
-    assert bytes_needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
-    assert bytes_needed(Readings(), "cuda:0") is None
-
-
 class Sized:
     """An engine whose steps need so many bytes a sample, measured and foreseen, and under `all` half of that."""
 
@@ -105,14 +85,10 @@ class Sized:
         self.outcome = outcome
 
     def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        for trial in trials:
-            size = trial.case.batch_size * self.bytes_of[trial.case.is_predicted]
-            size //= 1 + (trial.case.strategy == "all")
-            outcome = "ok" if trial.case.is_predicted else self.outcome
-            levers = trial.case.levers or ()
-            yield make.record(
-                case=trial.case, outcome="skipped" if levers else outcome, readings=Readings(peak_bytes=size)
-            )
+        for case in (trial.case for trial in trials):
+            size = case.batch_size * self.bytes_of[case.is_predicted] // (1 + (case.strategy == "all"))
+            outcome = "skipped" if case.levers else "ok" if case.is_predicted else self.outcome
+            yield make.record(case=case, outcome=outcome, readings=Readings(peak_bytes=size))
 
     def ask(self, *words: object, **about: object) -> dict[str, str]:
         return {"refused": "the blocks are no chain"}

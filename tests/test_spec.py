@@ -1,12 +1,9 @@
 """Words -> checked cases, and every refusal."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import UNSET
 
 from profiler.core import catalogue
@@ -61,13 +58,6 @@ def test_the_first_of_three_rounds_is_a_look_and_the_others_take_enough_pairs_fo
 def test_segments_are_read_in_order_and_once_behind_the_baseline(text, counts):
     expected = ["none", *(f"segments:k={count}" for count in counts)]
     assert strategies_of(Request(strategies="none", segments=text)) == expected
-
-
-@pytest.mark.slow
-@given(st.text(max_size=20))
-def test_any_text_for_strategies_is_read_or_refused(text):
-    with suppress(UserError):
-        assert planned(strategies=text).trials
 
 
 @pytest.mark.parametrize(
