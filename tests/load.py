@@ -1,12 +1,10 @@
 """Long runs: what a trial costs beside its own steps, and what is left behind: `python -m tests.load`.
 
-Two runs through the runner, as `gcprof run` follows them. One of many trials by an engine that has its records ready:
-it must stay below 300 MiB, and cost at most 3 ms a trial: of the processor, which other work on the machine hardly
-changes, and beyond what writing and syncing the same line costs alone. One of
-many real, tiny trials by the fork server: at its end no process, file descriptor or file may be left that was not there
-before. Then many tiny rehearsals by the fork server that has the hollow device: besides, neither shared memory, nor the
-folder of its libraries, nor the server's own memory may grow, and no trial's log may tell of an abort. The last line is
-the summary; ends with 1 where something is wrong.
+One run through the runner, as `gcprof run` follows it, of many trials by an engine that has its records ready: it must
+stay below 300 MiB, and cost at most 3 ms a trial: of the processor, which other work on the machine hardly changes, and
+beyond what writing and syncing the same line costs alone. Then many tiny trials by the fork server, and many rehearsals
+by the one that has the hollow device: no process, file descriptor or file may be left that was not there before, shared
+memory, the hollow libraries' folder and the server's own memory may not grow, and no trial's log may tell of an abort. The last line is the summary; ends with 1 where something is wrong.
 """
 
 from __future__ import annotations
@@ -16,8 +14,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,11 +78,13 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gcprof-load-") as folder:
         told, wrong = [], []
+        rehearsed_run = partial(real_run, device="rehearse:h100")
         looks = ((long_run, asked.trials), (real_run, asked.real), (rehearsed_run, asked.rehearsed))
-        for look, number in ((look, number) for look, number in looks if number):
-            text, found = look(Path(folder) / look.__name__, number)
-            told.append(text)
-            wrong += found
+        for name, (look, number) in zip(("long", "real", "rehearsed"), looks, strict=True):
+            if number:
+                text, found = look(Path(folder) / name, number)
+                told.append(text)
+                wrong += found
     for one in wrong:
         print(f"  {one}")
     print(f"{'; '.join(told)}; {len(wrong)} violations")
@@ -100,65 +101,44 @@ def long_run(folder: Path, number: int) -> tuple[str, list[str]]:
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
         spent = processor_seconds(lambda: follow(Ready(), store.load(folder), Terminal()))
     records = store.load(folder).records
+    strange = [path.name for path in folder.iterdir() if path.name not in KNOWN]
     overhead, used = spent / len(records) - alone - made, _peak_bytes()
     lost = number - len(records) - sum(ROUNDS - 1 for one in records if one.round == 1 and one.outcome != "ok")
     text = f"{number:,} trials: {overhead * 1e3:.2f} ms of the processor each beyond writing, {used >> 20} MiB"
     wrong = [f"{lost} trials are not there"] if lost else []
+    wrong += [f"{name} is left in the run folder" for name in strange]
     wrong += [f"a trial costs {overhead * 1e3:.2f} ms"] if overhead > OVERHEAD_SECONDS else []
     return text, wrong + ([f"the run takes {used >> 20} MiB"] if used > MEMORY_BYTES else [])
 
 
-def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
-    """Follow a run of so many real trials; what was left behind."""
-    temporary = _temporary(folder)
-    plan = tuple(_tiny(number, "time"))
-    store.create(folder / "run", plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
+def real_run(folder: Path, number: int, device: str = "cpu") -> tuple[str, list[str]]:
+    """Run so many tiny trials by one fork server; what was left behind."""
+    rehearses, case = (
+        device != "cpu",
+        make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1, device=device),
+    )
+    passes = ("memory",) if rehearses else ("time",)
+    trials = [Trial(case=case, round=round_, passes=passes) for round_ in range(1, number + 1)]
+    (temporary := folder / "temporary").mkdir(parents=True)
+    tempfile.tempdir, os.environ["TMPDIR"] = str(temporary), str(temporary)
     before, began = left(temporary), time.monotonic()
-    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
-        engine.survey()
-        server = left(temporary)
-        with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-            follow(engine, store.load(folder / "run"), Terminal())
-        at_work = left(temporary)
-    seconds = time.monotonic() - began
-    strange = [path.name for path in (folder / "run").iterdir() if path.name not in KNOWN]
-    wrong = [f"{name} is left in the run folder" for name in strange] + leaks(server, at_work, "after the trials")
-    wrong += leaks(before, left(temporary), "after the engine's end")
-    wrong += _not_ok(store.load(folder / "run").records, number)
-    return f"{number:,} real trials in {seconds:.0f} s, nothing left of {at_work.processes} process", wrong
-
-
-def rehearsed_run(folder: Path, number: int) -> tuple[str, list[str]]:
-    """Rehearse a tiny step so many times by one fork server; what was left behind."""
-    temporary = _temporary(folder)
-    trials = list(_tiny(number, "memory", device="rehearse:h100"))
-    before, began = left(temporary), time.monotonic()
-    with Local(stage_seconds=PATIENCE_SECONDS, logs=folder / "logs", rehearses=True) as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS, logs=folder / "logs", rehearses=rehearses) as engine:
         records = list(engine.run(trials[:SETTLED]))
         server, held, files = left(temporary), _server_bytes(), _kept_files()
         records += engine.run(trials[SETTLED:])
         at_work, grown, more = left(temporary), _server_bytes() - held, sorted(_kept_files() - files)
     seconds = time.monotonic() - began
     peaks = {one.readings.peak_bytes for one in records if one.readings}
-    wrong = leaks(server, at_work, "after the rehearsals") + leaks(before, left(temporary), "after the engine's end")
-    wrong += [f"{path} is left" for path in more] + _not_ok(records, number)
+    wrong = leaks(server, at_work, "after the trials") + leaks(before, left(temporary), "after the engine's end")
+    wrong += [f"{path} is left" for path in more]
     texts = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in (folder / "logs").glob("*")}
     wrong += [f"{name}: {word}" for name, text in sorted(texts.items()) for word in ABORTS if word in text]
     wrong += [f"the server grew by {grown:,} bytes"] if grown > SERVER_GROWTH_BYTES else []
-    wrong += [f"rehearsals of one step peak at {sorted(peaks)} bytes"] if len(peaks) > 1 else []
-    text = f"{number:,} rehearsals in {seconds:.0f} s, nothing left of {at_work.processes} process"
+    wrong += [f"{len(records)} trials of {number}"] if len(records) != number else []
+    wrong += [f"a trial is {one.outcome}: {one.detail}" for one in records if one.outcome != "ok"][:3]
+    wrong += [f"trials of one step peak at {sorted(map(str, peaks))} bytes"] if len(peaks) > 1 else []
+    text = f"{number:,} trials on {device} in {seconds:.0f} s, nothing left of {at_work.processes} process"
     return f"{text}, whose {held >> 10:,} KiB grew by {grown >> 10:,} KiB", wrong
-
-
-def _tiny(number: int, of: str, device: str = "cpu") -> Iterator[Trial]:
-    """So many rounds of this pass."""
-    case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1, device=device)
-    return (Trial(case=case, round=round_, passes=(of,)) for round_ in range(1, number + 1))
-
-
-def _not_ok(records: Sequence[Record], number: int) -> list[str]:
-    wrong = [f"{len(records)} trials of {number}"] if len(records) != number else []
-    return wrong + [f"a trial is {one.outcome}: {one.detail}" for one in records if one.outcome != "ok"][:3]
 
 
 def leaks(before: Left, after: Left, when: str) -> list[str]:
@@ -174,14 +154,6 @@ def left(temporary: Path) -> Left:
     started = own.children(recursive=True)
     files = sorted(path.name for path in temporary.iterdir() if not path.name.startswith(TORCHS_OWN))
     return Left(sum(one.num_fds() for one in (own, *started)), len(started), tuple(files))
-
-
-def _temporary(folder: Path) -> Path:
-    """Returns a new folder for the temporary files of this process and of those that it starts."""
-    temporary = folder / "temporary"
-    temporary.mkdir(parents=True)
-    tempfile.tempdir, os.environ["TMPDIR"] = str(temporary), str(temporary)
-    return temporary
 
 
 def _server_bytes() -> int:

@@ -20,16 +20,6 @@ def shown(words: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsy
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_three_examples_a_command_that_it_takes(name, monkeypatch, capsys):
-    lines = layout.examples(name, command(name).__doc__)
-    out = shown([name, "--help"], 60, monkeypatch, capsys)
-
-    assert len(set(lines)) == 3
-    assert all(line.replace("gcprof runs ", "gcprof ").startswith(f"gcprof {name}") for line in lines)
-    assert all(f"\n  {line}\n" in out for line in lines)  # in one piece, to be pasted: tests/test_pasted_lines.py
-
-
 def test_help_loads_neither_torch_nor_rich():
     loaded = modules_after(["run", "--help"])
 
@@ -71,7 +61,9 @@ def test_a_help_has_at_most_twenty_options_unless_all_are_asked_for(name, monkey
         return re.findall(r"^  (?:-\w, )?(--[\w-]+)", shown([name, flag], 100, monkeypatch, capsys), flags=re.MULTILINE)
 
     short, whole = options("--help"), options("--help-all")
+    lines = layout.examples(name, command(name).__doc__)
 
+    assert len(set(lines)) == 3  # that they are taken: tests/test_pasted_lines.py
     assert len(short) <= 20
     assert {*short} <= {*whole}
     assert ("--help-all" in short) == (len(whole) > len(short))

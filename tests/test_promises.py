@@ -4,6 +4,8 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -38,19 +40,12 @@ def test_promise_1_nothing_of_one_trial_reaches_another(engine):
     assert len({first["process"], second["process"], os.getpid()}) == 3
 
 
-class Ready:
-    """An engine that answers at once."""
-
-    def run(self, trials, done=()):
-        for trial in trials:
-            yield make.record(case=trial.case, round=trial.round)
-
-
-def told_and_safe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """How many records a power cut would leave each time that one was told, beside how many were told."""
+def test_promise_2_a_record_is_on_disk_before_it_is_told(tmp_path, monkeypatch):
+    """As many records as are told would a power cut leave each time that one is told."""
+    engine: Any = SimpleNamespace(run=lambda trials, done=(): (make.record(case=trial.case) for trial in trials))
     plan = tuple(Trial(case=make.case(name)) for name in ("none", "all", "sqrt"))
-    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
-    path, safe, sync = folder / "trials.jsonl", [0], os.fsync
+    examples.run(tmp_path / "run", [], more=plan)
+    path, safe, sync = tmp_path / "run" / "trials.jsonl", [0], os.fsync
 
     def noted(file: int) -> None:
         sync(file)
@@ -58,12 +53,8 @@ def told_and_safe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
             safe[0] = path.stat().st_size
 
     monkeypatch.setattr(os, "fsync", noted)
-    told = workflow.run_owed(Ready(), store.load(folder))
-    return [(path.read_bytes()[: safe[0]].count(b"\n"), number) for number, _ in enumerate(told, start=1)]
-
-
-def test_promise_2_a_record_is_on_disk_before_it_is_told(tmp_path, monkeypatch):
-    assert told_and_safe(tmp_path / "run", monkeypatch) == [(1, 1), (2, 2), (3, 3)]
+    told = workflow.run_owed(engine, store.load(tmp_path / "run"))
+    assert [path.read_bytes()[: safe[0]].count(b"\n") for _ in told] == [1, 2, 3]
 
 
 def test_promise_8_exit_codes_are_those_of_the_page():

@@ -1,7 +1,8 @@
-"""Trials over a real Ray cluster of two nodes on this machine: what they find, and what becomes of them."""
+"""Trials over a Ray cluster, a real one on this machine and a fake one: what they find, and what becomes of them."""
 
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -18,9 +19,9 @@ from profiler.core.case import Choice, Trial, decode, encode
 from profiler.core.record import Record
 from profiler.engines import ray_cluster
 from profiler.engines.local import Local
-from tests import make, ray_nodes, shard_folders
+from tests import make, shard_folders
+from tests.killed import python_path
 from tests.program import PATIENCE_SECONDS
-from tests.ray_nodes import Nodes, await_, begun, meanwhile
 
 SECRET = "a-long-and-secret-word"
 MINE = """
@@ -40,16 +41,27 @@ def make(fail: bool = False):
 
 
 @pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where models of the other processes leave word."""
-    return tmp_path_factory.mktemp("place")
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A real cluster of two nodes on the loopback interface: the head claims an H100, the other a T4."""
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "PYTHONPATH": python_path()}
+    for name, value in {**settings, "GCPROF_TEST_TOKEN": SECRET}.items():
+        monkeypatch.setenv(name, value)
+    from ray._common.utils import get_ray_address_file
+    from ray.cluster_utils import Cluster
 
+    def claims(kind: str) -> dict[str, Any]:
+        return {
+            "num_cpus": 1, "num_gpus": 1, "resources": {f"accelerator_type:{kind}": 1}, "include_dashboard": False,
+            "node_ip_address": "127.0.0.2",  # of 127.0.0.1 Ray makes the address that others see
+            "object_store_memory": 80 << 20,
+        }  # fmt: skip
 
-@pytest.fixture
-def nodes(place: Path) -> Iterator[Nodes]:
-    nodes = Nodes(GCPROF_TEST_PLACE=str(place), GCPROF_TEST_TOKEN=SECRET)
-    yield nodes
-    nodes.close()
+    Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)  # Ray only makes the folder it uses
+    with tempfile.TemporaryDirectory(prefix="gcr-") as folder:  # a short name: there are sockets in it
+        cluster = Cluster(initialize_head=True, head_node_args={**claims("H100"), "temp_dir": folder})
+        cluster.add_node(**claims("T4"))
+        yield cluster.address
+        cluster.shutdown()
 
 
 def trial(strategy: str, model: str = "mlp:depth=6", **fields) -> Trial:
@@ -58,7 +70,7 @@ def trial(strategy: str, model: str = "mlp:depth=6", **fields) -> Trial:
 
 
 @pytest.mark.nightly
-def test_a_sweep_over_two_nodes_finds_what_local_finds(nodes, here):
+def test_a_sweep_over_two_nodes_finds_what_local_finds(address, here):
     (here / "parts").mkdir()
     (here / "parts" / "layers.py").write_text("import torch\n\n\ndef layer():\n    return torch.nn.Linear(8, 8)\n")
     (here / "mine.py").write_text(MINE)
@@ -66,7 +78,7 @@ def test_a_sweep_over_two_nodes_finds_what_local_finds(nodes, here):
     plan += [trial(strategy, "mine.py:make") for strategy in ("none", "all")]
     plan += [trial("none", "mine.py:make:fail=true"), trial("none", device="fake:h100")]
 
-    with engines.connect(nodes.engine, stage_seconds=PATIENCE_SECONDS, logs=here / "far") as cluster:
+    with engines.connect(f"ray:address={address}", stage_seconds=PATIENCE_SECONDS, logs=here / "far") as cluster:
         far = {(one.case, one.round): one for one in cluster.run(plan)}
     with Local(stage_seconds=PATIENCE_SECONDS, logs=here / "near") as local:
         near = {(one.case, one.round): one for one in local.run(plan)}
@@ -78,26 +90,6 @@ def test_a_sweep_over_two_nodes_finds_what_local_finds(nodes, here):
     told = [name for name, text in logs[0].items() if b"the token is [hidden]\n" in text]
     assert len(told) == 3
     assert all(SECRET.encode() not in text for text in logs[0].values())
-
-
-@pytest.mark.nightly
-def test_of_a_node_that_is_killed_with_trials_at_work_nothing_is_lost_or_doubled(nodes, here, place, capfd):
-    (here / "waiting.py").write_text(ray_nodes.WAITING)
-    plan = [trial("none", f"waiting.py:make:number={number}") for number in range(12)]
-
-    def kill() -> None:
-        await_(lambda: begun(place, nodes.other) and begun(place, nodes.head), "both nodes are at work")
-        nodes.kill(nodes.other)
-        (place / "go").touch()
-
-    cluster: Any
-    with engines.connect(nodes.engine, stage_seconds=PATIENCE_SECONDS) as cluster, meanwhile(kill):
-        found = list(cluster.run(plan))
-        assert cluster._has_place("cuda:h100")
-        await_(lambda: not cluster._has_place("cuda:t4"), "the cluster knows that the node is dead")
-
-    assert Counter((one.case, one.outcome) for one in found) == {(one.case, "ok"): 1 for one in plan}
-    assert capfd.readouterr().out == ""  # Ray would tell of the node there
 
 
 class FakeRay:

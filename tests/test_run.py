@@ -9,7 +9,7 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core import catalogue
-from profiler.core.case import Trial, encode
+from profiler.core.case import encode
 from profiler.core.record import Record
 from profiler.request import spec
 from profiler.request.spec import Request
@@ -126,7 +126,6 @@ OWN = {"model": "mlp", "strategies": "all", "segments": "1,2", "device": "cuda:0
     ("word", "replaced"),
     [
         ({"strategies": "sqrt"}, {"strategies": "sqrt", "segments": None}),
-        ({"samples": 9}, {"samples": 9, "max_samples": None}),
         ({"gpus": "a100"}, {"gpus": "a100", "device": None}),
         ({"device": "fake:t4"}, {"device": "fake:t4", "rounds": None, "max_samples": None}),
     ],
@@ -153,16 +152,3 @@ def test_a_run_without_words_or_with_hostile_ones_is_not_changed(here, words, me
     assert answer(["run", "--resume", "run", "--new-run", "--seed", "3"]) in (2, 4)
 
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_run_of_other_threads_goes_on_by_their_number(engine, tmp_path, capsys):
-    here = engine.survey()["cpu"]
-    many = msgspec.structs.replace(here, num_threads=(here.num_threads or 1) + 6)
-    store.create(tmp_path / "run", plan=(Trial(case=make.case()),), command="", environment=many, sources={})
-
-    assert answer(["run", "--resume", str(tmp_path / "run")]) == 2
-
-    error, hint = capsys.readouterr().err.splitlines()[-2:]
-    assert error.endswith(f"would be mixed: num_threads {many.num_threads} -> {here.num_threads}")
-    assert hint.startswith(f"hint: OMP_NUM_THREADS={many.num_threads} gcprof run --resume {tmp_path / 'run'} goes on")

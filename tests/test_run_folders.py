@@ -13,7 +13,7 @@ from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.core.errors import UserError
 from profiler.core.record import PhaseBytes
-from profiler.runs import read_tags, run_folder, store
+from profiler.runs import read_tags, store
 from profiler.runs.merge import validate
 from profiler.runs.store import Writer
 from tests import examples, make
@@ -28,17 +28,11 @@ def results(here: Path) -> Path:
     return here / "results"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["3fa9c1", "20261120", "0Z-mlp-3f"])
-def test_a_run_is_found_by_any_part_of_its_name_that_no_other_has(part, results):
-    assert run_folder(part) == Path("results") / FIRST
-
-
 def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results, capsys):
     before = {path: path.read_bytes() for path in (results / FIRST).rglob("*") if path.is_file()}
 
     assert answer(["tag", "3fa9c1", "baseline", "v1.0"]) == 0
-    assert answer(["tag", "3fa9c1", "baseline"]) == 0  # twice is once
+    assert answer(["tag", "0Z-mlp-3f", "baseline"]) == 0  # found by any part of its name; twice is once
 
     capsys.readouterr()
     assert answer(["list", "--json"]) == 0
@@ -48,7 +42,7 @@ def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results, ca
     assert answer(["validate", FIRST]) == 0
 
 
-@pytest.mark.parametrize("word", ["", "a,b", "\x1b[31m", "x" * 41])
+@pytest.mark.parametrize("word", ["", "a,b", "\x1b[31m"])
 def test_what_is_no_word_is_no_tag(word, results):
     assert answer(["tag", FIRST, "--", word]) == 2
     assert read_tags(results / FIRST) == ()
@@ -78,12 +72,8 @@ def test_rm_asks_and_removes_the_run_where_the_answer_is_yes_alone(said, code, r
     assert (results / SECOND).exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("below", ["", "shards/1"])
-def test_rm_never_removes_what_is_being_written(below, results, capsys):
-    folder = results / FIRST / below
-    if below:
-        examples.run(folder, [make.record()])
+def test_rm_never_removes_what_is_being_written(results, capsys):
+    folder = examples.run(results / FIRST / "shards" / "1", [make.record()]).folder
     writer = Writer(folder)
     try:
         assert answer(["rm", "--yes", FIRST]) == 2

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from profiler.analysis.rows import rows
-from profiler.cli import answer
 from profiler.core.case import PASSES, Choice, Trial
 from profiler.engines.local import SLACK_BYTES, Local
 from profiler.measuring.devices.cuda import Cuda
-from profiler.runs import store
 from tests import make
 from tests.make import MIB
 from tests.program import PATIENCE_SECONDS
@@ -67,16 +65,6 @@ def test_fault_48_another_process_on_the_device_is_seen(engine, other):
     assert "the device is shared with" in next(note.text for note in row.notes if note.code == "GCP012")
     held = engine.ask("profiler.engines.worker:free_bytes", "cuda:0", failing="no answer")["free"]
     assert held <= torch.cuda.get_device_properties(0).total_memory - HELD
-
-
-@pytest.mark.gpu_shared
-@needs_nvml
-@pytest.mark.usefixtures("shared")
-def test_fault_48_a_run_that_must_be_alone_ends_with_3(here, other):
-    words = "run --model mlp --segments 2 --device cuda:0 --rounds 1 --exclusive error -o run"
-
-    assert answer(words.split()) == 3
-    assert len(store.load(here / "run").records) == 1
 
 
 def test_fault_49_what_a_killed_child_held_is_back_before_the_next_trial():

@@ -2,7 +2,6 @@
 
 import importlib.abc
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ from profiler.request.spec import Request
 from profiler.runs import store
 from profiler.views import export
 from tests import examples
-from tests.program import PATIENCE_SECONDS, environment
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
 RUN = ("run", "--model", "mlp", "--segments", "2", *QUICK, "-o", "run")
@@ -136,28 +134,3 @@ def test_fault_60_a_run_without_matplotlib_is_measured_shown_and_kept(here, shar
     assert "note: no picture was drawn: " in err
     assert outcomes(here / "run") == ["ok", "ok"]
     assert sorted(path.name for path in (here / "run" / "derived").iterdir()) == ["table.csv", "table.md"]
-
-
-BARE = (  # in sitecustomize.py: a machine without users, where temporary files have no place but the folder at hand
-    "import os, pwd, tempfile\n"
-    "def nobody(*_): raise KeyError('getpwuid(): uid not found')\n"
-    "pwd.getpwuid = nobody\n"
-    "tempfile._candidate_tempdir_list = lambda: ['/proc/nowhere', os.getcwd()]\n"
-)
-SCRIPT = f"from profiler.cli import answer\nraise SystemExit(answer({RUN!r}))\n"
-
-
-@pytest.mark.nightly
-def test_fault_59_a_run_in_a_program_from_stdin_needs_nothing_of_the_machine(here):
-    """No PATH, no HOME, no USER, no /tmp, no guard of the main module: nothing but Python."""
-    (here / "site").mkdir()
-    (here / "site" / "sitecustomize.py").write_text(BARE)
-    path = os.pathsep.join([str(here / "site"), environment()["PYTHONPATH"]])
-
-    done = subprocess.run(
-        [sys.executable, "-"], cwd=here, env={"PYTHONPATH": path, "PATH": ""}, input=SCRIPT, text=True, check=False,
-        capture_output=True, timeout=PATIENCE_SECONDS,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
-    assert outcomes(here / "run") == ["ok", "ok"]

@@ -1,10 +1,8 @@
 """Secrets in the environment, in a command, in what a model says (row 58): knows nothing of what is measured."""
 
-from pathlib import Path
-
 import pytest
 
-from profiler.cli import answer, output
+from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.runs import store
 from tests.program import gcprof
@@ -110,12 +108,3 @@ def test_fault_58_a_variable_is_known_by_its_name(name, monkeypatch):
 def test_fault_58_a_secret_is_known_by_its_shape(text, hidden):
     assert safe_files.hide(f"x {text} y") == f"x {hidden} y"
     assert safe_files.hide(hidden) == hidden
-
-
-def test_fault_58_the_log_of_our_own_error_hides_it_too(here, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
-    monkeypatch.setattr(output, "FOLDER", str(here))
-
-    path = output.keep_error(RuntimeError(f"401 for {SECRETS['HF_TOKEN']}"))
-
-    assert Path(str(path)).read_text() == "RuntimeError: 401 for [hidden]\n"

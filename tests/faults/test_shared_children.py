@@ -1,6 +1,5 @@
 """Predictions that share a child come out as those that have one each; real processes throughout."""
 
-import select
 from collections.abc import Iterator
 
 import msgspec
@@ -34,25 +33,6 @@ def bare(record: Record) -> Record:
 def tracer() -> Iterator[Local]:
     with Local(stage_seconds=PATIENCE_SECONDS, measures=False) as engine:
         yield engine
-
-
-class Overtaking(Child):
-    """Has begun before the process that asked for it goes on, as on a busy machine."""
-
-    def __enter__(self):
-        child = super().__enter__()
-        assert select.select([self._channel], [], [], PATIENCE_SECONDS)[0]
-        return child
-
-
-def test_a_child_that_begins_before_its_parent_goes_on_has_begun_after_it_was_asked_for(tracer, monkeypatch):
-    monkeypatch.setattr(local, "_sharing", lambda trial: ("predicted", None))
-    monkeypatch.setattr(local, "Child", Overtaking)
-
-    records = list(tracer.run(plan("mlp")[:2]))
-
-    assert [(record.outcome, record.detail) for record in records] == [("ok", None)] * 2
-    assert all(record.stage_seconds["start"] >= 0 for record in records)
 
 
 @pytest.mark.slow
