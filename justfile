@@ -78,7 +78,7 @@ bench-worth *names:
 bench-readers:
     {{python}} -m benchmarks.readers
 
-# kill -9 of the parent, then of workers, at random moments
+# kill -9 of a whole run at random moments
 bench-kill times="50":
     {{python}} -m tests.kill --times {{times}}
 

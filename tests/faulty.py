@@ -137,6 +137,7 @@ SUDDEN: dict[str, Callable[[_Faulty], Any]] = {
     "stubborn": lambda block: (signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(3600)),
 }
 SPOILT: dict[str, Callable[[_Faulty, torch.Tensor], torch.Tensor]] = {
+    "index": lambda block, x: x[:, torch.full((1,), WIDTH, device=x.device)],  # an assert of the device's, on a GPU
     "dropout_norng": _drop_otherwise,
     "nan": lambda block, x: x * float("nan"),
     "noise": _make_noise,

@@ -3,8 +3,9 @@
 One run through the runner, as `gcprof run` follows it, of many trials by an engine that has its records ready: it must
 stay below 300 MiB, and cost at most 3 ms a trial: of the processor, which other work on the machine hardly changes, and
 beyond what writing and syncing the same line costs alone. Then many tiny trials by the fork server, and many rehearsals
-by the one that has the hollow device: no process, file descriptor or file may be left that was not there before, shared
-memory, the hollow libraries' folder and the server's own memory may not grow, and no trial's log may tell of an abort. The last line is the summary; ends with 1 where something is wrong.
+by the one that has the hollow device: no process, descriptor or file may be left that was not there before, shared
+memory, the hollow libraries' folder and the server's own memory may not grow, and no log may tell of an abort. The last
+line is the summary; ends with 1 where something is wrong.
 """
 
 from __future__ import annotations

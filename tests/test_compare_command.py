@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from tests import compared_runs, examples, make
+from tests import compared_runs, examples
 from tests.make import MIB
 
 
@@ -88,24 +88,3 @@ def test_a_record_that_says_ok_and_is_not_is_invalid_wherever_it_is_read(part, f
 def test_words_that_mean_nothing_are_the_users_error(results, capsys, words):
     assert answer(["compare", "old", "new", *words]) == 2
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["show", "batches", "--over", "batchsize"], "did you mean 'batch_size'?"),
-        (["show", "batches", "--over", "batch_size", "--json"], "--over has no effect with --json"),
-        (["show", "single", "--over", "batch_size"], "'batch_size' is not an axis of this run"),
-        (["plot", "batches", "--kind", "growth", "--over", "strategy"], "of positive numbers"),
-    ],
-)
-def test_what_cannot_be_laid_out_is_refused(here, capsys, words, complaint):
-    examples.run(here / "batches", examples.batches())
-    examples.run(here / "single", [make.record()])
-
-    assert answer(words) == 2
-
-    out, err = capsys.readouterr()
-    assert bool(out) == ("--json" in words)
-    assert complaint in err
-    assert not list(here.glob("*.p*"))

@@ -2,7 +2,6 @@
 
 import platform
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -28,15 +27,6 @@ def test_every_one_is_complete_and_says_what_it_is_evidence_of(name):
     assert len(evidence) == 1 or evidence == {"measured", "predicted"}  # with `--predict`
     assert all(record.outcome == "ok" for record in run.records)
     assert not any(MACHINE.search((run.folder / file).read_text()) for file in ("manifest.json", "trials.jsonl"))
-
-
-def test_the_wheel_takes_the_records_of_every_one_and_no_pictures():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    taken = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-
-    below = {path: where for path, where in taken.items() if path.startswith("results/")}
-    assert set(below) == {path.relative_to(ROOT).as_posix() for path in FILES}
-    assert all(where == f"profiler/{path}" for path, where in below.items())
 
 
 def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right():

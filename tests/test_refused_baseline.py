@@ -30,12 +30,3 @@ def test_a_model_whose_own_step_fails_is_told_once_in_the_users_frames_and_stops
     assert "nothing to compare; 2 other rows not run" in err
     assert answer(["run", "--resume", "run"]) == 1  # nothing is owed
     assert outcomes(here) == [("none", 1, "failed")]
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_baseline_that_is_out_of_memory_still_lets_checkpointed_rows_run(here):
-    words = ("--strategies", "none,all", *QUICK, "--rounds", "1", "-o", "run")
-
-    assert answer(["run", "--model", f"{PATH}:too_large", *words]) == 1
-
-    assert outcomes(here) == [("none", 1, "out_of_memory"), ("all", 1, "out_of_memory")]

@@ -142,11 +142,3 @@ def test_each_checkpointed_block_is_recomputed_once(rehearsing):
     stage = live_bytes.stage_of(found.blocks)
     blocks = [{stage(one.module) for one in found.trace.operators[first - 1 : last]} - {""} for first, last in spans]
     assert blocks == [{block} for block in reversed(found.blocks)]
-
-
-def test_what_ranks_hold_is_not_followed_and_says_so(rehearsing):
-    of = msgspec.structs.replace(CASES[0], ranks=2, parallel=Choice("ddp"))
-
-    answer = rehearsing.ask("profiler.engines.rehearsed:follow", encode(Trial(case=of)).decode(), failing="no answer")
-
-    assert "leave the ranks out" in answer["refused"]

@@ -92,7 +92,7 @@ def test_fault_11_a_device_that_is_full_tells_what_was_asked_for_and_what_was_fr
 
 @pytest.mark.gpu_arithmetic
 def test_fault_16_a_device_side_assert_is_lost_with_its_trial(engine):
-    broken, clean = engine.run([on_gpu("tests.faults.bad_index:build"), on_gpu()])
+    broken, clean = engine.run([on_gpu("tests.faulty:build:kind=index"), on_gpu()])
 
     assert (broken.outcome, clean.outcome) == ("failed", "ok")
     assert "device-side assert triggered" in broken.detail

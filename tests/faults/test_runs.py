@@ -83,7 +83,7 @@ def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_
 
     for quarter in range(4):  # start-up, and trials
         after = moments.uniform(1.8 * quarter, 1.8 * (quarter + 1))
-        assert kill.kill(folder, SWEEP, after=after, patience=PATIENCE_SECONDS).wrong == []
+        assert kill.kill(folder, SWEEP, after=after, patience=PATIENCE_SECONDS) == []
 
     assert kill.finish(folder, SWEEP, store.load(here / "peer")) == []
     assert stored(folder) == WHOLE
