@@ -21,7 +21,6 @@ from tests.user_models import (
     experts,
     hooks,
     keeps,
-    modes,
     overwritten,
     own_checkpoint,
 )
@@ -129,12 +128,6 @@ def breaking() -> dict[str, Facts]:
     return {"none": {"outcome": "failed", "detail": detail}}
 
 
-def imported() -> dict[str, Facts]:
-    module, *_ = modes.training()
-    parameters = sum(parameter.numel() for parameter in module.parameters())
-    return with_facts(compared(modes.training, {}), none={"num_parameters": parameters})
-
-
 # --- bytes
 
 FLOAT, RANDOM_STATE = 4, 5056  # bytes: a number in fp32; the CPU's random state, which a checkpoint keeps
@@ -172,8 +165,3 @@ def on_ctx() -> dict[str, Facts]:
     inputs = 3 * one  # of all blocks but the first, whose is the batch
     saved = 4 * one + inputs + one + 4 * RANDOM_STATE + FLOAT  # and the last result, which the loss saves
     return {"all": {"saved_bytes": saved, "GCP054": f"{4 * one} B are attributes of ctx"}}
-
-
-def left(nbytes: int | None) -> dict[str, Facts]:
-    """What each step leaves held."""
-    return {"none": {"GCP048": f"grows by {nbytes} B" if nbytes else None}}

@@ -21,7 +21,7 @@ from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from tests import case_truths as truths
 from tests import make
-from tests.case_truths import FLOAT, Facts
+from tests.case_truths import Facts
 from tests.pages import DOCS
 
 PAGE = DOCS / "tables" / "cases.md"
@@ -53,16 +53,18 @@ class Step(NamedTuple):
 
 
 WARNED = "GCP046"  # what PyTorch warned of, in the words of its version
-NUMBERS = ("num_parameters", "saved_bytes")  # which the page shows of what gcprof says
 PASSES = {  # the pass that tells of these; else equality alone
     "saved_bytes": "memory",
-    "GCP048": "memory",
     "GCP054": "flops",
 }
 
 
-def answered(step: Step, strategy: str, facts: Facts) -> Answer:
-    """What gcprof says, with the passes that the facts speak of."""
+def answers(step: Step, truth: Mapping[str, Facts]) -> dict[str, Answer]:
+    """What gcprof says of each strategy."""
+    return {strategy: _answer(step, strategy, truth[strategy]) for strategy in step.strategies}
+
+
+def _answer(step: Step, strategy: str, facts: Facts) -> Answer:
     device = "fake:cpu" if step.is_predicted else "cpu"
     model = Choice(f"{FILES}/{step.model}")
     case = make.case(strategy, model=model, device=device, batch_size=None, warmup=0, samples=1)
@@ -94,7 +96,7 @@ def _told(record: Record, word: str) -> Any:
 def _words(record: Record, told: Facts) -> str:
     """Outcome, gradients, the numbers that are asked for, the reason and the notes; without what chance has made."""
     gradients = [verdict(record)] if record.equality else []
-    numbers = [f"{told[word]:,} {word}" for word in NUMBERS if told.get(word) is not None]
+    numbers = [f"{told['saved_bytes']:,} saved_bytes"] if told.get("saved_bytes") else []
     parts = [", ".join([f"**{record.outcome}**", *gradients]), *numbers, *([record.detail] if record.detail else [])]
     text = "; ".join([*parts, *(f"{note.code} {note.text}" for note in record.notes if note.code != WARNED)])
     if verdict(record) == "not verifiable":
@@ -104,8 +106,7 @@ def _words(record: Record, told: Facts) -> str:
 
 ELSEWHERE, BASELINE, PACKED = "1 numbers from elsewhere", "2 a broken baseline", "3 saved_tensors_hooks"
 HOOKS, SECOND, OVERLOOKED = "4 hooks", "5 the second step", "6 what is compared"
-FREED, CAUSES, GROWS = "7 what a forward frees", "8 causes by name", "9 memory that grows"
-ROUTED, FAILURES = "10 experts", "11 failures and factories"
+FREED, CAUSES, ROUTED = "7 what a forward frees", "8 causes by name", "9 experts"
 BOTH = ("none", "all")
 CASES = (
     *(
@@ -136,19 +137,9 @@ CASES = (
     Step(FREED, "inner_backward.py:make", BOTH, truths.trained_apart, is_predicted=True),
     Step(CAUSES, "causes.py:cached", BOTH, truths.fails),
     Step(CAUSES, "causes.py:squaring", ("all",), truths.on_ctx),
-    *(
-        Step(GROWS, f"grows.py:make:how={how}", ("none",), partial(truths.left, nbytes))
-        for how, nbytes in {"buffer": 8 * 4 * FLOAT, "queue": None}.items()
-    ),
     Step(ROUTED, "experts.py:make", BOTH, truths.routed),
-    Step(FAILURES, "breaks.py:make", ("none",), truths.breaking),
-    Step(FAILURES, "elsewhere.py:make", ("none",), truths.imported),
+    Step(CAUSES, "breaks.py:make", ("none",), truths.breaking),
 )
-
-
-def says(step: Step, truth: Mapping[str, Facts]) -> dict[str, Answer]:
-    """What gcprof says of each strategy."""
-    return {strategy: answered(step, strategy, truth[strategy]) for strategy in step.strategies}
 
 
 def wrong(told: Facts, facts: Facts) -> dict[str, Any]:
@@ -190,14 +181,7 @@ warnings. Modules that are made by chance are held to plain PyTorch by `just fuz
 """
 
 
-def page() -> str:
-    """The page, from a run of every case."""
-    rows = []
-    for case in CASES:
-        truth = case.truth()
-        rows.append(line(case, says(case, truth), truth))
-    return HEAD + "\n".join(rows) + "\n"
-
-
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    truths_of = [(case, case.truth()) for case in CASES]
+    rows = [line(case, answers(case, truth), truth) for case, truth in truths_of]
+    PAGE.write_text(HEAD + "\n".join(rows) + "\n", encoding="utf-8")

