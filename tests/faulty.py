@@ -46,8 +46,6 @@ def build(
 class _Faulty(nn.Module):
     """Ends or spoils its process by `SUDDEN`, its output by `SPOILT`, or itself by what it is made of."""
 
-    broken = False  # the whole process, as CUDA is after a device-side assert
-
     def __init__(self, kind: str, at: str) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(WIDTH))
@@ -56,8 +54,6 @@ class _Faulty(nn.Module):
         self.is_recompute = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if _Faulty.broken:
-            raise RuntimeError("CUDA error: device-side assert triggered")
         if self.kind in SUDDEN and (self.at == "forward" or self.is_recompute):
             SUDDEN[self.kind](self)
         x = self.norm(x * self.scale)  # (batch, width)
@@ -70,12 +66,6 @@ def _device_memory(block: _Faulty) -> None:
         "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.72 GiB of which 1.50 GiB "
         "is free. Including non-PyTorch memory, this process has 138.20 GiB memory in use."
     )
-
-
-def _break_device(block: _Faulty) -> None:
-    """What a device-side assert does: an error now, and at whatever the process asks of the device from then on."""
-    _Faulty.broken = True
-    raise RuntimeError("CUDA error: device-side assert triggered")
 
 
 def _spam(block: _Faulty) -> None:
@@ -133,7 +123,6 @@ SUDDEN: dict[str, Callable[[_Faulty], Any]] = {
     "raise": lambda block: _say("planted") or [][0],
     "segv": lambda block: _say("planted: about to read at 0") or ctypes.string_at(0),
     "spam": _spam,
-    "sticky": _break_device,
     "stubborn": lambda block: (signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(3600)),
 }
 SPOILT: dict[str, Callable[[_Faulty, torch.Tensor], torch.Tensor]] = {

@@ -15,11 +15,12 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -41,14 +42,6 @@ SYNCED = 300  # lines that are written alone
 SETTLED = 10  # rehearsals after which the server's memory is looked at first
 SERVER_GROWTH_BYTES = 4 << 20  # of its private memory
 ABORTS = ("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped", "CUDA error")
-
-
-class Left(NamedTuple):
-    """What a process has at one moment."""
-
-    descriptors: int
-    processes: int
-    files: tuple[str, ...]  # in the folder for temporary ones
 
 
 class Ready:
@@ -130,7 +123,8 @@ def real_run(folder: Path, number: int, device: str = "cpu") -> tuple[str, list[
         at_work, grown, more = left(temporary), _server_bytes() - held, sorted(_kept_files() - files)
     seconds = time.monotonic() - began
     peaks = {one.readings.peak_bytes for one in records if one.readings}
-    wrong = leaks(server, at_work, "after the trials") + leaks(before, left(temporary), "after the engine's end")
+    more_left = (at_work - server) + (left(temporary) - before)
+    wrong = [f"{number} {name} more are left" for name, number in more_left.items()]
     wrong += [f"{path} is left" for path in more]
     texts = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in (folder / "logs").glob("*")}
     wrong += [f"{name}: {word}" for name, text in sorted(texts.items()) for word in ABORTS if word in text]
@@ -138,23 +132,16 @@ def real_run(folder: Path, number: int, device: str = "cpu") -> tuple[str, list[
     wrong += [f"{len(records)} trials of {number}"] if len(records) != number else []
     wrong += [f"a trial is {one.outcome}: {one.detail}" for one in records if one.outcome != "ok"][:3]
     wrong += [f"trials of one step peak at {sorted(map(str, peaks))} bytes"] if len(peaks) > 1 else []
-    text = f"{number:,} trials on {device} in {seconds:.0f} s, nothing left of {at_work.processes} process"
+    text = f"{number:,} trials on {device} in {seconds:.0f} s, nothing left of {at_work['processes']} process"
     return f"{text}, whose {held >> 10:,} KiB grew by {grown >> 10:,} KiB", wrong
 
 
-def leaks(before: Left, after: Left, when: str) -> list[str]:
-    """What there is more of than before."""
-    wrong = [f"{name} is left {when}" for name in after.files if name not in before.files]
-    more = {name: getattr(after, name) - getattr(before, name) for name in ("descriptors", "processes")}
-    return wrong + [f"{number} {name} more {when}" for name, number in more.items() if number > 0]
-
-
-def left(temporary: Path) -> Left:
-    """What this process has open, with all that it started, and what lies in the folder."""
-    own = psutil.Process()
-    started = own.children(recursive=True)
-    files = sorted(path.name for path in temporary.iterdir() if not path.name.startswith(TORCHS_OWN))
-    return Left(sum(one.num_fds() for one in (own, *started)), len(started), tuple(files))
+def left(temporary: Path) -> Counter[str]:
+    """What this process has open, with all that it started, and what lies in the folder for temporary files."""
+    started = psutil.Process().children(recursive=True)
+    files = [path.name for path in temporary.iterdir() if not path.name.startswith(TORCHS_OWN)]
+    descriptors = sum(one.num_fds() for one in (psutil.Process(), *started))
+    return Counter({"descriptors": descriptors, "processes": len(started)} | dict.fromkeys(files, 1))
 
 
 def _server_bytes() -> int:

@@ -102,15 +102,6 @@ def test_forwards_within_forwards_go_on_where_the_outer_one_is(way):
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
 
 
-def test_a_users_hook_before_the_forward_may_call_blocks():
-    net, x = Dropped(0), torch.randn(2, 4)
-    net.register_forward_pre_hook(lambda module, arguments: (module.layers[0](*arguments),))
-    expected = net(x)
-    profiler.apply(net, "segments:k=2", example=x)
-
-    assert torch.equal(net(x), expected)
-
-
 @pytest.mark.parametrize(("strategy", "outcome"), [("all", "ok"), ("segments:k=2", "skipped")])
 def test_a_run_refuses_what_leaves_blocks_out_at_random_and_checkpoints_each_block(strategy, outcome):
     def build():

@@ -2,6 +2,7 @@
 
 import platform
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.errors import UserError
 from profiler.runs import reference, reference_folder, reference_names, store
+from profiler.runs.merge import validate
 
 ROOT = Path(__file__).parents[1]
 FILES = [reference_folder() / name / file for name in reference_names() for file in ("manifest.json", "trials.jsonl")]
@@ -26,7 +28,17 @@ def test_every_one_is_complete_and_says_what_it_is_evidence_of(name):
     assert {"cpu": "measured"}.get(kind, kind) in evidence
     assert len(evidence) == 1 or evidence == {"measured", "predicted"}  # with `--predict`
     assert all(record.outcome == "ok" for record in run.records)
+    assert [one.text for one in validate(run.folder).findings] == []
     assert not any(MACHINE.search((run.folder / file).read_text()) for file in ("manifest.json", "trials.jsonl"))
+
+
+def test_the_wheel_takes_the_records_of_every_one_and_no_pictures():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    taken = {path: where for path, where in settings["force-include"].items() if path.startswith("results/")}
+
+    folders = [(reference_folder() / name).relative_to(ROOT) for name in reference_names()]
+    files = [f"{folder}/{file}" for folder in folders for file in ("manifest.json", "trials.jsonl")]
+    assert taken == {path: f"profiler/{path}" for path in files}
 
 
 def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right():

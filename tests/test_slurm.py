@@ -190,19 +190,6 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
     assert any(b"profiler.engines.slurm" in text for text in written)  # the twin: what is pickled would be seen
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ("slurm:jobs=0", "jobs=0 is not"),
-        ("slurm:slurm_nodes=2", "no option 'slurm_nodes'"),
-        ("slurm:executor=local", "would share its GPU"),
-    ],
-)
-def test_an_option_that_cannot_be_is_refused(words, complaint):
-    with pytest.raises(UserError, match=complaint):
-        engines.connect(words)
-
-
 def test_without_slurm_the_machine_says_so_before_there_is_a_folder(here, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(here))
 

@@ -6,11 +6,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from profiler.cli import answer
-from profiler.integrations import trackers
 from profiler.integrations.trackers import entries
 from profiler.runs import store
 from tests import examples, make
-from tests.commands import modules_after
 from tests.make import MIB
 from tests.program import gcprof
 
@@ -81,13 +79,3 @@ def test_wandb_is_written_offline_without_an_account(run):
     (half,) = (path.read_bytes() for path in files if path.stem == f"run-{entries(run)[1].id}")
     for text in (b"batch_size", b"64", b"peak_bytes", str(50 * MIB).encode(), b"step_seconds", b"0.6"):
         assert text in half  # protocol buffers hold texts as they are
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", trackers.TRACKERS)
-def test_trackers_are_written_where_torch_is_not_imported(kind, run):
-    pytest.importorskip(kind)
-    modules = modules_after(["export", "run", "--to", kind])
-
-    assert kind in modules
-    assert "torch" not in modules

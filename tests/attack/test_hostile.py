@@ -20,7 +20,6 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core.case import Case, Trial, encode
-from profiler.core.record import Record
 from profiler.runs import store
 from profiler.workflows import consent
 from tests import examples, make
@@ -55,33 +54,15 @@ def word(kind: str, here: Path) -> str:
     return WORDS[kind].format(here=here, name=here.name)
 
 
-def plant(here: Path) -> None:
-    """What the words lead to: code that leaves a mark, a file that nothing may show, and pipes without a writer."""
-    evil = EVIL.format(mark=str(here / "sprung"))
-    for name in ("evilpkg/__init__.py", "evilpkg/sub.py", "outside/evil.py", "mlp.py", "evil.py"):
-        (here / name).parent.mkdir(exist_ok=True)
-        (here / name).write_text(evil)
-    (here / "outside" / "secret.json").write_text(SECRET)
-    for name in ("pipe", "pipe.py"):
-        os.mkfifo(here / "outside" / name)
-
-
 def folder(path: Path, **fields: str) -> Path:
     """A run folder with a hostile word in these fields of every case: one trial is done, and one is owed."""
-    none, owed = (_case(size, fields) for size in (64, 32))
-    records: list[Record] = [make.record(case=none)]
-    examples.run(path, records, more=(Trial(case=owed),))
+    raw = [json.loads(encode(make.case("none", model="mlp", batch_size=size))) | fields for size in (64, 32)]
+    none, owed = (msgspec.convert(one, Case, dec_hook=lambda kind, text: kind(text)) for one in raw)
+    examples.run(path, [make.record(case=none)], more=(Trial(case=owed),))
     evil = EVIL.format(mark=str(path.parent / "sprung"))
     (path / "evil.py").write_text(evil)
     forge(path, sources={f"{path}/evil.py": store.digest(evil.encode())})  # as if the code were known
     return path
-
-
-def _case(batch_size: int, fields: dict[str, str]) -> Case:
-    """A case as it would be read."""
-    raw = msgspec.json.decode(encode(make.case("none", model="mlp", batch_size=batch_size)))
-    case: Case = msgspec.convert({**raw, **fields}, Case, dec_hook=lambda kind, text: kind(text))
-    return case
 
 
 def forge(path: Path, **fields: object) -> None:
@@ -134,7 +115,13 @@ def combinations(*axes: Any) -> list[Any]:
 @pytest.fixture
 def planted(here: Path, no_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder to work in where all that is hostile leads somewhere; what waits for a pipe is ended."""
-    plant(here)
+    evil = EVIL.format(mark=str(here / "sprung"))
+    for name in ("evilpkg/__init__.py", "evilpkg/sub.py", "outside/evil.py", "mlp.py", "evil.py"):
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(evil)
+    (here / "outside" / "secret.json").write_text(SECRET)
+    for name in ("pipe", "pipe.py"):  # without a writer
+        os.mkfifo(here / "outside" / name)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a disk takes longer than all else here
     monkeypatch.syspath_prepend(here)
     find_spec = importlib.util.find_spec

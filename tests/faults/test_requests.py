@@ -17,7 +17,6 @@ from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.runs import store
 from profiler.views import export
-from tests import examples
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
 RUN = ("run", "--model", "mlp", "--segments", "2", *QUICK, "-o", "run")
@@ -83,20 +82,6 @@ def test_fault_37_a_bad_folder_is_refused_before_torch_is_imported(place, code, 
     assert told in capsys.readouterr().err
     assert sorted(path.name for path in here.rglob("*")) == ["file", "folder"]
     assert (here / "file").read_text() == "mine"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["export run --to csv", "plot run"])
-def test_fault_38_what_is_there_stays_until_force_is_given(command, here, capsys):
-    examples.run(here / "run", examples.sweep((2, 4)))
-    target = Path("mine.png" if command == "plot run" else "mine")
-    target.write_text("mine")
-    words = [*command.split(), "-o", str(target)]
-
-    assert (answer(words), target.read_text()) == (2, "mine")
-    assert "overwrite it with --force" in capsys.readouterr().err
-    assert answer([*words, "--force"]) == 0
-    assert target.read_bytes() not in (b"mine", b"")
 
 
 def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import sys
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from profiler.engines.local import RUN_TRIALS
 from profiler.measuring.bench import switches
 from profiler.runs import store
 from profiler.views import tables
-from profiler.views.tables import columns, progress
+from profiler.views.tables import columns
 from tests import make
 from tests.faults.trials import gone, outcomes, run, trial
 from tests.program import PATIENCE_SECONDS, next_words
@@ -64,13 +63,6 @@ def test_what_goes_wrong_is_a_row_that_says_why_and_the_others_run(here, shared,
         assert any(span.style == "dim" for span in tables.text(columns.main([row])).spans)
     if kind == "segv":
         assert "\n    planted: about to read at 0" in err.partition("the last it printed (")[2]
-
-
-def test_fault_16_an_error_that_sticks_to_its_process_is_lost_with_its_trial(engine):
-    broken, clean = engine.run([trial("sticky"), trial()])
-
-    assert (broken.outcome, clean.outcome) == ("failed", "ok")
-    assert broken.detail.startswith("RuntimeError: CUDA error: device-side assert triggered (faulty.py:")
 
 
 @pytest.mark.slow
@@ -126,16 +118,6 @@ def test_fault_29_switches_that_a_model_changes_are_told_and_the_next_trial_has_
     assert "cudnn.benchmark False -> True" in told
     assert "GCP019" not in {note.code for note in clean.notes}
     assert clean.environment.num_threads == int(mine)
-
-
-def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
-    odd = "\x1b[31mred\x1b]0;title\x07 \x9b2J\x00 plain"
-    (tmp_path / "log").write_text("".join(f"    line {number} {odd}\n" for number in range(30)))
-
-    lines = progress.last_lines(tmp_path / "log")
-
-    assert lines == [f"    line {number} red 2J plain" for number in range(10, 30)]
-    assert not {unicodedata.category(one) for line in lines for one in line} & {"Cc", "Cf"}
 
 
 @pytest.mark.parametrize(
