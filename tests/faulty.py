@@ -28,7 +28,7 @@ def build(
 ) -> Workload:
     """A small chain whose third block goes wrong in the way that is asked for: always, or only when recomputed.
 
-    What can only go wrong in a recompute (dropout_norng, nograd, shape) does so there.
+    What can only go wrong in a recompute (dropout_norng, nograd) does so there.
     """
     block = _Faulty(kind, at)
     blocks = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), block, nn.Linear(WIDTH, WIDTH)]
@@ -49,14 +49,13 @@ class _Faulty(nn.Module):
     def __init__(self, kind: str, at: str) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(WIDTH))
-        self.norm = nn.BatchNorm1d(WIDTH) if kind == "batchnorm" else nn.Identity()
         self.kind, self.at = kind, at
         self.is_recompute = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.kind in SUDDEN and (self.at == "forward" or self.is_recompute):
             SUDDEN[self.kind](self)
-        x = self.norm(x * self.scale)  # (batch, width)
+        x = x * self.scale  # (batch, width)
         return SPOILT[self.kind](self, x) if self.kind in SPOILT else x
 
 
@@ -130,5 +129,4 @@ SPOILT: dict[str, Callable[[_Faulty, torch.Tensor], torch.Tensor]] = {
     "dropout_norng": _drop_otherwise,
     "nan": lambda block, x: x * float("nan"),
     "noise": _make_noise,
-    "shape": lambda block, x: torch.tanh(x[:-1] if block.is_recompute else x),
 }

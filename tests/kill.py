@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
-from profiler.analysis import progress
 from profiler.runs import store
 from profiler.runs.store import Run
 from tests.killed import PATIENCE_SECONDS, TAG, Key, printed, python_path, survivors
@@ -53,12 +52,14 @@ def main() -> int:
 def sessions(folder: Path, peer: Run, seconds: float, times: int, moments: random.Random) -> Iterator[str]:
     """Kill and resume so many times, over as many runs as it takes, each of which is finished; what is wrong."""
     for run in (folder / f"{number}" for number in count()):
-        while times > 0 and not _is_over(run) and not _is_half_made(run):
+        is_half_made = False  # killed while it made the folder: the name is taken
+        while times > 0 and not is_half_made and len(stored(run)) < len(peer.records):
             wrong = kill(run, SWEEP, after=moments.uniform(0, seconds))
             times -= 1
             print(f"{folder.name}/{run.name}: {wrong or 'fine'}", flush=True)
             yield from wrong
-        if not _is_half_made(run):  # else it was killed while it made the folder, and the name is taken
+            is_half_made = run.exists() and not (run / "manifest.json").exists()
+        if not is_half_made:
             yield from finish(run, SWEEP, peer)
         if times <= 0:
             return
@@ -131,18 +132,6 @@ def words(folder: Path, sweep: tuple[str, ...]) -> list[str]:
 def environment(tag: str) -> dict[str, str]:
     """This process's own, the tag by which the run's processes are found, and one thread: two runs share the cores."""
     return {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", TAG: tag}
-
-
-def _is_over(folder: Path) -> bool:
-    """Whether all that was planned is there."""
-    if not (folder / "manifest.json").exists():
-        return False
-    run = store.load(folder)
-    return not progress.owed(run.manifest.plan, run.records)
-
-
-def _is_half_made(folder: Path) -> bool:
-    return folder.exists() and not (folder / "manifest.json").exists()
 
 
 if __name__ == "__main__":

@@ -82,9 +82,3 @@ def test_a_record_that_says_ok_and_is_not_is_invalid_wherever_it_is_read(part, f
     assert answer(["show", "edited"]) == 0
     assert "within noise" not in capsys.readouterr().out
     assert answer(["validate", "edited"]) == 4
-
-
-@pytest.mark.parametrize("words", [["--fail-on", "peaks:>2%"], ["--align", "colour"], ["--format", "xml"]])
-def test_words_that_mean_nothing_are_the_users_error(results, capsys, words):
-    assert answer(["compare", "old", "new", *words]) == 2
-    assert capsys.readouterr().out == ""

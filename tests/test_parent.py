@@ -15,15 +15,13 @@ LARGEST_MIB = 150
 # Runs commands one after the other, and tells exit codes, what was imported, and the largest size of the process. Not
 # by getrusage: Linux counts the process that started this one, which may be a pytest with all of torch in it.
 SCRIPT = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from profiler.cli import answer
 
 def largest_mib():
-    status = Path("/proc/self/status")
-    if status.exists():
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
 words = json.loads(sys.argv[1])
 found = {"codes": [answer(command) for command in words[:1]], "mib": largest_mib()}

@@ -67,16 +67,6 @@ def test_what_can_be_counted_by_hand_is_what_comes_out(name, here, capfd):
     assert "the source does not say" in (here / "run" / "derived" / "reproduction.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("device", "full", "size"), [("cpu", False, "cpu"), ("cpu", True, "full"), ("cuda:0", False, "full")]
-)
-def test_the_published_size_runs_where_it_is_asked_for_and_wherever_there_is_a_gpu(device, full, size):
-    system = reproduce.find("bert")
-
-    assert system.size_on(device, full=full) is getattr(system, size)
-    assert system.size_of(set(cases(system, size, device))) is getattr(system, size)
-
-
 @pytest.mark.parametrize(("notes", "code"), [((), 4), ((Note(code="GCP020", text="a real run"),), 0)])
 def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
     plan = spec.check(reproduce.find("hf-trainer").cpu.request, lambda word: "cpu").trials

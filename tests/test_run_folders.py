@@ -28,6 +28,17 @@ def results(here: Path) -> Path:
     return here / "results"
 
 
+def test_a_damaged_run_does_not_hide_the_others_and_a_word_that_is_no_run_is_named(results, capsys):
+    (results / FIRST / "manifest.json").write_text("{")
+
+    assert answer(["list"]) == 0
+    out = capsys.readouterr().out
+    assert "unreadable" in out
+    assert SECOND in out
+    assert answer(["show", "nowhere"]) == 4
+    assert "is not a run" in capsys.readouterr().err
+
+
 def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results, capsys):
     before = {path: path.read_bytes() for path in (results / FIRST).rglob("*") if path.is_file()}
 

@@ -140,35 +140,24 @@ def test_where_the_array_is_rejected_no_shard_keeps_another_engine_from_the_run(
     assert list((run / "shards").iterdir()) == []
 
 
-FAKE_SLURM = {
+PROGRAMS = {  # of Slurm, though nothing comes of what they take
     "srun": "",
     "sbatch": 'cp "$1" "$HOME/sent.sh"; echo Submitted batch job 41\n',
-    "sacct": 'echo "JobID|State|NodeList"; echo "41_0|$STATE|n"\n',
+    "sacct": 'echo "JobID|State|NodeList"; echo "41_0|PENDING|n"\n',
     "scancel": 'echo "$@" >> "$HOME/cancelled"\n',
 }
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine on which the programs of Slurm are, though nothing comes of what they take."""
-    (tmp_path / "bin").mkdir()
-    for name, text in FAKE_SLURM.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}")
-        (tmp_path / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("STATE", "PENDING")
-    monkeypatch.setenv("API_TOKEN", SECRET)
-    return tmp_path
-
-
 SENT = (
     "--account=me", "--array=0-1%1", "--constraint=h100", "--cpus-per-task=4", "--gpus-per-node=2", "--job-name=gcprof",
     "--nice=10", "--nodes=1", "--partition=gpu", "--signal=USR2@120", "--time=90",
 )  # fmt: skip
 
 
-def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch):
+def test_the_array_that_is_sent_is_what_was_asked_for(run, tmp_path, monkeypatch):
+    for name, text in PROGRAMS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
+        (tmp_path / name).chmod(0o755)
+    for name, value in {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "API_TOKEN": SECRET}.items():
+        monkeypatch.setenv(name, value)
     asked = (
         "slurm:jobs=8,partition=gpu,minutes=90,gpus_per_node=2,constraint=h100,account=me,array_parallelism=1,"
         "cpus_per_task=4,slurm_signal_delay_s=120"
@@ -181,11 +170,11 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
         with pytest.raises(KeyboardInterrupt):
             next(records)
 
-    sent = (cluster / "sent.sh").read_text()
+    sent = (tmp_path / "sent.sh").read_text()
     assert {f"#SBATCH {word}" for word in SENT} <= set(sent.splitlines())
     assert f"{sys.executable} -u -m submitit.core._submit {run / 'jobs'}/" in sent
-    assert (cluster / "cancelled").read_text().split() == ["41_0", "41_1"]
-    written = [path.read_bytes() for path in (*run.rglob("*"), cluster / "sent.sh") if path.is_file()]
+    assert (tmp_path / "cancelled").read_text().split() == ["41_0", "41_1"]
+    written = [path.read_bytes() for path in (*run.rglob("*"), tmp_path / "sent.sh") if path.is_file()]
     assert not any(SECRET.encode() in text for text in written)
     assert any(b"profiler.engines.slurm" in text for text in written)  # the twin: what is pickled would be seen
 

@@ -1,43 +1,15 @@
 """What only a CUDA device can show: its conditions, its other users, its memory, a trial lost to it: `just gpu`."""
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
-
 import pytest
 import torch
 
 from profiler.analysis.rows import rows
 from profiler.core.case import PASSES, Choice, Trial
 from profiler.engines.local import SLACK_BYTES, Local
-from profiler.measuring.devices.cuda import Cuda
 from tests import make
-from tests.make import MIB
 from tests.program import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
-
-HELD = 512 * MIB
-HOLD = (
-    f"import torch; held = torch.empty({HELD}, dtype=torch.uint8, device='cuda:0').fill_(1); torch.cuda.synchronize(); "
-    "print('ready', flush=True); input()"
-)
-needs_nvml = pytest.mark.skipif(not find_spec("pynvml"), reason="pynvml is not installed")
-
-
-@pytest.fixture
-def other() -> Iterator[None]:
-    """Another process that holds memory of the device."""
-    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        assert process.stdout.readline() == b"ready\n"
-        torch.zeros(1, device="cuda:0")
-        if find_spec("pynvml") and not Cuda("cuda:0").conditions().num_others:
-            process.kill()
-            pytest.skip("the system lists no processes of others, as in some containers")
-        yield
-        process.kill()
 
 
 def on_gpu(model: str = "mlp", *, passes: tuple[str, ...] = PASSES, samples: int = 1) -> Trial:
@@ -55,16 +27,6 @@ def test_fault_09_the_conditions_are_told_or_the_reason_is(engine):
     seconds = min(record.readings.step_seconds) * record.readings.steps_per_sample
     assert seconds > 2e-4  # about a millisecond; the first steps are slower than those that are sampled
     assert "GCP032" not in {note.code for row in rows([record]) for note in row.notes}  # nothing is spilled
-
-
-@pytest.mark.gpu_shared
-@needs_nvml
-def test_fault_48_another_process_on_the_device_is_seen(engine, other):
-    (row,) = rows(list(engine.run([on_gpu(passes=("time",), samples=6)])))
-
-    assert "the device is shared with" in next(note.text for note in row.notes if note.code == "GCP012")
-    held = engine.ask("profiler.engines.worker:free_bytes", "cuda:0", failing="no answer")["free"]
-    assert held <= torch.cuda.get_device_properties(0).total_memory - HELD
 
 
 def test_fault_49_what_a_killed_child_held_is_back_before_the_next_trial():

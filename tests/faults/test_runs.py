@@ -4,7 +4,6 @@ import json
 import random
 import resource
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -18,7 +17,6 @@ from profiler.analysis import progress
 from profiler.analysis.rows import latest, rows
 from profiler.cli import answer
 from profiler.core.case import Trial
-from profiler.core.errors import UserError
 from profiler.core.record import Equality, Record
 from profiler.engines import local
 from profiler.engines.child import Server
@@ -166,17 +164,6 @@ def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_sa
 
     assert answer(["run", "--resume", "run"]) == 0
     assert stored(here / "run") == {("none", 1): 1, ("all", 1): 1}
-
-
-def test_fault_39_two_runs_in_one_folder_do_nothing_twice(planned, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    first, second = (workflow.run_owed(Scripted(), store.load(planned)) for _ in range(2))
-    next(first)
-
-    with pytest.raises(UserError, match="another gcprof is writing"):
-        next(second)
-
-    assert stored(planned) == {("none", 1): 1}
 
 
 @pytest.mark.slow

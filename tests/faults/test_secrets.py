@@ -85,13 +85,6 @@ def test_fault_58_a_private_key_is_hidden_whole(name, header, checksum, written)
     assert safe_files.hide(f"before {block} after") == "before [hidden] after"
 
 
-@pytest.mark.parametrize("name", NAMES.split())
-def test_fault_58_a_variable_is_known_by_its_name(name, monkeypatch):
-    monkeypatch.setenv(name, "correct horse")
-
-    assert safe_files.hide("a correct horse") == "a [hidden]"
-
-
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [
@@ -108,3 +101,9 @@ def test_fault_58_a_variable_is_known_by_its_name(name, monkeypatch):
 def test_fault_58_a_secret_is_known_by_its_shape(text, hidden):
     assert safe_files.hide(f"x {text} y") == f"x {hidden} y"
     assert safe_files.hide(hidden) == hidden
+
+
+def test_fault_58_a_variable_is_known_by_its_name(monkeypatch):
+    for number, name in enumerate(NAMES.split()):
+        monkeypatch.setenv(name, f"horse {number:03}")
+        assert safe_files.hide(f"a horse {number:03}") == "a [hidden]", name
