@@ -1,13 +1,17 @@
-"""`gcprof rehearse -- COMMAND` where its interpreter is not gcprof's own, its libraries lack functions, or it hangs."""
+"""`gcprof rehearse -- COMMAND` where its interpreter is not gcprof's own, functions are missing, or files unguarded."""
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.scripts.runs import rehearsed
+from profiler.core.gpu_specs import REHEARSE, Device
+from profiler.scripts import guard, launch, report
+from profiler.scripts.report import Variant
+from tests.scripts.runs import contents, environment, rehearsed
 
 TRAINS = """
 import importlib.util, os, sys
@@ -22,6 +26,7 @@ for _ in range(2):
     optimizer.step()
 print("max memory allocated", torch.cuda.max_memory_allocated())
 """
+CUSTOM = "import os, sys\nif 'GCPROF_WATCH' in os.environ: print('the own one', file=sys.stderr)\n"
 HELPS = "def made(torch): return torch.nn.Linear(64, 64)\n"
 OWN = ("msgspec", "typer", "rich", "psutil")  # what gcprof requires
 
@@ -29,8 +34,8 @@ OWN = ("msgspec", "typer", "rich", "psutil")  # what gcprof requires
 @pytest.fixture
 def folder(hollow, tmp_path):
     """A script, and a module of the user's in another folder."""
-    for name, text in {"scripts/train.py": TRAINS, "own/helping.py": HELPS}.items():
-        (tmp_path / name).parent.mkdir()
+    for name, text in {"scripts/train.py": TRAINS, "own/helping.py": HELPS, "own/sitecustomize.py": CUSTOM}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path / "scripts"
 
@@ -57,6 +62,7 @@ def test_an_interpreter_needs_nothing_but_torch_and_finds_what_the_user_has_on_p
     assert done.exit_code == 0
     assert "found" in said  # none of gcprof's own packages
     assert "on the path" in said
+    assert "the own one" in said
     assert process["num_steps"] == 2
     assert done.printed == [max(phase["peak_bytes"] for phase in process["phases"])]
     assert process["phases"][-1]["line"].startswith("train.py:")
@@ -97,3 +103,120 @@ def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(hollow, tm
     assert "CUDA error 801" in done.said
     assert process["outcome"] == "failed"
     assert process["detail"].endswith("a hollow GPU does not have cudaIpcGetMemHandle, which was called")
+
+
+# ---- what a script saves is redirected where the system lets nobody guard files
+
+
+INJECT = Path(launch.INJECT)
+REFUSES = """
+import os, sys
+os.write(int(sys.argv[2]), b"unshare: Operation not permitted")
+sys.exit(125)
+"""
+SAVES = {
+    "tensors": """
+        from safetensors import safe_open
+        from safetensors.torch import save_model
+        import torch.distributed.checkpoint as checkpoint
+        torch.save({"x": 1}, "a.pt")
+        torch.save({"x": 2}, f=pathlib.Path("a.pt"))
+        assert torch.load("a.pt") == {"x": 2}
+        save_model(torch.nn.Linear(3, 4), "b.safetensors")
+        with safe_open("b.safetensors", "pt") as file:
+            assert file.get_tensor("weight").shape == (4, 3)
+        for _ in range(2):
+            checkpoint.save({"x": torch.ones(3)}, checkpoint_id="d")
+        state = {"x": torch.zeros(3)}
+        checkpoint.load(state, checkpoint_id="d")
+        assert state["x"].sum() == 3
+        """,
+    "transformers": """
+        from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))
+        model.save_pretrained("pre")
+        rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+        quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
+        arguments = TrainingArguments("out", max_steps=3, save_steps=1, save_total_limit=1, **quiet)
+        trainer = Trainer(model, arguments, train_dataset=rows)
+        trainer.train()
+        trainer.save_model("out")
+        trainer.save_state()
+        """,
+}
+FILES = (
+    "a.pt", "b.safetensors", "d/.metadata", "d/__0_0.distcp", "pre/config.json", "pre/model.safetensors",
+    "out/model.safetensors", "out/trainer_state.json", "out/checkpoint-1/model.safetensors",
+)  # fmt: skip
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A folder with checkpoints of last week; one of them is large."""
+    here = tmp_path / "mine"
+    for name in FILES:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_bytes(b"weights of last week")
+    (here / "out" / "large.bin").write_bytes(bytes(3 << 20))
+    return here
+
+
+PROGRAM = f"""
+import pathlib, runpy, sys
+finder = runpy.run_path({str(INJECT / "sitecustomize.py")!r})["Finder"]
+sys.path.insert(0, {str(INJECT)!r})
+import torch, gcprof_saving
+gcprof_saving.begin(finder)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["tensors", pytest.param("transformers", marks=pytest.mark.nightly)])
+def test_what_is_saved_leaves_every_file_as_it_was_and_is_read_back(way, mine, tmp_path):
+    pytest.importorskip({"tensors": "safetensors", "transformers": "accelerate"}[way])
+    before = contents(mine)
+    saved = tmp_path / "saved"
+
+    words, given = [sys.executable, "-c", PROGRAM + textwrap.dedent(SAVES[way])], environment(GCPROF_SAVING=str(saved))
+    done = subprocess.run(words, cwd=mine, env=given, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert contents(mine) == before
+    assert any(path.is_file() for path in saved.rglob("*"))
+
+
+TRAINS_AND_SAVES = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+torch.save(model.state_dict(), "a.pt")
+torch.load("a.pt")
+open("log.txt", "w").write("written")
+"""
+
+
+@pytest.mark.nightly
+def test_a_command_that_cannot_be_guarded_is_run_with_what_it_saves_redirected(mine, tmp_path, hollow, monkeypatch):
+    (tmp_path / "refuses.py").write_text(REFUSES)
+    (tmp_path / "train.py").write_text(TRAINS_AND_SAVES)
+    monkeypatch.setattr(guard, "__file__", str(tmp_path / "refuses.py"))
+    monkeypatch.chdir(mine)
+    before = contents(mine)
+    gpus = Device(prefix=REHEARSE, name="t4")
+    lines = []
+
+    asked = report.Asked(words=(sys.executable, str(tmp_path / "train.py")), gpus=gpus)
+    end = launch.run(asked, on_line=lines.append)
+
+    variant = Variant.of(end, asked, values={})
+    (process,) = variant.processes
+    after = contents(mine)
+    assert (end.exit_code, variant.outcome, process.num_steps) == (0, "ok", 2)
+    assert "saving" in [phase.name for phase in process.phases]
+    assert "Operation not permitted" in variant.unguarded
+    assert lines[0]["kind"] == "unguarded"
+    assert after.pop(mine / "log.txt")[0] == b"written"  # which is why it is said
+    assert after == before
