@@ -186,21 +186,6 @@ def test_the_example_of_the_page_is_what_is_printed(folder):
     assert "next: gcprof rehearse --device t4 --context 0 --strategies none,plan:file=plan.json -- " in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "noun"),
-    [
-        (("fit", "--memory", "lots"), "--memory"),
-        (("rehearse", "--strategies", "none+8bit"), "its optimizer's state"),
-        (("rehearse", "--strategies", "none+fused+no-foreach"), "both choose the optimizer's kernels"),
-    ],
-)
-def test_what_a_script_cannot_be_given_is_refused_before_it_runs(words, noun, tmp_path):
-    done = gcprof(*words, "--", "python", "absent.py", cwd=tmp_path)
-
-    assert done.returncode == 2
-    assert noun in done.stderr
-
-
 # ---- a plan of a script
 
 
@@ -230,38 +215,15 @@ def test_a_script_under_its_plan_takes_at_most_the_budget_evaluation_included(fo
     assert [applied["num_blocks"] > 0 for process in variant["processes"] for applied in process["applied"]] == [True]
 
 
-TANHS = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Tanh()) for _ in range(8))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-model = Net().cuda()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for step in range(3):
-    model(torch.ones(16384, 256, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-WORDS = ("python", "mine.py")
-
-
 @pytest.mark.nightly
 def test_a_script_that_runs_out_of_memory_is_planned_onto_its_gpu_unless_no_plan_fits(folder):
-    (folder / "mine.py").write_text(TANHS)
-    (process,) = rehearsed(WORDS, cwd=folder).document["variants"][0]["processes"]
+    words = (*TABLE["nanogpt_like"].words, "--batch-size", "64")
+    edited(folder / "nanogpt_like.py", ("= 256, 2, 4, 128", "= 256, 8, 4, 128"))
+    (process,) = rehearsed(words, cwd=folder).document["variants"][0]["processes"]
     room = process["peak_bytes"] * 9 // 10 + 600 * MIB  # and CUDA's context
 
-    plan = planned(WORDS, "--device", f"t4:memory={room}", "--budget", "75%", "--json", cwd=folder)
-    none = planned(WORDS, "--budget", "64MiB", "--json", cwd=folder)
+    plan = planned(words, "--device", f"t4:memory={room}", "--budget", "75%", "--json", cwd=folder)
+    none = planned(words, "--budget", "16MiB", "--json", cwd=folder)
 
     assert plan.exit_code == 0, plan.said
     assert "out of memory" in plan.said
@@ -274,14 +236,17 @@ def test_a_script_that_runs_out_of_memory_is_planned_onto_its_gpu_unless_no_plan
 @pytest.mark.parametrize(
     ("words", "noun"),
     [
-        (("--optimizer", "adam"), "--optimizer"),
-        (("--budget", "1GiB", "-o", "frontier.png"), "frontier.png"),
-        (("--budget", "1GiB", "--emit", "python", "--json"), "--json"),
-        (("--emit", "python"), "budget"),  # which begins no command
+        (("fit", "--memory", "lots"), "--memory"),
+        (("rehearse", "--strategies", "none+8bit"), "its optimizer's state"),
+        (("rehearse", "--strategies", "none+fused+no-foreach"), "both choose the optimizer's kernels"),
+        (("plan", "--optimizer", "adam"), "--optimizer"),
+        (("plan", "--budget", "1GiB", "-o", "frontier.png"), "frontier.png"),
+        (("plan", "--budget", "1GiB", "--emit", "python", "--json"), "--json"),
+        (("plan", "--emit", "python"), "budget"),  # which begins no command
     ],
 )
-def test_options_without_effect_on_a_command_are_refused_before_it_runs(words, noun, tmp_path):
-    plan = planned(("python", "absent.py"), *words, cwd=tmp_path)
+def test_what_a_script_cannot_be_given_is_refused_before_it_runs(words, noun, tmp_path):
+    done = gcprof(*words, "--", "python", "absent.py", cwd=tmp_path)
 
-    assert plan.exit_code == 2
-    assert noun in plan.said
+    assert done.returncode == 2
+    assert noun in done.stderr

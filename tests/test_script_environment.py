@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from profiler.core.gpu_specs import REHEARSE, Device
-from profiler.scripts import guard, launch, report
-from profiler.scripts.report import Variant
-from tests.scripts.runs import contents, environment, rehearsed
+from profiler.scripts import guard, launch
+from profiler.scripts.report import Asked, Variant
+from tests.scripts.runs import FOLDER, contents, environment, rehearsed
 
 TRAINS = """
 import importlib.util, os, sys
@@ -88,8 +88,9 @@ import ctypes
 import torch
 model = torch.nn.Linear(8, 8).cuda()
 model(torch.ones(2, 8, device="cuda")).sum().backward()
-code = ctypes.CDLL(None).cudaIpcGetMemHandle(0, 0)
-raise RuntimeError(f"CUDA error {code}")
+calls = ctypes.CDLL(None)
+codes = calls.cublasSrotg_v2(), calls.cudnnRNNForward(), calls.ncclGroupSimulateEnd(), calls.cudaIpcGetMemHandle()
+raise RuntimeError(f"CUDA errors {codes}, and {calls.cublasSgemm_v2()}")
 """
 
 
@@ -100,7 +101,7 @@ def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(hollow, tm
     done = rehearsed(("python", "lacks.py"), cwd=tmp_path)
 
     (process,) = done.document["variants"][0]["processes"]
-    assert "CUDA error 801" in done.said
+    assert "CUDA errors (15, 3000, 3, 801), and 0" in done.said
     assert process["outcome"] == "failed"
     assert process["detail"].endswith("a hollow GPU does not have cudaIpcGetMemHandle, which was called")
 
@@ -145,7 +146,7 @@ SAVES = {
         """,
 }
 FILES = (
-    "a.pt", "b.safetensors", "d/.metadata", "d/__0_0.distcp", "pre/config.json", "pre/model.safetensors",
+    "a.pt", "resume.pt", "b.safetensors", "d/.metadata", "d/__0_0.distcp", "pre/config.json", "pre/model.safetensors",
     "out/model.safetensors", "out/trainer_state.json", "out/checkpoint-1/model.safetensors",
 )  # fmt: skip
 
@@ -185,38 +186,24 @@ def test_what_is_saved_leaves_every_file_as_it_was_and_is_read_back(way, mine, t
     assert any(path.is_file() for path in saved.rglob("*"))
 
 
-TRAINS_AND_SAVES = """
-import torch
-model = torch.nn.Linear(64, 64).cuda()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for _ in range(2):
-    model(torch.ones(8, 64, device="cuda")).sum().backward()
-    optimizer.step()
-torch.save(model.state_dict(), "a.pt")
-torch.load("a.pt")
-open("log.txt", "w").write("written")
-"""
-
-
 @pytest.mark.nightly
 def test_a_command_that_cannot_be_guarded_is_run_with_what_it_saves_redirected(mine, tmp_path, hollow, monkeypatch):
     (tmp_path / "refuses.py").write_text(REFUSES)
-    (tmp_path / "train.py").write_text(TRAINS_AND_SAVES)
+    script = f"{sys.executable} {FOLDER / 'resume.py'} && echo written > log.txt"
     monkeypatch.setattr(guard, "__file__", str(tmp_path / "refuses.py"))
     monkeypatch.chdir(mine)
     before = contents(mine)
-    gpus = Device(prefix=REHEARSE, name="t4")
     lines = []
 
-    asked = report.Asked(words=(sys.executable, str(tmp_path / "train.py")), gpus=gpus)
+    asked = Asked(words=("sh", "-c", script), gpus=Device(prefix=REHEARSE, name="t4"))
     end = launch.run(asked, on_line=lines.append)
 
     variant = Variant.of(end, asked, values={})
     (process,) = variant.processes
     after = contents(mine)
-    assert (end.exit_code, variant.outcome, process.num_steps) == (0, "ok", 2)
+    assert (end.exit_code, variant.outcome, process.num_steps) == (0, "ok", 2 + 3)
     assert "saving" in [phase.name for phase in process.phases]
     assert "Operation not permitted" in variant.unguarded
     assert lines[0]["kind"] == "unguarded"
-    assert after.pop(mine / "log.txt")[0] == b"written"  # which is why it is said
+    assert after.pop(mine / "log.txt")[0] == b"written\n"  # which is why it is said
     assert after == before

@@ -410,20 +410,17 @@ class _Inputs:
         return f"inputs of {len(set(map(id, checkpointed(met.workload).values())))} checkpoints in host memory"
 
 
-PLAIN = {"in-backward": _InBackward, "expandable-segments": _Growing}
+KINDS: dict[str, Callable[..., Any]] = {
+    **{name: partial(_Kernels, name) for name in KERNELS},
+    "in-backward": _InBackward, "expandable-segments": _Growing, "chunk-loss": _ChunkedLoss, "offload-inputs": _Inputs,
+}  # fmt: skip
 _levers: dict[str, Any] = {}  # of this process, by name
 
 
 def begin_levers(chosen: tuple[Choice, ...]) -> None:
     """Begin to apply these levers to what the script makes."""
     for lever in chosen:
-        _, options = catalogue.load(lever, levers.TABLE)
-        if lever.name in KERNELS:
-            _levers[lever.name] = _Kernels(lever.name)
-        elif lever.name in PLAIN:
-            _levers[lever.name] = PLAIN[lever.name]()
-        else:
-            _levers[lever.name] = _ChunkedLoss(**options) if lever.name == "chunk-loss" else _Inputs(**options)
+        _levers[lever.name] = KINDS[lever.name](**catalogue.load(lever, levers.TABLE)[1])
 
 
 def apply_levers(met: Met) -> Iterator[str]:

@@ -34,9 +34,9 @@ from torch.autograd import profiler
 from torch.optim import optimizer as optimizers
 
 if TYPE_CHECKING:
-    from profiler.scripts.inject.gcprof_watch import MAIN_BATCHES, MAIN_STEPS, Watch, _end_loaders, _write, lines
+    from profiler.scripts.inject.gcprof_watch import Watch, _end_loaders, _write, lines
 else:
-    from gcprof_watch import MAIN_BATCHES, MAIN_STEPS, Watch, _end_loaders, _write, lines
+    from gcprof_watch import Watch, _end_loaders, _write, lines
 
 save = torch.save  # which the watch makes a phase of
 TERM = signal.SIGTERM
@@ -75,7 +75,7 @@ class MeasuredWatch(Watch):
     """A watch that also takes the gradients, named by the outermost modules that are called in training."""
 
     def __init__(self) -> None:
-        super().__init__(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
+        super().__init__()
         self.roots: dict[int, Callable[[], Any]] = {}
         self._known: list[list[Any]] = []  # each optimizer, weakly, how often it has stepped, and its number
 
@@ -223,13 +223,12 @@ class Clock(Watch):
     """When each step of the main optimizer ends: by CUDA's events on a GPU, else by the clock."""
 
     def __init__(self) -> None:
-        super().__init__(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
+        super().__init__()
         self.marks: list[tuple[Any, Any]] = []  # of each step its optimizer, weakly, and its end
 
     def begin(self) -> None:
         optimizers.register_optimizer_step_post_hook(self._after_step)
-        if MAIN_BATCHES:
-            _end_loaders(int(MAIN_BATCHES))
+        _end_loaders()
         self._end_with_process()
 
     def mark(self, phase: str, line: str | None = None) -> None:

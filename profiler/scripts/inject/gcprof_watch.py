@@ -44,7 +44,6 @@ UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
 CHAIN_STEP = os.environ.get("GCPROF_CHAIN")  # the step, from 0, whose stages are costed for a plan
 MAIN_BATCHES = os.environ.get("GCPROF_BATCHES")  # every DataLoader ends after as many batches
-Devices = dict[int, tuple[Any, Any, Any]]  # of each: peak since the last look, live, and the most reserved; in bytes
 
 
 def begin(why: str | None) -> None:
@@ -58,7 +57,7 @@ def begin(why: str | None) -> None:
         os.environ["HOLLOW_ARCHS"] = ",".join({re.sub(r"\D", "", flag) for flag in flags})
 
     torch.cuda._lazy_call(tell_architectures)
-    watch = Watch(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
+    watch = Watch()
     _write_stack_on_signal(watch.tell_at_once)
     if "GCPROF_WORK" in os.environ:
         watch.work = import_module("gcprof_values").Work(_write)
@@ -132,13 +131,10 @@ def _out_of_memory(*words: int) -> None:
 class Watch:
     """Which phase the script is in, and the marks between them.
 
-    `read` says what each device took since it was last called. `steps` ends the script after so many. A watch that
-    `is_always_told` writes phases in which no GPU was used too.
+    One that `is_always_told` writes phases in which no GPU was used too.
     """
 
-    def __init__(
-        self, *, read: Callable[[], Devices] = counters.read, steps: int | None = None, is_always_told: bool = False
-    ) -> None:
+    def __init__(self, *, is_always_told: bool = False) -> None:
         self.phase, self.line = "start", ""
         self.step = 0  # optimizer steps so far: those of the optimizer that stepped first
         self.depth = 0  # 1 within the call of a module; what that calls has no hooks
@@ -155,14 +151,13 @@ class Watch:
         self.num_captured = 0  # steps in the CUDA graph that is captured
         self.is_by_hand: bool | None = None  # whether there is no optimizer, so that backward passes are counted
         self.is_told = self.is_ended = False  # that the process raised, or ended
-        self._read, self._steps, self._is_always_told = read, steps, is_always_told
+        self._steps, self._is_always_told = int(MAIN_STEPS or 0), is_always_told
         self.values: Any = None  # of a hollow GPU
         self._undo = ExitStack()
 
     def begin(self) -> None:
         """Watch until the process ends."""
-        if MAIN_BATCHES:
-            _end_loaders(int(MAIN_BATCHES))
+        _end_loaders()
         if hasattr(torch._C, "_cuda_memorySnapshot") and not CHAIN_STEP:  # whose trace records the history itself
             self.holders.begin()
         self.start(None)
@@ -272,7 +267,7 @@ class Watch:
         return {"phase": self.phase, "step": self.step, "line": self.line, "module": self.module}
 
     def _tell(self) -> None:
-        devices = self._read()
+        devices = counters.read()
         if self._is_always_told or any(reserved for _, _, reserved in devices.values()):
             held = self.holders.ended(self.phase, self.step, self.line, devices)
             _write({"kind": "phase", **self.now, "devices": devices, **held})
@@ -477,7 +472,7 @@ class Watch:
             with suppress(RuntimeError):  # CUDA may be gone
                 self._tell_last()
             if self.phase == "after the backward" and self.is_by_hand is not False:
-                self._steps = None
+                self._steps = 0
                 self._count_backward()
             if _file or _kept:
                 _write({"kind": "holders", "why": self.holders.why, "growth": self.holders.growth.lines()})
@@ -511,8 +506,11 @@ class Watch:
         self.is_told = self.is_ended = False
 
 
-def _end_loaders(most: int) -> None:
-    """Let every iteration over a DataLoader end after as many batches."""
+def _end_loaders() -> None:
+    """Let every iteration over a DataLoader end after as many batches as are asked for, if they are."""
+    if not MAIN_BATCHES:
+        return
+    most = int(MAIN_BATCHES)
     iterator: Any = dataloader._BaseDataLoaderIter
     following = iterator.__next__
 
