@@ -49,9 +49,9 @@ def test_blocks_are_cut_to_requests_and_free_parts_grow_together_within_a_segmen
         entry("alloc", 12 * MIB + 512, 7 * MIB),  # a MiB less 512 bytes is left, and stays with it
     ]
     grown = [
-        *(entry("segment_alloc", address, 4 * MIB) for address in (64 * MIB, 68 * MIB)),
-        *(entry("alloc", address, 2 * MIB) for address in (64 * MIB, 66 * MIB, 68 * MIB)),
-        *(one for address in (64 * MIB, 66 * MIB, 68 * MIB) for one in freed(address, 2 * MIB)),
+        *(entry("segment_alloc", address * MIB, 4 * MIB) for address in (64, 68, 72)),
+        *(entry("alloc", address * MIB, 2 * MIB) for address in (64, 66, 68, 70, 72)),
+        *(one for address in (64, 66, 68, 72, 70) for one in freed(address * MIB, 2 * MIB)),
     ]
 
     replayed = history.replay({}, space, cut)
@@ -59,7 +59,7 @@ def test_blocks_are_cut_to_requests_and_free_parts_grow_together_within_a_segmen
 
     assert replayed.peak_bytes == 20 * MIB
     assert [block.nbytes for block in replayed.held] == [12 * MIB + 512, 8 * MIB - 512]
-    assert space.free == {64 * MIB: 4 * MIB, 68 * MIB: 4 * MIB}
+    assert space.free == {64 * MIB: 4 * MIB, 68 * MIB: 4 * MIB, 72 * MIB: 4 * MIB}
 
 
 def test_what_is_live_before_counts_and_what_is_freed_before_the_peak_does_not():

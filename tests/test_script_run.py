@@ -107,6 +107,7 @@ def test_only_a_difference_that_is_known_to_be_small_is_rounding(difference, ver
     comparison = compared(none, none, other)
 
     assert (comparison.verdict, comparison.parameter, comparison.num_differing) == (verdict, "b", 1)
+    assert compared(none, none, {"0": [gradients({"a": "1"})]}).verdict == "differ"
 
 
 def test_the_ratio_is_of_steps_of_the_same_number_and_its_range_of_the_rounds():
