@@ -223,13 +223,14 @@ def test_a_script_that_runs_out_of_memory_is_planned_onto_its_gpu_unless_no_plan
     room = process["peak_bytes"] * 9 // 10 + 600 * MIB  # and CUDA's context
 
     plan = planned(words, "--device", f"t4:memory={room}", "--budget", "75%", "--json", cwd=folder)
-    none = planned(words, "--budget", "16MiB", "--json", cwd=folder)
+    evaluation, none = (planned(words, "--budget", size, "--json", cwd=folder) for size in ("16MiB", "62MiB"))
 
     assert plan.exit_code == 0, plan.said
     assert "out of memory" in plan.said
     assert plan.document["whole"]["outcome"] == plan.document["planned"]["outcome"] == "ok"
-    assert none.exit_code == 5
-    assert none.document["plan"] is None
+    assert evaluation.exit_code == none.exit_code == 5
+    assert evaluation.document["plan"] is none.document["plan"] is None
+    assert evaluation.document["why"].startswith("the evaluation takes 59.7 MiB (nanogpt_like.py:")
     assert "smallest plan" in none.document["why"]
 
 
