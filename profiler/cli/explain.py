@@ -37,10 +37,7 @@ def explain(
     target: options.OptionalTarget = None,
     strategies: Annotated[
         str | None,
-        typer.Option(
-            help="The strategy to explain; `gcprof strategies` lists them. [default: none]",
-            autocompletion=options.propose_strategies,
-        ),
+        typer.Option(help="The strategy to explain; `gcprof strategies` lists them. [default: none]"),
     ] = None,
     words: Annotated[Request, Words((*options.STEP, "routing"))] = Request(),
     device: options.TracedDevice = None,
@@ -122,10 +119,7 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
 
 def timeline(
     target: options.Target,
-    strategies: Annotated[
-        str,
-        typer.Option(help="One panel each; `gcprof strategies` lists them.", autocompletion=options.propose_strategies),
-    ] = "none",
+    strategies: Annotated[str, typer.Option(help="One panel each; `gcprof strategies` lists them.")] = "none",
     words: Annotated[Request, Words(("segments", *options.STEP, "routing"))] = Request(),
     device: options.TracedDevice = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write: png, svg or pdf.")] = Path(

@@ -26,7 +26,7 @@ from profiler.cli.output import (
 )
 from profiler.cli.plan import CODE, Levels
 from profiler.cli.run import say_assumed
-from profiler.cli.script import A_PLAN_ALONE, Batches, gpus_of
+from profiler.cli.script import A_PLAN_ALONE, SCHEMA, Batches, gpus_of
 from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
 from profiler.core.units import batch_text, bytes_text, count_text, parse_budget, parse_bytes, parse_memory
 from profiler.request.spec import Request
@@ -200,7 +200,6 @@ def _print_sizes(sizes: Sizes, *, json: bool) -> None:
         next_command("gcprof", "run", *sizes.words, *found, "--strategies", str(chosen.label))
 
 
-SCHEMA = 1
 BATCH = "batch"  # is in the name of a script's own option for its batch
 Device = Annotated[str, typer.Option(help="GPU to rehearse it on: t4, h100:8 (eight).")]
 Steps = Annotated[int | None, typer.Option(min=1, help="End after so many optimizer steps.")]

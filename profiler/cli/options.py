@@ -13,9 +13,10 @@ from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo, ParameterInfo
 
 from profiler.cli.output import SCRIPT
-from profiler.core.errors import nearest
+from profiler.core.errors import load_module, nearest
 
 VARIABLE = "_GCPROF_COMPLETE"  # set by the shell's script when it asks for completions
 
@@ -52,30 +53,7 @@ def _entries(field: str) -> Iterator[tuple[str, str]]:
             yield entry.name.removesuffix("NAME"), entry.about
 
 
-def _exports() -> list[tuple[str, str]]:
-    from profiler import views
-    from profiler.integrations import trackers
-
-    return _named(*views.EXPORTS, *trackers.TRACKERS)
-
-
-def _plots() -> list[tuple[str, str]]:
-    from profiler import views
-
-    return _named(*views.PLOTS)
-
-
-def _devices() -> list[tuple[str, str]]:
-    """Return those that may be here, and every GPU by its name."""
-    from profiler.core import gpu_specs
-
-    return _named("auto", "cpu", "cuda", *gpu_specs.names())
-
-
-propose_runs, propose_plots, propose_exports = _proposing(_runs), _proposing(_plots), _proposing(_exports)
-propose_models = _proposing(lambda: _entries("model"))
-propose_runs_or_models = _proposing(lambda: [*_runs(), *_entries("model")])
-propose_strategies = _proposing(lambda: _entries("strategy"))
+propose_models, propose_strategies = (_proposing(partial(_entries, field)) for field in ("model", "strategy"))
 
 CHOICES: dict[str, tuple[str, ...]] = {  # by the name of an option, in any command
     "optimizer": ("sgd", "momentum", "adam", "adamw"),
@@ -87,21 +65,29 @@ CHOICES: dict[str, tuple[str, ...]] = {  # by the name of an option, in any comm
     "color": ("auto", "always", "never"),
     "style": ("default", "slides", "paper"),
 }
-PROPOSALS = {
+PROPOSALS = {  # the same
     **{name: _proposing(partial(_named, *words)) for name, words in CHOICES.items()},
-    "optimizer": _proposing(lambda: _entries("optimizer")),
-    "device": _proposing(_devices),
+    "optimizer": _proposing(partial(_entries, "optimizer")),
+    "device": _proposing(lambda: _named("auto", "cpu", "cuda", *load_module("profiler.core.gpu_specs").names())),
     "strategies": propose_strategies,
+    "model": propose_models,
+    "run": _proposing(_runs),
+    "runs": _proposing(_runs),
+    "target": _proposing(lambda: [*_runs(), *_entries("model")]),
+    "kind": _proposing(lambda: _named(*load_module("profiler.views").PLOTS)),
+    "to": _proposing(
+        lambda: _named(*load_module("profiler.views").EXPORTS, *load_module("profiler.integrations.trackers").TRACKERS)
+    ),
 }
 
 
 def offered(parameter: Parameter) -> Parameter:
-    """Return the parameter of an option; one with choices shows them, and completes to them."""
-    for option in get_args(parameter.annotation)[1:]:
-        if isinstance(option, type(typer.Option())):
-            if choices := CHOICES.get(parameter.name):
-                option.metavar = f"[{'|'.join(choices)}]"
-            option.autocompletion = option.autocompletion or PROPOSALS.get(parameter.name)
+    """Return the parameter of a command; an option with choices shows them, and both complete to what they may be."""
+    for info in get_args(parameter.annotation)[1:]:
+        if isinstance(info, ParameterInfo):
+            if (choices := CHOICES.get(parameter.name)) and isinstance(info, OptionInfo):
+                info.metavar = f"[{'|'.join(choices)}]"
+            info.autocompletion = info.autocompletion or PROPOSALS.get(parameter.name)
     return parameter
 
 
@@ -111,13 +97,13 @@ RUN_HELP = "A run folder, any part of its name below results/, `last`, or `ref:N
 
 # which model, which run
 
-Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=propose_models)]
-ModelOrNone = Annotated[str | None, typer.Argument(help=MODEL_HELP, autocompletion=propose_models)]
-Models = Annotated[str | None, typer.Argument(help=MODELS_HELP, autocompletion=propose_models)]
-_target = typer.Argument(help="A model as for `gcprof run`, or a run folder.", autocompletion=propose_runs_or_models)
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
+ModelOrNone = Annotated[str | None, typer.Argument(help=MODEL_HELP)]
+Models = Annotated[str | None, typer.Argument(help=MODELS_HELP)]
+_target = typer.Argument(help="A model as for `gcprof run`, or a run folder.")
 Target = Annotated[str, _target]
 OptionalTarget = Annotated[str | None, _target]
-RunName = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=propose_runs)]
+RunName = Annotated[str, typer.Argument(help=RUN_HELP)]
 
 
 class Words(NamedTuple):

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from profiler.cli.output import aside, next_command, say, say_json
 from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import bytes_text, count_text
 from profiler.runs import RESULTS
-
-if TYPE_CHECKING:
-    pass
 
 
 def list_runs(
@@ -74,12 +71,7 @@ def tag(
 
 def rm(
     runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="run",
-            help="Run folders below results/, or any part of a name.",
-            autocompletion=options.propose_runs,
-        ),
+        list[str], typer.Argument(metavar="run", help="Run folders below results/, or any part of a name.")
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
 ) -> None:
@@ -119,9 +111,7 @@ def _is_sure(folder: Path) -> bool:
 
 
 def merge(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="run", help=options.RUN_HELP, autocompletion=options.propose_runs)
-    ],
+    runs: Annotated[list[str], typer.Argument(metavar="run", help=options.RUN_HELP)],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The new run folder.")] = None,
 ) -> None:
     """Merge several runs into one: all planned trials, every record once. The order of the runs makes no difference.
@@ -152,9 +142,7 @@ def merge(
 
 
 def validate(
-    runs: Annotated[
-        list[str] | None, typer.Argument(metavar="run", help=options.RUN_HELP, autocompletion=options.propose_runs)
-    ] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="run", help=options.RUN_HELP)] = None,
     json: options.Json = False,
 ) -> None:
     """Check every line of run folders. It finds unreadable lines, impossible numbers, repeats and what does not belong.

@@ -54,10 +54,7 @@ def rehearse(
     axes: Axes = None,
     strategies: Annotated[
         str | None,
-        typer.Option(
-            help="Run it for each: applied to the model that it trains; none is the script as it is.",
-            autocompletion=options.propose_strategies,
-        ),
+        typer.Option(help="Run it for each: applied to the model that it trains; none is the script as it is."),
     ] = None,
     module: Module = None,
     memory: Annotated[str | None, typer.Option(help="Memory of each GPU, instead of its own: 11GiB.")] = None,
@@ -249,11 +246,7 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu (no GPU is seen), or cuda.")] = "auto",
     axes: Axes = None,
     strategies: Annotated[
-        str | None,
-        typer.Option(
-            help="Run it for each, beside none, which is the script as it is.",
-            autocompletion=options.propose_strategies,
-        ),
+        str | None, typer.Option(help="Run it for each, beside none, which is the script as it is.")
     ] = None,
     module: Module = None,
     steps: Annotated[int, typer.Option(min=2, help="End after so many optimizer steps.")] = 20,

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 ALIGN = "model,strategy,batch_size,precision"
 FORMATS = ("table", "md", "json", "csv")
-TRIPPED = 5
 NOTHING_OVER = "nothing is over the limits"
 
 
@@ -141,7 +140,7 @@ def compare(
     sides = read_sides(named, align=names)
     compared = compare_sides(sides, align=names, allowed=allowed)
     judgement = judge(sides, rules, align=names, allowed=allowed) if rules else None
-    code = TRIPPED if judgement and judgement.tripped else 0
+    code = script.TRIPPED if judgement and judgement.tripped else 0
     document = view.document(compared, judgement=judgement, exit_code=code)
     _say(view.tables(compared), document, lambda: view.csv(compared), format=format, columns=columns)
     if judgement:
@@ -161,7 +160,7 @@ def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str,
         raise UserError("a script's run is compared with another one", hint="gcprof compare RUN RUN")
     compared = records.compare(sides)
     texts = records.tripped(compared, limits)
-    code = TRIPPED if texts else 0
+    code = script.TRIPPED if texts else 0
     document = view.script_document(compared, gate=texts if limits else None, exit_code=code)
     _say(view.script_tables(compared), document, lambda: view.script_csv(compared), format=format, columns=columns)
     for line in texts or ([NOTHING_OVER] if limits else []):
@@ -216,7 +215,6 @@ def plot(
             "--kind",
             help="frontier, memory, time, samples; over axes: heat, growth, throughput; of a script: phases. "
             "[default: frontier, or phases]",
-            autocompletion=options.propose_plots,
         ),
     ] = None,
     output: Annotated[
@@ -274,12 +272,7 @@ def plot(
 def export(
     run: options.RunName = "last",
     to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            help="csv, parquet, json, md, latex; or tensorboard, wandb, mlflow.",
-            autocompletion=options.propose_exports,
-        ),
+        str, typer.Option("--to", help="csv, parquet, json, md, latex; or tensorboard, wandb, mlflow.")
     ] = "csv",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file to write, or a tracker's folder. [default: stdout]")

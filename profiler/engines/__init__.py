@@ -8,6 +8,7 @@ the trial ends; `local.in_waves` runs first what other trials depend on. Options
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -105,3 +106,10 @@ def read_answer(answer: Mapping[str, Any], key: str, kind: type[Any], *, of: str
     words = answer["refused"] if is_refused else answer.get("failed", "what it sent is not an answer")
     message = f"{of}: {words}" if of else words
     raise UserError(message, hint=hint if is_refused else None, exit_code=2 if is_refused else 1)
+
+
+def killer(status: int) -> str:
+    """Return the signal in the status of a killed process, by its name, and the likely cause."""
+    number = -status
+    name = {known.value: known.name for known in signal.Signals}.get(number, f"signal {number}")
+    return name + (": possibly out of host memory" if number == signal.SIGKILL else "")

@@ -19,6 +19,7 @@ import msgspec
 from profiler.core import server_process
 from profiler.core.errors import UserError
 from profiler.core.safe_files import hide_bytes
+from profiler.engines import killer
 from profiler.rehearsal.device import prepare_if_asked
 from profiler.rehearsal.smoke import proven_libraries
 
@@ -100,11 +101,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
             return f"lost in {self.stage}: the server process died"
         if self.status >= 0:
             return f"ended in {self.stage} with exit code {self.status}"
-        number = -self.status
-        name = {known.value: known.name for known in signal.Signals}.get(number, f"signal {number}")
-        return f"killed in {self.stage} by {name}" + (
-            ": possibly out of host memory" if number == signal.SIGKILL else ""
-        )
+        return f"killed in {self.stage} by {killer(self.status)}"
 
 
 class Child:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ import msgspec
 
 from profiler.core.case import Trial, decode, encode
 from profiler.core.record import Record
+from profiler.engines import killer
 from profiler.engines.worker import answer, asked, error_record, send, tell, without_readings
 from profiler.measuring.passes import measure_together
 from profiler.measuring.ranks import Lost, Ranks, launch
@@ -71,7 +71,4 @@ def _died(trial: Trial, lost: Lost) -> Record:
     """Return the record of a trial whose rank was killed, or ended without a result."""
     if lost.status >= 0:
         return without_readings(trial, "failed", f"rank {lost.rank} ended without a result (exit code {lost.status})")
-    signals = {known_signal.value: known_signal.name for known_signal in signal.Signals}
-    name = signals.get(-lost.status, f"signal {-lost.status}")
-    likely = ": possibly out of host memory" if name == "SIGKILL" else ""
-    return without_readings(trial, "crashed", f"rank {lost.rank} was killed by {name}{likely}")
+    return without_readings(trial, "crashed", f"rank {lost.rank} was killed by {killer(lost.status)}")

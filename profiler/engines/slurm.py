@@ -142,10 +142,7 @@ class Slurm:
             for shard in shards.plans:
                 yield from shards.news(shard)
             following = shards.deal(self.num_jobs)
-            owing = [
-                shard for shard in following if not store.is_written(shard)
-            ]  # an earlier call's job writes the others
-            if owing:
+            if owing := [shard for shard in following if not store.is_written(shard)]:  # an earlier job writes others
                 jobs = self._submitted(executor, owing, trials[0].data_directory)
             while following:
                 over = [  # then all that it wrote is read
@@ -170,7 +167,7 @@ class Slurm:
     def _submitted(self, executor: Any, owing: Sequence[Path], data: str | None) -> dict[Path, Any]:
         """Submit one array with a job for each of these shards. Raises UserError (exit code 3) where it is rejected."""
         data = None if data is None else str(Path(data).absolute())
-        work = [Work(shard.absolute(), stage_seconds=self.stage_seconds, data_directory=data) for shard in owing]
+        work = [Work(shard.absolute(), self.stage_seconds, data) for shard in owing]
         try:
             return dict(zip(owing, executor.submit_array(work), strict=True))
         except (RuntimeError, OSError) as error:
@@ -273,13 +270,13 @@ class Shards:
                 yield record
 
 
+@dataclass
 class Work:
     """What a job runs: all that its shard owes. A job that is queued again when its time is up goes on with it."""
 
-    def __init__(self, shard: Path, *, stage_seconds: float, data_directory: str | None = None) -> None:
-        self.shard = shard
-        self.stage_seconds = stage_seconds
-        self.data_directory = data_directory
+    shard: Path
+    stage_seconds: float
+    data_directory: str | None
 
     def __call__(self) -> None:
         """Run what is owed on this machine. Raises UserError if it has another device than the first job's.

@@ -16,7 +16,7 @@ from profiler.analysis.progress import impossible
 from profiler.core import plan_file, schedule
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.record import HARDWARE, SCHEMA, SOFTWARE, Environment, Evidence, Record, evidence, moment
+from profiler.core.record import HARDWARE, SOFTWARE, Environment, Evidence, Record, evidence, moment
 from profiler.core.schedule import Shard
 from profiler.core.units import count_text
 from profiler.runs import TAGS, store
@@ -190,15 +190,10 @@ def validate(folder: Path) -> Report:
         text = text.removeprefix(f"{where}: ")  # as the errors of the readers begin
         findings.append(Finding(where=str(where), text=text, is_damage=is_damage))
 
-    def find_old(where: object, schema: int) -> None:
-        if schema < SCHEMA:
-            find(where, f"schema {schema}, and {SCHEMA} is the present one", is_damage=False)
-
     plan: dict[Key, Trial] | None = None
     try:
         manifest = store.read_manifest(folder)
         plan = {(trial.case, trial.round): trial for trial in manifest.plan}
-        find_old(folder / "manifest.json", manifest.schema)
     except UserError as error:
         find(folder / "manifest.json", error.message)
     if not (folder / "trials.jsonl").exists():
@@ -213,7 +208,6 @@ def validate(folder: Path) -> Report:
         except UserError as error:
             find(where, error.message)
             continue
-        find_old(where, record.schema)
         records.append(record)
         key = record.case, record.round
         if key in seen:

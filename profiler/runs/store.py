@@ -250,12 +250,6 @@ def refuse_existing(folder: Path) -> None:
     above = next(path for path in folder.absolute().parents if os.path.exists(path))
     if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
         raise unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
-    try:
-        os.lstat(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:  # a name that is too long
-        raise unwritable(folder, error) from error
 
 
 def _taken(folder: Path) -> UserError:
