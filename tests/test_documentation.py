@@ -88,7 +88,6 @@ def test_every_note_is_explained_and_no_other():
 @pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("picture", gallery.PICTURES)
 def test_the_picture_is_not_stale(picture):
-    assert gallery.PAGE.read_text(encoding="utf-8") == gallery.page()
     assert gallery.stored_digest(picture) == gallery.digest(picture), f"draw it anew: just pictures {picture}"
     assert f"(gallery/{picture}.png)" in gallery.PAGE.read_text(encoding="utf-8")
 

@@ -106,7 +106,7 @@ class FakeRay:
     def remote(self, **options: Any) -> Any:
         return lambda function: SimpleNamespace(options=lambda **needs: SimpleNamespace(remote=self._send))
 
-    def _send(self, request: bytes, **server: Any) -> Any:
+    def _send(self, request: bytes, stage_seconds: float) -> Any:
         trial = decode(request, Trial)
         self.sent[trial] += 1
         future: Any = Future()

@@ -78,7 +78,6 @@ class RayCluster:
         self._kinds = tuple(name for name in names if parse(name).kind)
         self._sends_folder = _has_own_code(trial.case for trial in self.plan)
         self._accelerators: dict[str, str] = {}  # Ray's names of the kinds, also of lost nodes
-        self._on_node: dict[str, Any] = {"trial": f"{WORKER}:run_trials", "stage_seconds": self.stage_seconds}
 
     def __enter__(self) -> RayCluster:
         self._join()
@@ -121,8 +120,7 @@ class RayCluster:
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         """Call `entry` ("module:function") with `text` on some node; return its answer. Raises as `Local.ask` does."""
-        seconds = self.wait + self._on_node["stage_seconds"]
-        return self._answer(self._asked("cpu", entry, text, failing), seconds)
+        return self._answer(self._asked("cpu", entry, text, failing), self.wait + self.stage_seconds)
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         """Yield one record for each trial that is owed. Closing the iterator cancels queued and running trials.
@@ -144,7 +142,7 @@ class RayCluster:
 
         def send(trial: Trial, attempt: int) -> None:
             task = self._ray.remote(max_retries=0, max_calls=0)(run_trial).options(**self._needs(trial.case.device))
-            future = task.remote(encode(trial), **self._on_node).future()
+            future = task.remote(encode(trial), self.stage_seconds).future()
             under_way[future] = trial, attempt
             future.add_done_callback(back.put)
 
@@ -256,7 +254,7 @@ class RayCluster:
 
     def _asked(self, device: str, entry: str, text: str, failing: str) -> Any:
         task = self._ray.remote(max_retries=3, max_calls=0)(ask).options(**self._needs(device))  # 0 calls: no limit
-        return task.remote(entry, text, failing, **self._on_node)
+        return task.remote(entry, text, failing, self.stage_seconds)
 
     def _answer(self, task: Any, seconds: float) -> dict[str, Any]:
         """Return the answer of a task. Raises UserError if it failed, Ray's GetTimeoutError if it is late."""
@@ -279,10 +277,10 @@ class RayCluster:
 _engines: dict[tuple[Any, ...], Local] = {}  # at most one: later tasks need not import torch again
 
 
-def run_trial(request: bytes, **server: Any) -> tuple[bytes, bytes]:
+def run_trial(request: bytes, stage_seconds: float) -> tuple[bytes, bytes]:
     """Run a trial; return its record as JSON, and what it printed, capped and without secrets."""
     trial: Trial = decode(request, Trial)
-    engine = _local(**server)
+    engine = _local(stage_seconds)
     with tempfile.TemporaryDirectory(prefix="gcprof-") as folder:
         engine.logs = Path(folder)
         (record,) = engine.run([trial])
@@ -290,21 +288,21 @@ def run_trial(request: bytes, **server: Any) -> tuple[bytes, bytes]:
         return record.take_line(), log.read_bytes() if log.exists() else b""
 
 
-def ask(entry: str, text: str, failing: str, **server: Any) -> dict[str, Any]:
+def ask(entry: str, text: str, failing: str, stage_seconds: float) -> dict[str, Any]:
     """Call a function with a text, in a child of the worker's fork server; return its answer."""
-    return _local(**server).ask(entry, text, failing=failing)
+    return _local(stage_seconds).ask(entry, text, failing=failing)
 
 
-def _local(*, trial: str, stage_seconds: float) -> Local:
-    """Return this worker's engine, which runs trials by the function `trial`.
+def _local(stage_seconds: float) -> Local:
+    """Return this worker's engine.
 
     A task with another GPU than the last one needs another server, since children inherit the server's environment.
     """
-    key = (os.environ.get(VISIBLE), trial, stage_seconds)
+    key = (os.environ.get(VISIBLE), stage_seconds)
     if key not in _engines:
         while _engines:
             _engines.popitem()[1].__exit__()
-        engine = Local(stage_seconds=stage_seconds, entry=trial).__enter__()
+        engine = Local(stage_seconds=stage_seconds).__enter__()
         if os.environ.get(VISIBLE):
             engine.survey()  # reads the free bytes, so that a killed trial's memory can be waited for
         _engines[key] = engine
