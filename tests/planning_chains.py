@@ -12,7 +12,6 @@ from profiler.planning.simulator import Cost, simulate
 
 FOLDER = Path(__file__).parent / "planning"
 NAMED = ("hetero12", "transformer60")
-COUNTED = {1: 2, 2: 6, 3: 22, 4: 90, 5: 394, 6: 1806, 7: 8558, 8: 41586}  # the large Schroeder numbers
 
 
 def equal_stages(number: int, *, output: int = 1, saved: int = 1, own: int | None = None) -> Chain:

@@ -11,13 +11,14 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
-from profiler.planning.chain import Chain, Plan, Stage
+from profiler.planning.chain import Plan
 from profiler.training.levers import label as label_of
 from profiler.views.plots import frontier, picture
 from profiler.workflows import fit_search
 from profiler.workflows.fit_search import Search, Way
 from profiler.workflows.plan_fitting import moves_enough
 from tests import make
+from tests.planning_chains import equal_stages
 
 MIB = 1 << 20
 
@@ -51,9 +52,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(fit_search, "stages", refuse)
 
-    def made(
-        peaks: dict[str, int | tuple[int, int]], *, limit: int, default: int, context: int = 0
-    ) -> tuple[Search, Steps]:
+    def made(peaks: dict[str, int | tuple[int, int]], *, limit: int, default: int, context: int = 0) -> Any:
         model: Any = Steps(peaks, default)
         return Search(model, limit * MIB, context * MIB), model
 
@@ -73,20 +72,14 @@ def test_a_loss_in_chunks_that_saves_under_one_percent_is_left_out(search):
     assert "chunk-loss" in finder.left_out
 
 
-def test_a_loss_in_chunks_that_lets_the_step_fit_is_proposed(search):
-    finder, _ = search({"all": 60, "none+chunk-loss": 80, "all+chunk-loss": 40}, limit=50, default=100)
-
-    assert labels(finder.ways(())) == ["all+chunk-loss"]
-    assert "chunk-loss" not in finder.left_out
-
-
 def test_levers_help_together_that_do_not_help_alone(search):
     """Other kernels lower nothing by themselves: with steps in the backward the two fit."""
     peaks = {"all": 60, "none+in-backward": 90, "all+in-backward": 55, "none+fused+in-backward": 80,
              "all+fused+in-backward": 45}  # fmt: skip
-    finder, _ = search(peaks, limit=50, default=100)
+    finder, model = search(peaks, limit=50, default=100)
 
     assert labels(finder.ways(())) == ["all+fused+in-backward"]
+    assert "all+expandable-segments" not in model.ran  # the tensors alone are too large
 
 
 @pytest.mark.parametrize(("reserved", "proposed"), [(45, ["all+expandable-segments"]), (75, ["all+micro-batches:n=8"])])
@@ -118,13 +111,6 @@ def test_expandable_segments_are_tried_too_where_a_plan_fits_and_faster_ones_onl
     found = labels(finder.ways(()))
 
     assert {"plan", "plan+expandable-segments"} <= {*found}
-
-
-def test_expandable_segments_are_not_tried_where_the_tensors_alone_are_too_large(search):
-    finder, model = search({"all": 60}, limit=50, default=100)
-    finder.ways(())
-
-    assert "all+expandable-segments" not in model.ran
 
 
 def test_other_kernels_are_tried_beside_the_others_where_they_lower_the_peak(search):
@@ -159,20 +145,11 @@ def test_a_plan_is_also_run_with_fused_kernels_which_are_faster_where_they_save_
     assert (str(fused.label), fused.plan, fused.added_seconds) == ("plan+fused+in-backward", plan, 1.0)
 
 
-def chain(output_bytes: int) -> Chain:
-    stage = Stage(
-        name="a", forward_seconds=1, backward_seconds=2, output_bytes=output_bytes, saved_bytes=output_bytes,
-        forward_extra_bytes=0, backward_extra_bytes=0,
-    )  # fmt: skip
-    stages = tuple(replace(stage, name=name) for name in "abc")
-    return Chain(input_bytes=0, stages=stages, traced_peak_bytes=100 * MIB)
-
-
 @pytest.mark.parametrize(("output_bytes", "is_enough"), [(MIB // 2, False), (2 * MIB, True)])
 def test_inputs_of_under_one_percent_of_the_peak_are_not_moved_to_the_host(output_bytes, is_enough):
-    plan = Plan(items=(0, (1,), 2), offloaded=(1,))
+    chain = replace(equal_stages(3, output=output_bytes, saved=output_bytes), traced_peak_bytes=100 * MIB)
 
-    assert moves_enough(chain(output_bytes), plan) is is_enough
+    assert moves_enough(chain, Plan(items=(0, (1,), 2), offloaded=(1,))) is is_enough
 
 
 def test_the_picture_has_a_step_line_for_each_curve(tmp_path, monkeypatch):

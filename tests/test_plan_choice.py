@@ -1,6 +1,5 @@
 """Which measured way is taken, what is said of it, and that it agrees with the table: with samples that are planted."""
 
-from itertools import combinations
 from random import Random
 
 import pytest
@@ -41,7 +40,7 @@ KEPT = Plan(items=tuple(range(6)), options=tuple((number, "matmul") for number i
 PLANS = {"plan": KEPT, "uniform(5)": uniform(CHAIN, 5), "first(4)": first(CHAIN, 4), "all": all_stages(CHAIN)}
 
 
-def compared(ratios: dict[str, tuple[float, ...]], peaks: dict[str, int], plans: dict[str, Plan] = PLANS):
+def compared(ratios: dict[str, tuple[float, ...]], peaks: dict[str, int]):
     """Ways with these ratios in the rounds, and these peaks in MiB."""
     rounds = range(1, 1 + len(next(iter(ratios.values()))))
     records = [make.record(peak=64 * MIB, seconds=(STEP,), round=number) for number in rounds]
@@ -53,7 +52,7 @@ def compared(ratios: dict[str, tuple[float, ...]], peaks: dict[str, int], plans:
     measured = {str(row.case.strategy): row for row in rows(records)}
     return [
         ComparedPlan(
-            way=Way(label=label, plan=plans[label], cost=simulate(CHAIN, plans[label])),
+            way=Way(label=label, plan=PLANS[label], cost=simulate(CHAIN, PLANS[label])),
             measured=measured[label.replace("(", "").strip(")")],
         )
         for label in ratios
@@ -99,15 +98,14 @@ def test_where_nothing_fits_nothing_is_taken():
     assert choose(compared({"plan": (1.0, 1.1)}, {"plan": 61}), CHAIN, BUDGET) is None
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_nothing_that_fits_was_surely_faster_than_what_is_taken(seed):
     draw = Random(seed)
-    labels = list(PLANS)
     ratios = {
         label: tuple(draw.lognormvariate(draw.uniform(0, 0.3), draw.choice((0.01, 0.2))) for _ in range(4))
-        for label in labels
+        for label in PLANS
     }
-    plans = compared(ratios, {label: draw.randint(20, 70) for label in labels})
+    plans = compared(ratios, {label: draw.randint(20, 70) for label in PLANS})
 
     chosen = choose(plans, CHAIN, BUDGET)
 
@@ -115,20 +113,6 @@ def test_nothing_that_fits_was_surely_faster_than_what_is_taken(seed):
     assert (chosen is None) == (not fitting)
     for plan in fitting:
         assert not max(ratios[plan.way.label]) < min(ratios[chosen.plan.way.label])
-
-
-def test_runs_that_differ_by_noise_alone_choose_one_plan():
-    """Three plans of one model at one budget were given in three runs."""
-    draw = Random(0)
-    truth = {"plan": 1.2, "uniform(5)": 1.27, "first(4)": 1.24, "all": 1.33}
-    peaks = {"plan": 41, "uniform(5)": 31, "first(4)": 33, "all": 21}
-    taken = []
-    for _ in range(20):
-        ratios = {label: tuple(ratio * draw.lognormvariate(0, 0.5) for _ in range(6)) for label, ratio in truth.items()}
-        chosen = choose(compared(ratios, peaks), chain(error=0.02), BUDGET)
-        taken.append({chosen.plan.way.label, *chosen.as_fast})
-
-    assert all(one & other for one, other in combinations(taken, 2))
 
 
 def test_a_step_that_computes_more_and_was_measured_faster_is_doubted():
@@ -142,30 +126,16 @@ def test_what_two_plans_share_is_in_no_doubt_between_them():
 
     difference, error = slower_by(doubtful, all_stages(doubtful), first(doubtful, 4))
 
-    assert difference == pytest.approx(2.0)  # two more recomputes
-    assert error == pytest.approx(0.5)
+    assert (difference, error) == pytest.approx((2.0, 2 * 0.25))  # two more recomputes
+    assert slower_by(doubtful, Plan(items=((0,), *range(1, 6))), Plan(items=(0, (1,), *range(2, 6))))[1] == 0.0
     assert simulate(doubtful, all_stages(doubtful)).error_seconds == pytest.approx(6 * 0.25)
-    assert slower_by(doubtful, KEPT, KEPT) == (0.0, 0.0)
     assert simulate(doubtful, none(doubtful).plan).error_seconds == 0.0
 
 
-def test_errors_of_unlike_stages_add_as_squares_and_those_of_like_ones_cancel():
-    stages = doubts(0.3, 0.3, 0.4, 0.0, 0.0, 0.0)
-
-    _, unlike = slower_by(stages, first(stages, 3), none(stages).plan)
-    _, like = slower_by(stages, Plan(items=((0,), 1, *range(2, 6))), Plan(items=(0, (1,), *range(2, 6))))
-
-    assert unlike == pytest.approx((0.6**2 + 0.4**2) ** 0.5)
-    assert like == 0.0
-
-
-def doubts(*errors: float) -> Chain:
-    stages = [replace(stage, error_seconds=error) for stage, error in zip(CHAIN.stages, errors, strict=True)]
-    return replace(CHAIN, stages=tuple(stages))
-
-
 def test_what_all_stages_of_a_way_are_off_by_together_is_no_smaller_for_being_of_many():
-    stages = replace(doubts(0.1, 0.2, 0.3, 0.0, 0.0, 0.0), doubts={"recomputed": 0.08})
+    errors = (0.1, 0.2, 0.3, 0.0, 0.0, 0.0)
+    unlike = tuple(replace(stage, error_seconds=error) for stage, error in zip(CHAIN.stages, errors, strict=True))
+    stages = replace(CHAIN, stages=unlike, doubts={"recomputed": 0.08})
 
     _, error = slower_by(stages, first(stages, 3), none(stages).plan)
     _, among = slower_by(stages, Plan(items=((0,), *range(1, 6))), Plan(items=(0, (1,), *range(2, 6))))

@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from profiler.cli import answer
 from profiler.core import plan_file
@@ -44,8 +44,8 @@ def costs(here: Path) -> Path:
 @pytest.fixture
 def named(here: Path) -> Path:
     """Costs of stages that name their modules."""
-    stages = (msgspec.structs.replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in CHAIN.stages)
-    (here / "named.json").write_bytes(encode_indented(msgspec.structs.replace(CHAIN, stages=tuple(stages))))
+    stages = (replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in CHAIN.stages)
+    (here / "named.json").write_bytes(encode_indented(replace(CHAIN, stages=tuple(stages))))
     return Path("named.json")
 
 
@@ -56,19 +56,6 @@ def plan(*words: object) -> int:
 def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("word", "nbytes"), [("848MiB", 848 * MIB), ("60%", int(0.6 * WHOLE)), ("max", WHOLE)])
-def test_a_budget_in_any_words_gets_the_fastest_plan_that_fits(costs, capsys, word, nbytes):
-    assert plan("--stages", costs, "--budget", word, "--json") == 0
-
-    found = document(capsys)
-    point = best(FRONTIER, nbytes)
-    assert found["budget_bytes"] == nbytes
-    assert found["ways"][0]["way"] == "plan"
-    assert found["ways"][0]["peak_bytes"] == point.peak_bytes <= nbytes
-    assert parse(found["ways"][0]["plan"], 12) == point.plan
 
 
 def test_a_budget_beyond_the_peak_is_told_as_such_and_no_percentage(costs, capsys):
@@ -97,33 +84,22 @@ def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, cap
 
 def with_option(folder: Path, *, error: float) -> Path:
     """Costs with a save option that takes a tenth of a checkpoint of each stage, and is off by so much of it."""
-    stages = [
-        msgspec.structs.replace(
-            stage,
-            error_seconds=0.0,
-            options=(
-                SaveOption(
-                    name="matmul",
-                    saved_bytes=stage.output_bytes,
-                    own_saved_bytes=0,
-                    forward_extra_bytes=0,  # less than a checkpoint's recompute, so that less memory will do
-                    backward_extra_bytes=stage.backward_extra_bytes,
-                    forward_seconds=stage.forward_seconds,
-                    backward_seconds=stage.backward_seconds + 0.1 * stage.stop_seconds,
-                    error_seconds=error * stage.stop_seconds,
-                ),
-            ),
-        )
-        for stage in CHAIN.stages
-    ]
+
+    def optional(stage: chains.Stage) -> chains.Stage:
+        option = SaveOption(
+            name="matmul", saved_bytes=stage.output_bytes, own_saved_bytes=0, forward_extra_bytes=0,
+            backward_extra_bytes=stage.backward_extra_bytes, forward_seconds=stage.forward_seconds,
+            backward_seconds=stage.backward_seconds + 0.1 * stage.stop_seconds,
+            error_seconds=error * stage.stop_seconds,
+        )  # fmt: skip
+        return replace(stage, error_seconds=0.0, options=(option,))
+
     path = folder / "options.json"
-    path.write_bytes(encode_indented(msgspec.structs.replace(CHAIN, stages=tuple(stages))))
+    path.write_bytes(encode_indented(replace(CHAIN, stages=tuple(map(optional, CHAIN.stages)))))
     return path
 
 
-@pytest.mark.parametrize(
-    ("error", "words"), [(0.8, ("--budget", "60%")), (1.0, ("--budget", "60%")), (1.0, ("--frontier",))]
-)
+@pytest.mark.parametrize(("error", "words"), [(0.8, ("--budget", "60%")), (1.0, ("--frontier",))])
 def test_save_options_that_may_be_no_faster_are_left_out_and_named(here, capsys, error, words):
     assert plan("--stages", with_option(here, error=error), *words) == 0
 
@@ -131,27 +107,13 @@ def test_save_options_that_may_be_no_faster_are_left_out_and_named(here, capsys,
     assert ("matmul" in said.out) == ("they may be no faster than a checkpoint: matmul" not in said.err) == (error < 1)
 
 
-def test_the_frontier_is_every_plan_that_no_other_beats(costs, capsys):
-    code = plan("--stages", costs, "--frontier")
-
-    said = capsys.readouterr()
-    above, lines = said.out.splitlines()[:5], said.out.splitlines()[5:]
-    place = above[2].index("plan")
-    assert code == 0
-    assert len(lines) == len(FRONTIER) == 30
-    assert [line[place:].strip() for line in lines[:1] + lines[-2:]] == [
-        "[stem] [c1 to pool] [c2-3] [attn to c5]",
-        "[pool]",
-        "nothing",
-    ]
-    assert next_words(said.err) == ["plan", "--stages", "costs.json", "--budget", "60%"]
-
-
-@pytest.mark.parametrize("budget", [("--budget", "60%"), ("--frontier",)])
-def test_one_document_holds_the_frontier(costs, capsys, budget):
-    assert plan("--stages", costs, *budget, "--json") == 0
+def test_one_document_holds_the_frontier_and_the_fastest_plan_that_fits(costs, capsys):
+    assert plan("--stages", costs, "--budget", "60%", "--json") == 0
 
     found = document(capsys)
+    point = best(FRONTIER, found["budget_bytes"])
+    assert (found["budget_bytes"], found["ways"][0]["way"]) == (int(0.6 * WHOLE), "plan")
+    assert (found["ways"][0]["peak_bytes"], parse(found["ways"][0]["plan"], 12)) == (point.peak_bytes, point.plan)
     assert (found["schema"], found["model"], found["largest_stage"]) == (1, None, "c1")
     assert found["uncheckpointed"]["peak_bytes"] == WHOLE
     assert found["floor_bytes"] == 536 * MIB
@@ -170,7 +132,7 @@ def test_a_plan_is_written_where_its_modules_are_known(named, capsys):
     assert list(found.fingerprint) == [stage.name for stage in CHAIN.stages]
 
 
-@pytest.mark.parametrize("name", ["plan.json", "f.csv", "f.png"])
+@pytest.mark.parametrize("name", ["plan.json", "f.csv"])
 def test_a_file_that_is_there_is_written_over_by_force_alone(named, name):
     Path(name).write_text("mine")
 
@@ -186,15 +148,9 @@ def test_a_file_that_is_there_is_written_over_by_force_alone(named, name):
         ("", "needs a model"),
         ("--stages absent.json --frontier", "cannot read 'absent.json'"),
         ("--stages costs.json", "needs a budget"),
-        ("--stages costs.json --frontier --emit python", "--emit"),
-        ("--stages costs.json --budget 60% -o plan.txt", "plan.txt"),
         ("--stages costs.json --budget 60% --emit python --json", "--json"),
-        ("--stages costs.json --budget 60% --batch-size 4", "--batch-size"),
-        ("mlp --frontier --rounds 2", "--rounds"),
         ("mlp --budget 60% --device fake:t4 --rounds 2", "--rounds"),
-        ("mlp,mnist-cnn --budget 60%", "only one model"),
         ("--from plan.json --emit python --budget 60%", "--budget"),
-        ("--from plan.json", "--from"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(costs, shared, capsys, words, noun):
@@ -206,7 +162,7 @@ def test_what_cannot_be_planned_is_refused(costs, shared, capsys, words, noun):
     assert "hint: " in said.err
 
 
-@pytest.mark.parametrize("words", [("--emit", "python"), ("--emit", "hf"), ("--emit", "fsdp"), ("-o", "plan.json")])
+@pytest.mark.parametrize("words", [("--emit", "python"), ("-o", "plan.json")])
 def test_stages_of_no_known_modules_are_planned_and_not_carried_out(costs, capsys, words):
     assert plan("--stages", costs, "--budget", "60%", *words) == 2
 
@@ -227,42 +183,27 @@ def test_the_code_of_a_plan_file_is_printed_without_torch(named, capsys):
     assert (done.returncode, done.stdout, done.stderr) == (0, planned, "")
 
 
-@pytest.fixture
-def nested(here: Path) -> Path:
-    """Eight stages of a byte each that save ten: 24 bytes at one level, less only by checkpoints in checkpoints."""
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_budget_below_one_level_gets_checkpoints_within_checkpoints(here, capsys, depth):
+    """Eight stages of a byte each that save ten: the smallest peak of one level, and that of two, which is less."""
     chain = equal_stages(8, saved=10, own=9)
-    stages = tuple(msgspec.structs.replace(one, name=f"s{at}") for at, one in enumerate(chain.stages))
-    (here / "nested.json").write_bytes(encode_indented(msgspec.structs.replace(chain, stages=stages)))
-    return Path("nested.json")
+    chain = replace(chain, stages=tuple(replace(one, name=f"s{at}") for at, one in enumerate(chain.stages)))
+    (here / "nested.json").write_bytes(encode_indented(chain))
+
+    budget = frontier(chain, levels=depth).peak_bytes[0]
+    assert plan("--stages", "nested.json", "--budget", f"{budget}B", "--json") == 0
+
+    assert parse(document(capsys)["ways"][0]["plan"], 8).depth() == depth
 
 
-def smallest(path: Path, levels: int) -> int:
-    return frontier(chains.read(path), levels=levels).peak_bytes[0]
-
-
-def test_a_budget_below_one_level_gets_checkpoints_within_checkpoints(nested, capsys):
-    one, two = smallest(nested, 1), smallest(nested, 2)
-    assert two < one
-
-    assert plan("--stages", nested, "--budget", f"{two}B", "--json") == 0
-    deep = parse(document(capsys)["ways"][0]["plan"], 8)
-    assert plan("--stages", nested, "--budget", f"{one}B", "--json") == 0
-    flat = parse(document(capsys)["ways"][0]["plan"], 8)
-
-    assert (flat.depth(), deep.depth()) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("budget", "shown"), [("535MiB", "535 MiB, 38 %"), ("3%", "42.7 MiB, 3 %")]
-)  # the peak without checkpointing is 1.39 GiB
-def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(costs, capsys, budget, shown):
-    code = plan("--stages", costs, "--budget", budget, "-o", "f.csv")
+def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(costs, capsys):
+    code = plan("--stages", costs, "--budget", "535MiB", "-o", "f.csv")
 
     said = capsys.readouterr()
     assert code == 5
     assert said.out == ""
     assert said.err.splitlines() == [
-        f"no plan fits {shown} of the peak without checkpointing: the smallest peak is 536 MiB",
+        "no plan fits 535 MiB, 38 % of the peak without checkpointing: the smallest peak is 536 MiB",
         "'c1' needs 536 MiB alone while it runs: "
         "0 B of it are there in every step, and up to 0 B are gradients of parameters",
         "a smaller batch or `offload` lowers the rest; sharding, 16 bits or an optimizer with less state lowers "
@@ -280,25 +221,15 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
 
     said = capsys.readouterr()
     found = json.loads(said.out)
-    labels = [way["way"] for way in found["ways"]]
     assert code == 0
-    assert found["model"].startswith("transformer:")
-    assert labels[0] == "plan"
-    assert labels[-1] == "all"
+    assert [way["way"] for way in found["ways"]][:: len(found["ways"]) - 1] == ["plan", "all"]
     assert found["budget_bytes"] == int(0.6 * found["uncheckpointed"]["peak_bytes"])
     for way in found["ways"]:
         assert way["outcome"] == "ok"
         assert way["gradients"] == "bit-equal"
         assert way["measured_peak_bytes"] == way["predicted_peak_bytes"]
         assert way["measured_time_ratio"] > 0
-    assert found["ways"][0]["measured_peak_bytes"] <= found["budget_bytes"]
     run = store.load(run_folder(here / "results"))
-    assert {record.outcome for record in run.records} == {"ok"}
-    assert all(record.case.sampling.ends_together for record in run.records if record.readings.step_seconds)
-    assert run.manifest.command.startswith("gcprof plan transformer:layers=4")
-    assert {path.stem for path in (run.folder / "plans").iterdir()} <= {
-        "".join(letter if letter.isalnum() else "-" for letter in label).strip("-") for label in labels
-    }
     assert set(run.manifest.sources) == {str(path) for path in (Path("results") / run.folder.name / "plans").iterdir()}
     assert run.manifest.sources == store.code_digests(trial.case for trial in run.manifest.plan)
     (chosen,) = (way for way in found["ways"] if way["chosen"])
@@ -313,17 +244,5 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
     assert answer(["run", *WORDS, *again]) == 0
 
     none, planned = json.loads(capsys.readouterr().out)["records"]
-    assert planned["case"]["batch_size"] == 2
     assert planned["readings"]["peak_bytes"] == chosen["measured_peak_bytes"]
     assert none["readings"]["peak_bytes"] > found["budget_bytes"] >= planned["readings"]["peak_bytes"]
-
-
-@pytest.mark.nightly
-def test_a_gpu_that_is_not_there_is_planned_for_by_estimates(here, capsys):
-    code = plan(SMALL, "--device", "fake:t4", "--batch-size", "8", "--budget", "95%", "--json")
-
-    found = document(capsys)
-    assert code == 0
-    assert found["ways"][0]["predicted_peak_bytes"] <= found["budget_bytes"]
-    assert found["ways"][0]["measured_peak_bytes"] is None
-    assert found["frontier"][0]["step_seconds"] > found["uncheckpointed"]["step_seconds"] > 0

@@ -3,8 +3,8 @@
 import json
 from math import hypot
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
@@ -23,19 +23,14 @@ STAGE = {
     "forward_extra_bytes": 0,
     "backward_extra_bytes": 0,
 }
-BLOCK = {"name": "b", "parameters": []}
 OPTION = {key: value for key, value in STAGE.items() if key != "output_bytes"}
-
-
-def expected(name: str) -> dict:
-    return json.loads((FOLDER / f"{name}.expected.json").read_text())
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_plan_costs_what_the_peer_says(name):
     chain = read(FOLDER / f"{name}.stages.json")
 
-    for one in expected(name)["plans"]:
+    for one in json.loads((FOLDER / f"{name}.expected.json").read_text())["plans"]:
         plan = parse(one["plan"], len(chain.stages))
         cost = simulate(chain, plan)
 
@@ -44,9 +39,8 @@ def test_a_plan_costs_what_the_peer_says(name):
         assert cost.step_seconds == pytest.approx(one["step_seconds"], abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_chain_is_read_as_it_was_written(tmp_path, seed):
-    chain = random_chain(seed, 4, options=True, pins=True)
+def test_a_chain_is_read_as_it_was_written(tmp_path):
+    chain = random_chain(0, 9, options=True, pins=True)
 
     (tmp_path / "chain.json").write_bytes(encode_indented(chain))
 
@@ -57,20 +51,11 @@ def test_a_chain_is_read_as_it_was_written(tmp_path, seed):
     ("text", "said"),
     [
         ("{", "is not JSON"),
-        (json.dumps({"stages": [STAGE]}), "missing required field `input_bytes`"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE], "bugdet": 1}), "unknown field `bugdet`"),
-        (json.dumps({"input_bytes": -1, "stages": [STAGE]}), ">= 0"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"saved_bytes": -3}]}), ">= 0"),
-        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"forward_seconds": float("nan")}]}), "is not JSON"),
         ('{"input_bytes": 1, "stages": [{"name": "a", "forward_seconds": 1e999}]}', "out of range"),
-        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"saved_bytes": 10**30}]}), "saved_bytes"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE, STAGE]}), "called 'a'"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE], "static_bytes": 5, "traced_peak_bytes": 4}), "5 are held"),
-        (json.dumps({"input_bytes": 1, "stages": [STAGE], "floor_bytes": 5, "traced_peak_bytes": 4}), "5 are held"),
-        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"blocks": [BLOCK, BLOCK]}]}), "two blocks are called 'b'"),
-        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"own_saved_bytes": 4}]}), "own_saved_bytes of 'a'"),
-        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"options": [OPTION, OPTION]}]}), "options of 'a'"),
-        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"options": [OPTION | {"name": "a b"}]}]}), "matching regex"),
     ],
 )
 def test_a_damaged_file_is_refused_with_a_hint(tmp_path, text, said):
@@ -95,6 +80,7 @@ def test_two_stages_by_hand():
     second = stage(output_bytes=20, saved_bytes=48, own_saved_bytes=28, forward_extra_bytes=5, backward_extra_bytes=11)
     chain = Chain(input_bytes=100, stages=(first, second), static_bytes=1000)
 
+    assert simulate(replace(chain, floor_bytes=9999), parse("1-2", 2)).peak_bytes == 9999
     kept, both, one = (simulate(chain, parse(text, 2)) for text in ("1-2", "[1-2]", "[1] 2"))
 
     assert kept.peak_bytes == 1000 + 100 + 25 + 20 + 28 + 11  # the second's backward, with its output's gradient
@@ -123,16 +109,10 @@ def test_only_the_others_of_a_recompute_take_what_is_measured_of_runs():
     )
 
 
-def test_no_plan_goes_below_the_floor():
-    chain = Chain(input_bytes=1, stages=(stage(),), floor_bytes=500)
-
-    assert simulate(chain, parse("1", 1)).peak_bytes == 500
-
-
 def test_the_step_without_checkpointing_fits_by_its_trace_whatever_its_costs():
     chain = Chain(input_bytes=1, stages=(stage(), stage()))
     whole = simulate(chain, parse("1-2", 2)).peak_bytes
-    traced = msgspec.structs.replace(chain, traced_peak_bytes=whole - 2)
+    traced = replace(chain, traced_peak_bytes=whole - 2)
 
     assert (whole_bytes(chain), whole_bytes(traced)) == (whole, whole - 2)
     assert cost_limit(chain, whole - 2) == whole - 2
@@ -143,11 +123,8 @@ def test_the_step_without_checkpointing_fits_by_its_trace_whatever_its_costs():
     "plan",
     [
         Plan(items=(0,)),
-        Plan(items=(1, 0)),
         Plan(items=(0, (1, ()))),
         Plan(items=(((0, 1),),)),
-        Plan(items=((0,), 1)),
-        Plan(items=(0, 1), options=((1, "matmul"),)),
         Plan(items=(0, (1,)), options=((1, "few"),)),
         Plan(items=(0, 1), options=((1, "few"), (1, "few"))),
     ],
@@ -166,9 +143,7 @@ def test_what_is_no_plan_of_the_chain_is_not_carried_out(plan):
     [
         (0.05, 0.0, 0.0, False, True),
         (0.2, 0.0, 0.0, False, True),  # costs without errors are the solver's to weigh
-        (0.03, 0.02, 0.02, False, True),
         (0.03, 0.03, 0.03, False, False),  # 0.03 + 0.042 is more than the 0.07 of a checkpoint
-        (0.2, 0.01, 0.0, False, False),
         (0.03, 0.03, 0.03, True, True),  # what cannot be checkpointed has no other way
     ],
 )

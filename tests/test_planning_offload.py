@@ -1,6 +1,5 @@
 """Plans with inputs in host memory: their costs by arithmetic, and the best of them by brute force."""
 
-import random
 from collections.abc import Iterator
 from itertools import product
 
@@ -8,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.planning.candidates import largest_stage
-from profiler.planning.chain import Chain, Item, Plan, StageModule, host_bytes, plan_file_of, render
+from profiler.planning.chain import Chain, Plan, StageModule, host_bytes, plan_file_of, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.workflows import plan_fitting
@@ -28,24 +27,29 @@ def equal(number: int, *, copy_seconds: float = 1.0, **at: dict[str, int]) -> Ch
     return replace(chain, input_bytes=0, stages=tuple(stages), host_rate=10 / copy_seconds)
 
 
-def offloading(*items: Item, of: tuple[int, ...]) -> Plan:
-    return Plan(items=items, offloaded=of)
-
-
 # --- times: what is not covered by the stages that run meanwhile is waited for
 
 
 @pytest.mark.parametrize(
     ("plan", "copy_seconds", "waited"),
     [
-        (offloading(0, (1,), 2, of=(1,)), 1.0, 0),
-        (offloading(0, (1,), 2, of=(1,)), 1.5, 0.5),  # behind the forward of the run, which takes one
-        (offloading(0, (1,), 2, of=(1,)), 3.0, 2 + 1),  # and behind the backward of the next stage, which takes two
-        (offloading(0, (1, 2), 3, of=(1,)), 3.0, 1 + 1),  # the forward of two stages
-        (offloading(0, (1,), (2,), 3, of=(1,)), 3.0, 2 + 0),  # recompute and backward of a run of one stage
-        (offloading(0, (1,), (2, 3), 4, of=(1,)), 3.0, 2 + 1),  # of a longer run only the backward of its first stage
-        (offloading(0, (1,), (2,), 3, of=(1, 2)), 3.0, 2 + 2 + 1 + 0),
-        (offloading(0, (1,), (2,), 3, of=(1, 2)), 4.0, 3 + 3 + 2 + 1),  # the second fetch begins after the first
+        (Plan(items=(0, (1,), 2), offloaded=(1,)), 1.0, 0),
+        (
+            Plan(items=(0, (1,), 2), offloaded=(1,)),
+            3.0,
+            2 + 1,
+        ),  # and behind the backward of the next stage, which takes two
+        (Plan(items=(0, (1,), (2,), 3), offloaded=(1,)), 3.0, 2 + 0),  # recompute and backward of a run of one stage
+        (
+            Plan(items=(0, (1,), (2, 3), 4), offloaded=(1,)),
+            3.0,
+            2 + 1,
+        ),  # of a longer run only the backward of its first stage
+        (
+            Plan(items=(0, (1,), (2,), 3), offloaded=(1, 2)),
+            4.0,
+            3 + 3 + 2 + 1,
+        ),  # the second fetch begins after the first
     ],
 )
 def test_a_step_waits_for_what_a_copy_takes_longer_than_the_stages_beside_it(plan, copy_seconds, waited):
@@ -63,16 +67,14 @@ def test_a_step_waits_for_what_a_copy_takes_longer_than_the_stages_beside_it(pla
 @pytest.mark.parametrize(
     ("costs", "peak"),
     [
-        ({"s2": {"forward_extra_bytes": 500}}, 100 + 10 + 110 + 500),  # the input is away
         ({"s1": {"plain_forward_extra_bytes": 500}}, 110 + 10 + 500),  # it is not away yet
         ({"s2": {"backward_extra_bytes": 500}}, 100 + 10 + 100 + 10 + 10 + 500),  # it is back, with a gradient
-        ({"s1": {"backward_extra_bytes": 500}}, 100 + 10 + 10 + 100 + 500),
         ({"s2": {"backward_extra_bytes": -50}}, 100 + 10 + 100 + 10 + 10),  # what is fetched is there before it frees
         ({"s0": {"own_saved_bytes": 110}, "s2": {"forward_extra_bytes": 500}}, 110 + 10 + 110 + 500),  # saved anyway
     ],
 )
 def test_an_input_in_host_memory_is_not_on_the_device_between(costs, peak):
-    assert simulate(equal(3, **costs), offloading(0, (1,), 2, of=(1,))).peak_bytes == peak
+    assert simulate(equal(3, **costs), Plan(items=(0, (1,), 2), offloaded=(1,))).peak_bytes == peak
 
 
 # --- plans
@@ -81,11 +83,9 @@ def test_an_input_in_host_memory_is_not_on_the_device_between(costs, peak):
 @pytest.mark.parametrize(
     ("chain", "plan", "noun"),
     [
-        (replace(equal(3), host_rate=0.0), offloading(0, (1,), 2, of=(1,)), "rate"),
-        (equal(3), offloading((0,), 1, 2, of=(0,)), "before"),
-        (equal(3), offloading(0, 1, (2,), of=(2,)), "after"),
-        (equal(3), offloading(0, 1, 2, of=(1,)), "segments"),
-        (equal(4), offloading(0, (1, (2,), 3), of=(2,)), "segments"),
+        (replace(equal(3), host_rate=0.0), Plan(items=(0, (1,), 2), offloaded=(1,)), "rate"),
+        (equal(3), Plan(items=((0,), 1, 2), offloaded=(0,)), "before"),
+        (equal(4), Plan(items=(0, (1, (2,), 3)), offloaded=(2,)), "segments"),
     ],
 )
 def test_what_cannot_wait_in_host_memory_is_no_plan(chain, plan, noun):
@@ -105,13 +105,13 @@ def named(chain: Chain, *unnamed: int) -> Chain:
 
 
 def test_a_plan_file_says_at_which_block_an_input_is_fetched():
-    plan = offloading(0, (1, 2), 3, of=(1,))
+    plan = Plan(items=(0, (1, 2), 3), offloaded=(1,))
 
     file = plan_file_of(named(equal(4)), plan)
 
     assert file.plan == render(plan) == "1 [2-3]:host 4"
     assert [segment.fetched_at for segment in file.segments] == ["3.b"]
-    assert (file.schema, plan_file_of(named(equal(4)), offloading(0, (1, 2), 3, of=())).schema) == (2, 1)
+    assert (file.schema, plan_file_of(named(equal(4)), Plan(items=(0, (1, 2), 3), offloaded=())).schema) == (2, 1)
 
 
 def test_nothing_is_fetched_where_the_backward_reaches_no_block():
@@ -121,7 +121,7 @@ def test_nothing_is_fetched_where_the_backward_reaches_no_block():
 
     assert all(1 not in offloaded for offloaded in found)
     with pytest.raises(ValueError, match="block"):
-        simulate(chain, offloading(0, (1,), 2, 3, of=(1,)))
+        simulate(chain, Plan(items=(0, (1,), 2, 3), offloaded=(1,)))
 
 
 # --- the best of them
@@ -144,6 +144,7 @@ def differs(chain: Chain, waiting: int | None = None) -> bool:
     plans = (plan for plan in every_offloading(chain) if all(first < (waiting or 9) for first in plan.offloaded))
     expected = lower_envelope(simulate(chain, plan) for plan in plans)
     found = frontier(chain, offload=True, waiting=waiting)
+    assert largest_stage(chain)[1] <= found.peak_bytes[0]
     points = [(point.peak_bytes, point.step_seconds) for point in found]
     return len(points) != len(expected) or any(
         nbytes != peak or abs(seconds - least) > 1e-9
@@ -155,24 +156,18 @@ def differs(chain: Chain, waiting: int | None = None) -> bool:
     "part", [pytest.param(part, marks=[] if part in (4, 5) else pytest.mark.slow) for part in range(30)]
 )
 def test_the_frontier_is_that_of_brute_force(part):
-    assert len(SIZES) == 300
-
     for seed, number in list(enumerate(SIZES))[part::30]:
         assert not differs(chain_of(seed, number)), (seed, number)
 
 
-@pytest.mark.parametrize("costs", [{"plain_forward_extra_bytes": 300}, {"backward_extra_bytes": -100}])
-def test_so_it_is_where_inputs_that_are_sent_or_fetched_set_the_peak(costs):
-    assert not differs(equal(5, copy_seconds=0.5, **{f"s{place}": costs for place in range(1, 5)}))
+def test_so_it_is_where_inputs_that_are_sent_or_fetched_set_the_peak_and_where_few_may_wait():
+    for costs in ({"plain_forward_extra_bytes": 300}, {"backward_extra_bytes": -100}):
+        assert not differs(equal(5, copy_seconds=0.5, **{f"s{place}": costs for place in range(1, 5)}))
+    for seed in range(9):
+        assert not differs(chain_of(seed, 5), 1 + seed % 3), seed
 
 
-@pytest.mark.parametrize("waiting", [1, 2, 3])
-def test_so_it_is_where_only_inputs_of_the_first_stages_may_wait(waiting):
-    for seed in range(6):
-        assert not differs(chain_of(seed, 5), waiting), seed
-
-
-@pytest.mark.parametrize(("most", "number"), [(0, None), (20, None), (36, 2), (50, 3), (None, 5)])
+@pytest.mark.parametrize(("most", "number"), [(20, None), (36, 2), (None, 5)])
 def test_offered_plans_take_at_most_so_much_host_memory(most, number):
     """Five inputs of 9 MiB could wait, each in 16 MiB of pinned memory, and two must for the plan to fit."""
     chain = named(equal_stages(8, output=9 << 20, saved=110 << 20, own=100 << 20))
@@ -183,38 +178,3 @@ def test_offered_plans_take_at_most_so_much_host_memory(most, number):
 
     assert (point and len(point.plan.offloaded)) == number
     assert point is None or host_bytes(chain, point.plan) == number * 16 << 20
-
-
-def test_without_offload_or_a_rate_the_frontier_is_the_one_before():
-    for seed in range(10):
-        chain = chain_of(seed, 5)
-        plain = [*frontier(replace(chain, host_rate=0.0))]
-
-        assert [*frontier(chain)] == plain == [*frontier(replace(chain, host_rate=0.0), offload=True)]
-
-
-def test_a_thinned_frontier_loses_no_more_than_it_says():
-    for seed in range(6):
-        chain = replace(chain_of(seed, 4), stages=chain_of(seed, 4).stages + random_chain(seed + 50, 10).stages)
-        exact, thinned = frontier(chain, offload=True), frontier(chain, offload=True, points=8)
-
-        lost = max(point.step_seconds - best(exact, point.peak_bytes).step_seconds for point in thinned)
-        assert lost <= thinned.lost_fraction * exact.step_seconds[-1] + 1e-9
-
-
-def test_long_chains_are_solved_and_every_plan_is_what_it_says():
-    chain = add_options(random_chain(3, 60), 3, 4)
-
-    found = frontier(replace(chain, host_rate=RATES[2]), offload=True)
-
-    draw = random.Random(0)
-    assert any(found.point(index).plan.offloaded for index in draw.sample(range(len(found)), 20))
-    assert found.peak_bytes[0] < frontier(chain).peak_bytes[0]
-
-
-def test_no_plan_gets_below_the_largest_stage_at_work():
-    for seed in range(60):
-        chain = chain_of(3 * seed, 1 + seed % 6)  # with pins
-        _, floor = largest_stage(chain)
-
-        assert floor <= frontier(chain, offload=True).peak_bytes[0], seed

@@ -1,6 +1,5 @@
 """Plans without a solver, against the peer's figures, and no better than the solver's."""
 
-import json
 from itertools import pairwise
 from math import inf
 
@@ -12,19 +11,6 @@ from profiler.planning.chain import Chain, read, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from tests.planning_chains import FOLDER, NAMED, equal_stages, random_chain
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMED)
-def test_uniform_splits_cost_what_the_peer_says(name):
-    chain = read(FOLDER / f"{name}.stages.json")
-    expected = json.loads((FOLDER / f"{name}.expected.json").read_text())["uniform"]
-
-    for number, (nbytes, seconds) in expected.items():
-        cost = simulate(chain, candidates.uniform(chain, int(number)))
-
-        assert cost.peak_bytes == nbytes
-        assert cost.step_seconds == pytest.approx(seconds, abs=1e-9)
 
 
 def test_rules_are_what_their_names_say():
@@ -77,11 +63,6 @@ def test_plans_that_are_equal_are_one_way_with_all_names():
 CHAINS = [*(read(FOLDER / f"{name}.stages.json") for name in NAMED), *(random_chain(seed, 9) for seed in range(12))]
 
 
-def ruled(chain, kinds):
-    """Bytes and seconds of every plan of these rules."""
-    return [simulate(chain, plan) for kind in kinds for _, plan in candidates.plans(chain, kind)]
-
-
 def within(found, budget) -> float:
     """Seconds of the fastest within so many bytes; no plan is infinitely slow."""
     return (inf, *found.step_seconds)[sum(peak <= budget for peak in found.peak_bytes)]
@@ -91,7 +72,7 @@ def within(found, budget) -> float:
 def test_deeper_is_no_slower_and_no_rule_beats_one_level(chain):
     nested, two, one = (frontier(chain, levels=levels) for levels in (None, 2, 1))
 
-    for cost in ruled(chain, candidates.RULES):
+    for cost in (simulate(chain, plan) for kind in candidates.RULES for _, plan in candidates.plans(chain, kind)):
         times = [within(found, cost.peak_bytes) for found in (nested, two, one)]
 
         assert all(deeper <= other + 1e-9 for deeper, other in pairwise([*times, cost.step_seconds]))
