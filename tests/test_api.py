@@ -5,9 +5,9 @@ import inspect
 import textwrap
 import traceback
 
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 import gcprof
@@ -24,9 +24,7 @@ def factory():
     return nn.Sequential(*[Counted() for _ in range(6)]), (torch.ones(4, 3), torch.zeros(4, 3)), nn.functional.mse_loss
 
 
-@pytest.mark.parametrize(
-    "strategy", ["all", "segments:k=2", "recursive", "from-start", "selective", "offload", "none", "plan"]
-)
+@pytest.mark.parametrize("strategy", ["all", "recursive", "from-start", "offload", "none", "plan"])
 def test_a_deep_copy_computes_with_its_own_weights(strategy, here):
     module, x = nn.Sequential(*[Counted() for _ in range(4)]), torch.ones(2, 3)
     plan_file.write(plan_of(module, tuple("0123"), all_sorts(4)), here / "plan.json")
@@ -44,24 +42,6 @@ def test_a_deep_copy_computes_with_its_own_weights(strategy, here):
     assert torch.equal(module(x), before)
 
 
-@pytest.mark.parametrize(
-    ("module", "strategy", "complaint"),
-    [
-        (
-            lambda: nn.Sequential(Counted()),
-            "all",
-            "an nn.Module, and was given a function; measure and predict take",
-        ),
-        (Counted, "all", "was given Counted itself"),
-        (nn.Sequential(), None, "a strategy is a word such as 'all' or 'segments:k=4', .*, not None"),
-        (nn.Sequential(), 4, "not of type int"),
-    ],
-)
-def test_what_is_no_module_or_no_strategy_is_refused_with_what_is_wanted(module, strategy, complaint):
-    with pytest.raises(TypeError, match=complaint):
-        profiler.apply(module, strategy)
-
-
 def test_a_factory_is_measured_in_this_process():
     record = profiler.measure(factory, strategy="segments:k=3", samples=2)
 
@@ -73,17 +53,12 @@ def test_a_factory_is_measured_in_this_process():
     assert record.readings.peak_bytes > 0
 
 
-def examples(function):
-    """The example of a docstring, as it stands there."""
-    _, _, text = inspect.getdoc(function).partition("Example::\n")
-    return textwrap.dedent(text)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in profiler.__all__ if name not in ("__version__", "fit")])  # test_live
 def test_the_example_of_every_function_runs(name, here):
     stored.run(here / "results" / "first", stored.troubled())
-    text = examples(getattr(profiler, name))
+    _, _, example = inspect.getdoc(getattr(profiler, name)).partition("Example::\n")
+    text = textwrap.dedent(example)
 
     assert f"gcprof.{name}(" in text
     exec(text, {"nn": nn, "torch": torch, "gcprof": gcprof})
@@ -108,40 +83,34 @@ def test_a_prediction_says_which_gpus_hold_it():
     assert record.readings.static_bytes["optimizer"] > 2 * 4 * width * width * layers
     assert {gpu: record.fits(gpu) for gpu in ("t4", "a100-80", "h100")} == {"t4": False, "a100-80": True, "h100": True}
     room = gpu_specs.find("t4").memory_bytes - 600 * 2**20
-    reserved = [msgspec.structs.replace(record.readings, reserved_bytes=room + more) for more in (0, 1)]
-    assert [msgspec.structs.replace(record, readings=readings).fits("t4") for readings in reserved] == [True, False]
-    none = type(record.readings)()
-    environment = msgspec.structs.replace(record.environment, device_bytes=80 * 2**30)
-    lost = msgspec.structs.replace(record, outcome="out_of_memory", readings=none, environment=environment)
+    reserved = [replace(record.readings, reserved_bytes=room + more) for more in (0, 1)]
+    assert [replace(record, readings=readings).fits("t4") for readings in reserved] == [True, False]
+    environment = replace(record.environment, device_bytes=80 * 2**30)
+    lost = replace(record, outcome="out_of_memory", readings=type(record.readings)(), environment=environment)
     assert not lost.fits("t4")  # smaller than the device that it did not fit
     with pytest.raises(UserError, match="has no bytes"):
         lost.fits("b200")
 
 
-@pytest.mark.parametrize(
-    "call", [profiler.predict, lambda build: profiler.plan(build, None, "60%")], ids=["predict", "plan"]
-)
-def test_a_module_that_was_made_before_is_refused_and_stays_as_it_was(call):
-    module, batch, loss = factory()
+def test_what_is_no_module_or_was_made_before_is_refused_with_what_is_wanted():
+    made = factory()
 
-    with pytest.raises(UserError, match="made before") as caught:
-        call(lambda: (module, batch, loss))
-
-    assert "inside build" in caught.value.hint
-    assert all("forward" not in vars(block) for block in module)
+    with pytest.raises(TypeError, match=r"an nn.Module, and was given a function; measure and predict take"):
+        profiler.apply(factory, "all")
+    with pytest.raises(UserError, match="made before"):
+        profiler.predict(lambda: made)
+    assert all("forward" not in vars(block) for block in made[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "cuda", "h100"])
-@pytest.mark.parametrize("budget", ["75%", 60_000_000])
+@pytest.mark.parametrize(("device", "budget"), [("cpu", 60_000_000), ("h100", "75%")])
 def test_the_step_under_a_plan_fits_the_budget_and_recomputes_less_than_all(device, budget):
     peak = profiler.predict(deep(), device=device).readings.peak_bytes
-    limit = 0.75 * peak if budget == "75%" else budget + 33 * 2**20 * (device == "h100")  # cuBLAS's workspace
 
-    plan = profiler.plan(deep(), budget=budget if budget == "75%" else int(limit), device=device)
+    plan = profiler.plan(deep(), budget=budget, device=device)
     record = profiler.predict(deep(), strategy=plan, device=device)
 
-    assert record.readings.peak_bytes <= limit < peak
+    assert record.readings.peak_bytes <= (0.75 * peak if budget == "75%" else budget) < peak
     recomputed = sum(len(plan_file.names(one)) for one in plan.segments)
     assert 0 < recomputed < len(plan.fingerprint)
 
@@ -171,8 +140,6 @@ def test_a_plan_goes_to_every_other_function_and_to_a_file(here):
     ("words", "complaint"),
     [
         ({"device": "h1000"}, "device: nothing is known of 'h1000'"),
-        ({"optimizer": "sgdd"}, "no optimizer is called 'sgdd'"),
-        ({"budget": "much"}, "budget cannot be 'much'"),
         ({"budget": 0}, "budget cannot be '0'"),
     ],
 )

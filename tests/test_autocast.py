@@ -22,24 +22,15 @@ ROWS = 40
 HALF = {
     "linear": lambda x: F.linear(x, torch.ones(16, 16)),
     "gelu": F.gelu,
-    "dropout": F.dropout,
-    "padding": lambda x: F.pad(x, (1, 1), mode="reflect"),
     "matrix times vector": lambda x: torch.mv(x[0], torch.ones(16)),
     "einsum": lambda x: torch.einsum("bij,bij->bij", x, x.float()),
-    "a sum in a precision of its own": lambda x: x.sum(dtype=torch.bfloat16),
     "a softmax in a precision of its own": lambda x: x.softmax(-1, torch.bfloat16),
 }
 SINGLE = {
     "layer norm": lambda x: F.layer_norm(x, (16,)),
-    "group norm": lambda x: F.group_norm(x, 2),
     "softmax": lambda x: x.softmax(-1),
-    "log softmax": lambda x: F.log_softmax(x, -1),
-    "power": lambda x: x**2,
     "sum": lambda x: x.sum(),
-    "sum of rows": lambda x: x.sum(-1, keepdim=True),
-    "norm": torch.linalg.vector_norm,
     "cross entropy": lambda x: F.cross_entropy(x, torch.zeros(4, 16, dtype=torch.long)),
-    "upsample": lambda x: F.interpolate(x, scale_factor=2),
     "a product with one in float32": lambda x: torch.tensordot(x, torch.ones(16), 1),
 }
 
@@ -48,11 +39,6 @@ def written(macro: str) -> list[str]:
     """The operators of one list in PyTorch's header."""
     body = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*)", HEADER.read_text()).group(1)
     return [".".join(one.split(", ")) for one in re.findall(r"_\(([\w, ]+)\)", body)]
-
-
-def precision(run) -> torch.dtype:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return run(torch.randn(4, 8, 16, dtype=torch.bfloat16)).dtype
 
 
 def traced(loss, precision: str, device: str = "fake:cuda") -> Trace:
@@ -64,14 +50,10 @@ def traced(loss, precision: str, device: str = "fake:cuda") -> Trace:
         return follow_case(Trial(case=case)).trace
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("macro", "ours"),
-    [("AT_FORALL_FP32", IN_FLOAT), ("AT_FORALL_FP32_SET_OPT_DTYPE", TO_FLOAT), ("AT_FORALL_PROMOTE", PROMOTED)],
-    ids=["run", "made", "promoted"],
-)
-def test_the_lists_are_those_of_pytorch(macro, ours):
-    assert list(ours) == written(macro)
+def test_the_lists_are_those_of_pytorch():
+    assert list(IN_FLOAT) == written("AT_FORALL_FP32")
+    assert list(TO_FLOAT) == written("AT_FORALL_FP32_SET_OPT_DTYPE")
+    assert list(PROMOTED) == written("AT_FORALL_PROMOTE")
 
 
 def test_all_that_cuda_has_a_rule_for_is_known_but_its_own_kernels_and_old_norms():
@@ -83,8 +65,10 @@ def test_all_that_cuda_has_a_rule_for_is_known_but_its_own_kernels_and_old_norms
 
 @pytest.mark.parametrize("name", [*HALF, *SINGLE])
 def test_operators_run_as_on_cuda(name):
-    with cuda_autocast():
-        assert precision({**HALF, **SINGLE}[name]) == (torch.bfloat16 if name in HALF else torch.float32)
+    with cuda_autocast(), torch.autocast("cpu", dtype=torch.bfloat16):
+        result = {**HALF, **SINGLE}[name](torch.randn(4, 8, 16, dtype=torch.bfloat16))
+
+    assert result.dtype == (torch.bfloat16 if name in HALF else torch.float32)
 
 
 def test_a_model_is_told_what_it_would_be_told_on_cuda():
@@ -122,28 +106,6 @@ def test_attention_is_in_half_precision_also_where_its_inputs_are_not():
 
     assert "aten._scaled_dot_product_flash_attention" in half
     assert "aten._scaled_dot_product_efficient_attention" in single
-
-
-def test_the_mask_of_attention_is_in_half_precision_as_well():
-    def loss(module, batch):
-        queries = module(batch).view(1, 8, ROWS, 64)
-        return F.scaled_dot_product_attention(queries, queries, queries, attn_mask=torch.zeros(8, ROWS, ROWS)).mean()
-
-    made = [one for one in traced(loss, "amp-bf16").allocations if one.operator == "aten._to_copy"]
-
-    assert 8 * ROWS * ROWS * 2 in {one.nbytes for one in made}
-
-
-def test_a_softmax_keeps_twice_the_bytes_that_it_would_on_the_cpu():
-    def loss(module, batch):
-        return module(batch).softmax(-1).mean()
-
-    kept = {
-        device: max(one.nbytes for one in traced(loss, "amp-bf16", device).allocations if "softmax" in one.operator)
-        for device in ("fake:cuda", "fake:cpu")
-    }
-
-    assert kept == {"fake:cuda": ROWS * 512 * 4, "fake:cpu": ROWS * 512 * 2}
 
 
 def test_cross_entropy_takes_its_logarithms_in_half_precision_and_copies_them():

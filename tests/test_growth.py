@@ -18,33 +18,21 @@ from tests.left_behind import Storages
 from tests.user_models import grows, keeps
 
 FILE = grows.__file__
-KEPT_BY = {
-    "outputs": "`outputs` of the model",
-    "class": "`seen` of the class Net",
-    "graph": "the graph of what `outputs` of the model holds",
-    "buffer": "the buffer `history`",
-    "losses": "`LOSSES` in grows.py",
-    "closure": "`kept` in the closure of loss",
-    "cycle": "a Recorder",
+KEPT_BY = {  # and the line whose operators make what is kept
+    "outputs": ("`outputs` of the model", "output = self.head(hidden)"),
+    "graph": ("the graph of what `outputs` of the model holds", "self.layer(x).sin().sum()"),
+    "buffer": ("the buffer `history`", "torch.cat("),
+    "losses": ("`LOSSES` in grows.py", "output.square().mean()"),
+    "closure": ("`kept` in the closure of loss", "output.square().mean()"),
+    "cycle": ("a Recorder", "hidden = self.layer(x).sin()"),
 }
-MAKES = {  # the line whose operators make what is kept
-    "outputs": "output = self.head(hidden)",
-    "class": "hidden = self.layer(x).sin()",
-    "graph": "self.layer(x).sin().sum()",
-    "buffer": "torch.cat(",
-    "losses": "output.square().mean()",
-    "closure": "output.square().mean()",
-    "cycle": "hidden = self.layer(x).sin()",
-}
-STEADY = ("nothing", "last", "recent", "queue", "late")
 
 
-def told(how: str, strategy: str = "none", **fields: object) -> list[str]:
-    """The notes on growth of a model of the user's file."""
-    model = Choice(f"{FILE}:make:how={how}")
-    record = measured(model, strategy, batch_size=8, optimizer=Choice("adamw"), passes=("memory",), **fields)
+def told(model: str, strategy: str = "none", **fields: object) -> tuple[list[str], int]:
+    """The notes on growth of a model, and the number of steps that were run."""
+    record = measured(Choice(model), strategy, passes=("memory",), **fields)
     assert record.outcome == "ok"
-    return [note.text for note in record.notes if note.code == "GCP048"]
+    return [note.text for note in record.notes if note.code == "GCP048"], record.num_steps
 
 
 def truth(how: str) -> list[int]:
@@ -73,47 +61,32 @@ def truth(how: str) -> list[int]:
 @pytest.mark.parametrize("how", KEPT_BY)
 def test_what_a_plain_loop_keeps_in_every_step_is_told_with_its_bytes_and_its_keeper(how):
     left = truth(how)
+    keeper, line = KEPT_BY[how]
 
-    (text,) = told(how)
+    (text,), num_steps = told(f"{FILE}:make:how={how}", batch_size=8, optimizer=Choice("adamw"))
 
+    assert num_steps == 2 + 8
     assert len(set(left)) == 1
     assert left[0] > 0
     assert f"{bytes_text(left[0])} " in text
-    assert KEPT_BY[how] in text
-    lines = {int(line) for line in re.findall(r"grows\.py:(\d+)", text)}
-    made = {number for number, line in enumerate(Path(FILE).read_text().splitlines(), 1) if MAKES[how] in line}
-    assert lines == made
+    assert keeper in text
+    made = {number for number, here in enumerate(Path(FILE).read_text().splitlines(), 1) if line in here}
+    assert {int(number) for number in re.findall(r"grows\.py:(\d+)", text)} == made
+    assert ("until Python's collector runs" in text) == (how == "cycle")
 
 
-@pytest.mark.parametrize("how", STEADY)
+@pytest.mark.parametrize("how", ["nothing", "last", "queue", "late"])
 def test_a_step_that_leaves_nothing_or_fills_a_queue_with_an_end_is_not_told(how):
-    assert told(how) == []
+    found, num_steps = told(f"{FILE}:make:how={how}", batch_size=8, optimizer=Choice("adamw"))
 
-
-def test_a_cycle_is_told_from_what_is_never_freed():
-    assert "until Python's collector runs" in told("cycle")[0]
-    assert "until Python's collector runs" not in told("outputs")[0]
+    assert found == []
+    assert how != "nothing" or num_steps == 2
 
 
 def test_a_recompute_that_keeps_once_more_grows_by_twice_the_bytes():
-    model = Choice(f"{keeps.__file__}:averaging")
-    once, twice = (
-        [
-            note.text
-            for note in measured(model, strategy, batch_size=4, passes=("memory",)).notes
-            if note.code == "GCP048"
-        ]
-        for strategy in ("none", "all")
+    ((once,), _), ((twice,), _) = (
+        told(f"{keeps.__file__}:averaging", strategy, batch_size=4) for strategy in ("none", "all")
     )
 
-    assert ["grows by 12 B in" in text for text in once] == [True]  # a mean of fp32 for each of three blocks
-    assert ["grows by 24 B in" in text for text in twice] == [True]
-
-
-def test_further_steps_are_run_only_where_one_left_something():
-    steps = {
-        how: measured(Choice(f"{FILE}:make:how={how}"), "none", batch_size=8, passes=("memory",)).num_steps
-        for how in ("nothing", "outputs")
-    }
-
-    assert steps == {"nothing": 2, "outputs": 2 + 8}
+    assert "grows by 12 B in" in once  # a mean of fp32 for each of three blocks
+    assert "grows by 24 B in" in twice

@@ -25,8 +25,8 @@ MODELS = {
 WAYS = ("ddp", "fsdp2")
 GRANULE = 512  # bytes: what the allocator rounds up to
 STRATEGIES = ("none", "all", "plan")
-EVERY = [(model, way, one, 2) for model in MODELS for way in WAYS for one in STRATEGIES]
-EIGHT = [("transformer", way, "all", 8) for way in WAYS]
+KEYS = [(model, way, one, 2) for model in MODELS for way in WAYS for one in STRATEGIES]
+KEYS += [("transformer", way, "all", 8) for way in WAYS]
 
 
 def has(devices: int) -> pytest.MarkDecorator:
@@ -34,15 +34,8 @@ def has(devices: int) -> pytest.MarkDecorator:
     return pytest.mark.skipif(here < devices, reason=f"needs {devices} CUDA devices, and {here} are here (gpu)")
 
 
-KEPT = pytest.mark.xfail(
-    torch.__version__.startswith("2.11."),
-    reason="ProcessGroupNCCL of torch 2.11 keeps DDP's buckets of the last all_reduce until the next",
-)
-
-
 def parameter(key):
-    marks = [has(key[-1]), *([KEPT] if key[:2] == ("resnet", "ddp") else [])]
-    return pytest.param(key, marks=marks, id="-".join(map(str, key)))
+    return pytest.param(key, marks=has(key[-1]), id="-".join(map(str, key)))
 
 
 @pytest.fixture(scope="module")
@@ -53,29 +46,22 @@ def ran(engine, tmp_path_factory):
 
     def run(key):
         if key not in records:
-            records[key] = measured_and_predicted(engine, key, folder)
+            model, way, strategy, ranks = key
+            name, batch_size = MODELS[model]
+            case = make.case(
+                written(strategy, name, folder), model=Choice(name), batch_size=batch_size, optimizer=Choice("adam"),
+                parallel=Choice(way), ranks=ranks, device="cuda:0",
+            )  # fmt: skip
+            here = gpu_specs.word_of(torch.cuda.get_device_name()) or "h100"  # real or hollow
+            foreseen = msgspec.structs.replace(case, device=REHEARSE + here)
+            trials = [Trial(case=case, passes=("flops", "memory")), Trial(case=foreseen, passes=("memory",))]
+            records[key] = tuple(engine.run(trials))
         return records[key]
 
     return run
 
 
-def measured_and_predicted(engine, key, folder):
-    model, way, strategy, ranks = key
-    name, batch_size = MODELS[model]
-    case = make.case(
-        written(strategy, name, folder), model=Choice(name), batch_size=batch_size, optimizer=Choice("adam"),
-        parallel=Choice(way), ranks=ranks, device="cuda:0",
-    )  # fmt: skip
-    foreseen = msgspec.structs.replace(case, device=REHEARSE + word())
-    return tuple(engine.run([Trial(case=case, passes=("flops", "memory")), Trial(case=foreseen, passes=("memory",))]))
-
-
-def word():
-    """The word for the GPU that is here, real or hollow; an H100 where it is not known."""
-    return gpu_specs.word_of(torch.cuda.get_device_name()) or "h100"
-
-
-@pytest.mark.parametrize("key", [parameter(key) for key in EVERY + EIGHT])
+@pytest.mark.parametrize("key", [parameter(key) for key in KEYS])
 def test_each_rank_holds_what_the_first_rank_alone_was_rehearsed_to_hold(ran, key):
     measured, predicted = ran(key)
 
@@ -90,29 +76,11 @@ def test_each_rank_holds_what_the_first_rank_alone_was_rehearsed_to_hold(ran, ke
         assert foreseen == {category: nbytes for category, nbytes in held.items() if nbytes or category in foreseen}
         # DDP lays buckets anew in the order in which gradients came: each may be rounded up otherwise
         assert abs(buckets[0] - buckets[1]) <= 2 * GRANULE
-
-
-def num_parameters(model):
-    name, batch_size = MODELS[model]
-    return len(list(assemble(make.case(model=Choice(name), batch_size=batch_size)).workload.module.parameters()))
-
-
-@pytest.mark.parametrize("key", [parameter(key) for key in EVERY + EIGHT if key[1] == "fsdp2"])
-def test_the_streams_of_fsdp2_reserve_what_was_predicted(ran, key):
-    """With DDP it may be more: buckets are made anew while the first ones are there, which is not predicted."""
-    measured, predicted = ran(key)
-
-    assert predicted.readings.reserved_bytes == pytest.approx(measured.readings.reserved_bytes, rel=0.03)
-
-
-@pytest.mark.parametrize("key", [parameter(key) for key in EVERY + EIGHT])
-def test_a_rank_begins_its_step_with_nothing_of_the_pass_before(ran, key):
-    """What is there before the forward is static, in blocks that are rounded up, and gradients are gone."""
-    measured, predicted = ran(key)
+    if key[1] == "fsdp2":  # with DDP it may be more: buckets are made anew while the first ones are there
+        assert predicted.readings.reserved_bytes == pytest.approx(measured.readings.reserved_bytes, rel=0.03)
+    # Before the forward only what is static is there, in blocks that are rounded up, and gradients are gone
     static, readings = measured.readings.static_bytes, measured.readings
-
     resting = sum(static.values()) - static["gradients"] + predicted.readings.static_bytes.get(WORKSPACES, 0)
-
     assert resting <= readings.start_bytes < resting * 1.05
 
 
@@ -122,7 +90,8 @@ def test_more_ranks_hold_parts_of_parameters_with_fsdp2_alone(ran, way):
     parameters = 4 * two.built.num_parameters
 
     parts = (1, 1) if way == "ddp" else (2, 8)
-    rounded_up = GRANULE * num_parameters("transformer")  # at most, since each has a block of its own
+    module = assemble(make.case(model=Choice("transformer"), batch_size=8)).workload.module
+    rounded_up = GRANULE * len(list(module.parameters()))  # at most, since each has a block of its own
 
     for record, num_parts in zip((two, eight), parts, strict=True):
         held = record.readings.static_bytes["parameters"]

@@ -1,7 +1,5 @@
 """The known GPUs: their files, their words, and what is refused."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -9,7 +7,6 @@ from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.trace_data import host_rate
 
-GIB = 2**30
 SOLD = {  # GiB, as the vendor writes it on the box
     "t4": 16, "v100-16": 16, "v100-32": 32, "a10g": 24, "a100-40": 40, "a100-80": 80, "l4": 24, "l40s": 48,
     "h100": 80, "h200": 141, "b200": 180, "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32,
@@ -27,46 +24,27 @@ fp16 = 8e12
 """
 
 
-def written(folder: Path, text: str) -> Path:
-    path = folder / "one.toml"
-    path.write_text(text)
-    return path
-
-
-@pytest.mark.parametrize("word", SOLD)
-def test_a_gpu_offers_a_little_less_memory_than_is_sold(word):
-    assert 0.9 * SOLD[word] <= gpu_specs.find(word).memory_bytes / GIB < SOLD[word]
-
-
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("source", "sauce", "one.toml:3: sauce: Object contains unknown field"),
         ("[flops]", "[rhubarb]", "one.toml:7: rhubarb: Object contains unknown field"),
-        ('source = "nobody"', "", "one.toml:1: source: Object missing required field"),
         ("5", '"5 GiB"', "one.toml:4: memory_bytes: Expected `int`, got `str`"),
-        ("fp16 = 8e12", "fp16 = -8e12", "one.toml:9: fp16: Expected `float` > 0"),
         ('"one"', "", "is not TOML"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_file_line_and_key(tmp_path, old, new, named):
-    assert SMALL.count(old) == 1
+    (tmp_path / "one.toml").write_text(SMALL.replace(old, new))
 
-    with pytest.raises(UserError) as caught:
-        gpu_specs.read(written(tmp_path, SMALL.replace(old, new)))
-
-    assert named in caught.value.message
-    assert caught.value.hint
+    with pytest.raises(UserError, match=named):
+        gpu_specs.read(tmp_path / "one.toml")
 
 
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
         ("t4", 8_519_680),  # 2 x 4096 KiB + 8 x 16 KiB
-        ("rtx-4090", 8_519_680),  # compute capability 8.9
         ("h100", 33_554_432),  # 9.0: 32 MiB
         ("b200", 33_554_432),  # 10.0, which is above 9.0 only as a number
-        ("rtx-5090", 33_554_432),
     ],
 )
 def test_the_workspace_of_cublas_is_larger_from_hopper_on(word, expected):
@@ -81,11 +59,11 @@ RESIDENT = {
 
 
 @pytest.mark.parametrize("word", SOLD)
-def test_a_chip_has_what_its_compute_capability_allows(word):
+def test_a_gpu_offers_a_little_less_memory_than_is_sold_and_what_its_compute_capability_allows(word):
     gpu = gpu_specs.find(word)
 
-    assert gpu.chip is not None
     threads, kib = RESIDENT[gpu.compute_capability]
+    assert 0.9 * SOLD[word] <= gpu.memory_bytes / 2**30 < SOLD[word]
     assert (gpu.chip.threads_per_multiprocessor, gpu.chip.shared_memory_bytes) == (threads, kib * 1024)
 
 

@@ -53,31 +53,22 @@ def both(hollow, tmp_path_factory):
     words = ("predict", MODEL, "--strategies", "all", "--batch-size", "4", "--device", "h100", "--rehearse")
     done = gcprof(*words, "-o", "run", cwd=here)
     assert done.returncode == 0, done.stderr
-    return done, records(here / "run"), here
+    return done, records(here / "run")
 
 
 def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(both):
-    _, stored, _ = both
+    done, stored = both
 
+    assert "rehearsed, not measured" in done.stdout
     for strategy in ("none", "all"):
         rehearsed, predicted = stored["rehearse:h100", strategy], stored["fake:h100", strategy]
         assert evidence(rehearsed.case, rehearsed.environment) == "rehearsed"
         assert evidence(predicted.case, predicted.environment) == "predicted"
         assert rehearsed.readings.peak_bytes == predicted.readings.peak_bytes > 0
         assert rehearsed.readings.static_bytes == predicted.readings.static_bytes
-
-
-def test_a_rehearsal_has_no_gradients_and_the_times_that_a_trace_estimates(both):
-    done, stored, _ = both
-    head = next(line for line in done.stdout.splitlines() if line.startswith("strategy"))
-
-    for strategy in ("none", "all"):
-        rehearsed, traced = stored["rehearse:h100", strategy], stored["fake:h100", strategy]
         assert rehearsed.equality is None
-        assert rehearsed.readings.step_seconds == pytest.approx(traced.readings.step_seconds, rel=1e-3)
+        assert rehearsed.readings.step_seconds == pytest.approx(predicted.readings.step_seconds, rel=1e-3)
         assert "times are estimated" in next(note.text for note in rehearsed.notes if note.code == "GCP016")
-    assert "gradients" not in head
-    assert "rehearsed, not measured" in done.stdout
 
 
 def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, tmp_path):
@@ -89,8 +80,7 @@ def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, t
     assert record.outcome == "out_of_memory"
     assert record.detail.startswith("CUDA out of memory. Tried to allocate")
     assert "total capacity of 128.00 MiB" in record.detail
-    whole = gcprof("rehearse", "mlp:width=4096", "--device", "t4", "--strategies", "none", "-o", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
+    gcprof("rehearse", "mlp:width=4096", "--device", "t4", "--strategies", "none", "-o", "whole", cwd=tmp_path)
     readings = store.load(tmp_path / "whole").records[0].readings
     needed = f"its peak would be {bytes_text(readings.peak_bytes)}, and {bytes_text(readings.reserved_bytes)} reserved"
     assert record.detail.endswith(needed)
@@ -113,15 +103,6 @@ def test_a_factory_that_reads_the_output_is_called_on_the_cpu_and_the_steps_read
     assert f"note: {notes['GCP041']}" in explained.stderr
 
 
-def test_initialisers_and_offloading_read_no_value_that_a_size_follows_from(hollow, tmp_path):
-    words = ("torchvision:vit_b_16:size=32,classes=10", "--batch-size", "1", "--strategies", "offload")
-    done = gcprof("rehearse", *words, "-o", "run", cwd=tmp_path)
-    codes = {note.code for record in store.load(tmp_path / "run").records for note in record.notes}
-
-    assert done.returncode == 0, done.stderr
-    assert not codes & {"GCP040", "GCP041"}
-
-
 def test_offloading_takes_the_time_in_which_the_link_copies_what_autograd_saves_and_fetches_it_again(hollow, tmp_path):
     words = ("--batch-size", "2", "--strategies", "none,offload", "--device", "t4")
     gcprof("rehearse", WIDE, *words, "-o", "run", cwd=tmp_path)
@@ -133,23 +114,6 @@ def test_offloading_takes_the_time_in_which_the_link_copies_what_autograd_saves_
     copied = sum(tensor.numel() * tensor.itemsize for tensor in saved if tensor.dim())
 
     assert offloaded - plain == pytest.approx(2 * copied / (0.8 * 15.75e9), rel=0.05)  # PCIe 3.0 x16; and launches
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-def test_one_process_as_the_first_of_two_ranks_holds_what_it_holds_beside_the_other(hollow, tmp_path, way):
-    ranks = ("--ranks", "2", "--parallel", way, "--strategies", "all", "--batch-size", "2")
-    alone = gcprof("rehearse", MODEL, *ranks, "--device", "h100", "-o", "alone", cwd=tmp_path)
-    words = ("run", "--model", MODEL, *ranks, "--device", "cuda", "--rounds", "1", "--verify", "off")
-    together = hollow.gcprof(*words, "-o", "together", cwd=tmp_path, device="h100,count=2")
-    assert alone.returncode == together.returncode == 0, alone.stderr + together.stderr
-    rehearsed, of_two = (records(tmp_path / name) for name in ("alone", "together"))
-
-    for (_, strategy), record in of_two.items():
-        first, readings = record.readings.ranks[0], rehearsed["rehearse:h100", strategy].readings
-        assert readings.peak_bytes == first.peak_bytes
-        assert readings.saved_bytes == first.saved_bytes
-        assert readings.static_bytes == first.static_bytes
 
 
 @pytest.mark.nightly
@@ -170,15 +134,11 @@ def test_blocks_that_are_sharded_and_checkpointed_hold_what_they_hold_where_pyto
     assert stored["rehearse:h100", "all"].readings.peak_bytes == hollow.python(code.format(how))
 
 
-# words
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [
         ("rehearse:h1000", "no GPU is called 'h1000'"),
         ("rehearse:t4:memory=11", "a rehearsed t4 has 11 B, of which CUDA takes 0 B: nothing is left for tensors"),
-        ("rehearse:t4:memory=1GiB,context=1GiB", "nothing is left for tensors"),
         ("rehearse:t4:size=8GiB", "has no size"),
     ],
 )

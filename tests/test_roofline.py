@@ -22,15 +22,13 @@ def forward(name: str, *, flops: int = 0, moved: int = 0) -> tuple[Operator, ...
     return (Operator(name, "", "forward", flops, moved),)
 
 
-def product(size: int) -> tuple[Operator, ...]:
-    """A square matrix product in fp32."""
-    return forward("aten.mm", flops=2 * size**3, moved=3 * size**2 * 4)
+PRODUCT = forward("aten.mm", flops=2 * 2000**3, moved=3 * 2000**2 * 4)  # of square matrices in fp32
 
 
 @pytest.mark.parametrize(
     ("trace", "expected"),
     [
-        (product(2000), 16e9 / 8e11 + LAUNCH),  # 20 ms; its 48 MB would take 0.6 ms
+        (PRODUCT, 16e9 / 8e11 + LAUNCH),  # 20 ms; its 48 MB would take 0.6 ms
         (forward("aten.add.Tensor", moved=8 * 10**8), 0.01 + LAUNCH),
         (forward("aten.add.Tensor", moved=8) * 1000, 1000 * (8 / 8e10 + LAUNCH)),
     ],
@@ -43,13 +41,9 @@ def test_an_operator_takes_as_long_as_its_arithmetic_or_its_traffic_and_a_launch
     ("name", "moved"),
     [
         ("aten.view", 0),
-        ("aten.t", 0),
         ("aten._unsafe_view", 1000),
-        ("aten.empty.memory_format", 1000),
         ("aten.empty_like", 1000),
-        ("aten.new_empty_strided", 1000),
         ("aten._local_scalar_dense", 4),
-        ("prim.device", 1000),
     ],
 )
 def test_what_starts_no_kernel_costs_nothing(name, moved):
@@ -74,7 +68,7 @@ def test_each_phase_has_its_own_and_recomputing_is_part_of_the_backward():
 
 @pytest.mark.parametrize(
     ("precision", "rate"),
-    [("fp32", 8e11), ("fp16", 6.4e12), ("amp-fp16", 6.4e12), ("bf16", 3.2e12), ("amp-bf16", 3.2e12)],
+    [("fp32", 8e11), ("fp16", 6.4e12), ("amp-bf16", 3.2e12)],
 )
 def test_arithmetic_runs_at_the_rate_of_its_precision(precision, rate):
     found = roofline_seconds(forward("aten.mm", flops=64 * 10**9), ROUND, precision)
@@ -89,27 +83,14 @@ def test_an_optimizer_outside_of_autocast_multiplies_in_fp32():
     assert roofline_seconds(trace, ROUND, "fp16")["optimizer"] == pytest.approx(0.00125 + LAUNCH)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
-def test_without_bf16_units_products_run_as_fp32_and_that_is_said(precision):
+def test_without_bf16_units_products_run_as_fp32_and_that_is_said():
     old, new = gpu_specs.find("t4"), gpu_specs.find("l4")
 
-    assert roofline_seconds(product(2000), old, precision) == roofline_seconds(product(2000), old, "fp32")
-    assert (
-        roofline_seconds(product(2000), new, precision)["step"] < roofline_seconds(product(2000), new, "fp32")["step"]
-    )
-    assert "no bf16 units" in stated_error(old, precision)
-    assert "no bf16 units" not in stated_error(new, precision)
+    assert roofline_seconds(PRODUCT, old, "amp-bf16") == roofline_seconds(PRODUCT, old, "fp32")
+    assert roofline_seconds(PRODUCT, new, "amp-bf16")["step"] < roofline_seconds(PRODUCT, new, "fp32")["step"]
+    assert "no bf16 units" in stated_error(old, "amp-bf16")
+    assert "no bf16 units" not in stated_error(new, "amp-bf16")
     assert "no bf16 units" not in stated_error(old, "amp-fp16")
-
-
-def test_scaled_to_a_measured_step_ratios_stay():
-    none = {"forward": 1.0, "backward": 2.0, "optimizer": 1.0, "step": 4.0}
-    every = {"forward": 1.0, "backward": 3.0, "optimizer": 1.0, "step": 5.0}
-
-    assert scaled(none, measured=6.0, estimated=4.0)["step"] == pytest.approx(6.0)
-    assert scaled(every, measured=6.0, estimated=4.0) == pytest.approx(
-        {"forward": 1.5, "backward": 4.5, "optimizer": 1.5, "step": 7.5}
-    )
 
 
 def test_copies_to_the_host_take_as_long_as_its_link_and_those_of_a_stream_of_their_own_run_beside():
@@ -118,11 +99,17 @@ def test_copies_to_the_host_take_as_long_as_its_link_and_those_of_a_stream_of_th
     beside = msgspec.structs.replace(copy, is_beside=True)
     computing = forward("aten.add.Tensor", moved=12 * 10**8)  # 15 ms
 
-    in_turn, at_once = (
-        roofline_seconds((*computing, *copies), linked, "fp32")["step"] for copies in ((copy,), (beside,))
-    )
-    longer = roofline_seconds((*computing, beside, beside), linked, "fp32")["step"]
+    found = [
+        roofline_seconds((*computing, *copies), linked, "fp32")["step"]
+        for copies in ((copy,), (beside,), (beside, beside))
+    ]
 
-    assert in_turn == pytest.approx(0.025 + 2 * LAUNCH)
-    assert at_once == pytest.approx(0.015 + LAUNCH)
-    assert longer == pytest.approx(0.020 + 2 * LAUNCH)
+    assert found == pytest.approx([0.025 + 2 * LAUNCH, 0.015 + LAUNCH, 0.020 + 2 * LAUNCH])
+
+
+def test_scaled_to_a_measured_step_ratios_stay():
+    every = {"forward": 1.0, "backward": 3.0, "optimizer": 1.0, "step": 5.0}
+
+    assert scaled(every, measured=6.0, estimated=4.0) == pytest.approx(
+        {"forward": 1.5, "backward": 4.5, "optimizer": 1.5, "step": 7.5}
+    )

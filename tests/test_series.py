@@ -6,20 +6,20 @@ from statistics import median
 
 import pytest
 
-from profiler.core.stats import EXACT, Sampling, drift, highest, interval, is_look, num_warmup, stop_reason, uncertainty
+from profiler.core.stats import Sampling, drift, highest, interval, num_warmup, stop_reason, uncertainty
 
 STEADY = (1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00)
 ENDLESS = Sampling(precision_target=0.02, max_samples=10_000, max_seconds=1e9)
 
 
-def noisy(count: int, noise: float, *, seed: int, middle: float = 1.0) -> list[float]:
-    """Samples around a known median."""
+def noisy(count: int, noise: float, *, seed: int) -> list[float]:
+    """Samples around a median of 1."""
     draw = random.Random(seed)
-    return [middle * (1 + noise * draw.gauss()) for _ in range(count)]
+    return [1 + noise * draw.gauss() for _ in range(count)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [6, 7, 11, 20, 101, 1000])
+@pytest.mark.parametrize("count", [6, 11, 101, 1000])
 def test_the_interval_is_the_narrowest_pair_that_holds_the_median_often_enough(count):
     low, high = interval(range(1, count + 1))
 
@@ -36,14 +36,6 @@ def test_six_samples_are_the_fewest_with_an_interval():
     assert interval((1, 2, 3, 4, 5), level=0.9) == (1, 5)  # 2 / 2**5 is less than a tenth
 
 
-def test_of_many_samples_the_interval_is_that_of_the_normal_distribution():
-    exact, (low, high) = interval(range(EXACT)), interval(range(EXACT + 1))
-
-    assert exact is not None
-    assert abs(low - exact[0]) <= 1
-    assert high - low == pytest.approx(1.96 * EXACT**0.5, abs=3)  # whole ranks on both sides
-
-
 @pytest.mark.parametrize(
     ("series", "expected"), [((8, 9, 10, 10, 11, 13), 0.3), ((8, 9, 10), None), ((0.0,) * 6, None)]
 )
@@ -56,19 +48,12 @@ def test_the_uncertainty_is_the_farther_end_of_the_interval_over_the_median(seri
     [
         ((2.0, 1.6, 1.3, *STEADY), 3),
         (STEADY, 0),
-        ((*STEADY[:3], 3.0, *STEADY), 0),  # in the middle
         ((1.02, *[1.0] * 9), 0),
         ((1.03, *[1.0] * 9), 1),
     ],
 )
 def test_the_first_steps_are_warm_up_as_long_as_they_are_slower_than_the_later_ones(series, number):
     assert num_warmup(series) == number
-
-
-def test_of_steps_without_warm_up_some_are_taken_for_it_once_in_fifty_at_most():
-    found = [num_warmup(noisy(12, 0.05, seed=seed)) for seed in range(2000)]
-
-    assert sum(number > 0 for number in found) / len(found) < 0.02
 
 
 RISING, SHORT = [1 + index / 100 for index in range(30)], (1.0, 1.1, 1.2)
@@ -80,9 +65,6 @@ THIRDS = (1 + 24.5 / 100) / (1 + 4.5 / 100)  # their medians
     [
         ([RISING], THIRDS - 1),
         ([RISING[::-1]], 1 / THIRDS - 1),
-        ([SHORT], None),  # one order of six
-        ([], None),
-        ([(1.0,), (1.0, 1.0, 1.0, 1.0)], None),
         ([SHORT] * 4, None),
         ([SHORT] * 5, 0.2),  # small ones add up
         ([[level + step for step in (0.03, 0.01, 0.04, 0.02)] for level in range(1, 9)], None),  # each in its own order
@@ -92,7 +74,7 @@ def test_a_drift_is_told_by_its_size_unless_it_may_be_chance(rounds, expected):
     assert drift(rounds) == (expected and pytest.approx(expected))
 
 
-@pytest.mark.parametrize(("rounds", "count"), [(1, 30), (3, 6), (3, 20), (7, 3)])
+@pytest.mark.parametrize(("rounds", "count"), [(1, 30), (7, 3)])
 def test_without_a_drift_one_is_seen_in_less_than_one_of_a_hundred(rounds, count):
     alarms = sum(
         drift([noisy(count, 0.05, seed=1000 * seed + round_) for round_ in range(rounds)]) is not None
@@ -100,26 +82,6 @@ def test_without_a_drift_one_is_seen_in_less_than_one_of_a_hundred(rounds, count
     )
 
     assert alarms < 10
-
-
-def test_a_drift_as_large_as_the_noise_is_seen_mostly():
-    def drifting(seed: int) -> list[float]:
-        return [sample * (1 + 0.1 * index / 30) for index, sample in enumerate(noisy(30, 0.02, seed=seed))]
-
-    assert sum(drift([drifting(seed)]) is not None for seed in range(200)) > 190
-
-
-def test_a_long_series_is_looked_at_in_stretches():
-    rising = [1 + index / 10_000 for index in range(5_001)]
-
-    assert drift([rising]) == pytest.approx((1 + 5 / 12) / (1 + 1 / 12) - 1, abs=0.002)  # middles of the thirds
-    assert drift([noisy(5_001, 0.05, seed=1)]) is None
-
-
-def test_sampling_is_looked_at_after_a_fifth_more_samples():
-    looks = [count for count in range(1, 60) if is_look(count)]
-
-    assert looks == [2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 48, 58]
 
 
 WIDE, LATE = (1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.5), (9.0, 1.0, 1.0, 1.0, 1.0, 1.0)
@@ -131,25 +93,20 @@ WIDE, LATE = (1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.5), (9.0, 1.0, 1.0, 1.0, 1.0, 1.0)
         ((1.0, 1.01, 0.99, 1.0, 1.0, 1.0), ENDLESS, 5, "target"),
         ((1.0, 1.03, 0.99, 1.0, 1.0, 1.0), ENDLESS, 5, None),  # its interval reaches 3 %
         ((1.0,) * 7, ENDLESS, 5, None),  # seven are not looked at
-        ((1.0,) * 5, ENDLESS, 5, None),
         (WIDE, Sampling(max_samples=7, max_seconds=99), 5, "samples"),
         (WIDE, Sampling(max_samples=99, max_seconds=14), 5, "seconds"),
-        (WIDE, Sampling(max_samples=99, max_seconds=15), 5, None),
         (WIDE[:4], Sampling(max_samples=99, max_seconds=1), 5, None),  # the least there are in any case
-        (WIDE[:5], Sampling(max_samples=99, max_seconds=1), 5, "seconds"),
         (LATE, ENDLESS, 5, None),  # five steady ones have no interval: warm-up counts for the limits alone
         ((*LATE, 1.0, 1.0), ENDLESS, 5, "target"),
-        ((9.0, *LATE, 1.0, 1.0), ENDLESS, 9, None),
     ],
 )
 def test_sampling_ends_where_the_median_is_sure_enough_or_a_limit_is_spent(series, sampling, least, reason):
     assert stop_reason(series, sampling, least=least) == reason
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.05])
-def test_looking_again_and_again_costs_little_of_the_certainty(noise):
+def test_looking_again_and_again_costs_little_of_the_certainty():
     def sampled(seed: int) -> list[float]:
-        series = noisy(2000, noise, seed=seed)
+        series = noisy(2000, 0.05, seed=seed)
         end = next(count for count in range(5, 2000) if stop_reason(series[:count], ENDLESS, least=5))
         return series[:end]
 

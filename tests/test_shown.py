@@ -1,9 +1,8 @@
 """What Python's door shows of itself in a notebook, and live modules as models."""
 
 import copy
-import inspect
 import json
-from html.parser import HTMLParser
+import re
 
 import pytest
 import torch
@@ -15,22 +14,6 @@ from profiler.core import plan_file
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text
-
-
-class Tagged(HTMLParser):
-    """The tags of a page, and its words."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-
-    def handle_data(self, text):
-        self.words.append(text)
 
 
 def chain(width: int = 64, layers: int = 12) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -88,14 +71,14 @@ def test_a_live_optimizer_is_taken_as_it_is_and_the_result_prints_as_the_screen(
     state = 2 * sum(parameter.nbytes for parameter in module.parameters())
     if call is gcprof.explain:
         held = {share.name: share.nbytes for share in found.explanation.categories}
-        assert "the model brings its own optimizer" not in str(found)
+        assert "| saved activations |" in found._repr_markdown_()
+        assert re.search(r"<td[^>]*>saved activations<", found._repr_html_())
     else:
         held = found.readings.static_bytes
     assert 0 <= held["optimizer"] - state < 4 * 1024  # and a count of steps for each parameter
     assert str(found).startswith("Sequential, ")
     assert ("AdamW" if call is gcprof.explain else "its own optimizer") in str(found).splitlines()[0]
     assert "all" in str(found)
-    assert "Record(" not in str(found)
     assert not optimizer.state
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
@@ -113,28 +96,12 @@ def test_what_is_left_out_of_an_assumed_sgd_is_the_state_that_torch_makes():
     assert f"optimizer='adamw' adds {bytes_text(sum(value.nbytes for value in states))} of state" in text
 
 
-def test_every_function_has_the_model_then_its_batch_and_gcprof_has_all_of_profiler():
-    calls = (gcprof.explain, gcprof.timeline, gcprof.predict, gcprof.measure, gcprof.plan)
-    first = [[*inspect.signature(call).parameters.values()] for call in calls]
-
-    assert {tuple(parameter.name for parameter in parameters[:2]) for parameters in first} == {("model", "batch")}
-    assert {parameters[3].kind for parameters in first} == {inspect.Parameter.KEYWORD_ONLY}
-    assert gcprof.__all__ == profiler.__all__
-    assert all(getattr(gcprof, name) is getattr(profiler, name) for name in profiler.__all__)
-
-
 @pytest.mark.parametrize(
     ("model", "words", "complaint"),
     [
         (chain()[0], {}, "a module needs a batch"),
-        ("mlp", {"batch": torch.ones(2)}, "batch has no effect"),
-        (chain, {"loss": nn.functional.mse_loss}, "loss has no effect"),
-        (chain()[0], {"batch": chain()[1], "loss": "mse"}, "a loss is a function of .*, not 'mse'"),
         (chain()[0], {"batch": chain()[1], "strategy": nn.MSELoss()}, "a word or a plan, not a MSELoss"),
-        ("mlp", {"device": "rtx-9090"}, "nothing is known of 'rtx-9090'"),
         ("mlp", {"optimizer": torch.optim.SGD}, "the optimizer is of another model"),
-        ("mlp,transformer", {}, "model: 'mlp,transformer' is more than one"),
-        ("mpl", {}, "model: 'mpl' is not known|no model is called 'mpl'|unknown model 'mpl'"),
     ],
 )
 def test_what_is_no_model_is_refused(model, words, complaint):
@@ -143,31 +110,16 @@ def test_what_is_no_model_is_refused(model, words, complaint):
 
 
 @pytest.mark.slow
-def test_an_explanation_shows_itself_as_tables():
-    module, batch = chain()
-
-    found = profiler.explain(module, batch, "all", loss=nn.functional.mse_loss)
-    page, text = Tagged(found._repr_html_()), found._repr_markdown_()
-
-    assert set(page.tags) == {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td"}
-    assert "saved activations" in page.words
-    assert "predicted" in page.words[0]
-    assert "| saved activations |" in text
-    assert text.startswith("### Sequential, all, a batch of its own, sgd")
-    assert repr(found).startswith("Sequential, all, a batch of its own, sgd")
-
-
-@pytest.mark.slow
 def test_a_plan_shows_itself_beside_what_one_would_pick_and_is_a_recipe_in_its_file(here):
     module, batch = chain()
     plan = profiler.plan(module, budget="70%", batch=batch, loss=nn.functional.mse_loss, device="h100")
 
-    page, text = Tagged(plan._repr_html_()), plan._repr_markdown_()
+    page = plan._repr_html_()
     plan.save("plan.json")
 
-    assert "img" in page.tags
-    assert "predicted, not measured" in page.words[0]
-    assert {"none", "plan", "all"} <= set(page.words)
-    assert "| plan |" in text
+    assert "<img" in page
+    assert "predicted, not measured" in page
+    assert {"none", "plan", "all"} <= set(re.findall(r"<td[^>]*>([^<]*)", page))
+    assert "| plan |" in plan._repr_markdown_()
     assert encode_indented(plan_file.read(here / "plan.json")) == encode_indented(plan)
     assert set(json.loads((here / "plan.json").read_text())) == {"schema", "plan", "segments", "fingerprint"}
