@@ -141,9 +141,9 @@ FOUND = {
         lambda: nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.Tanh()))),
         ("0", "1.0", "1.1.0", "1.1.1"),
     ),
-    "encoder and decoder are both stacks": (
-        lambda: module(encoder=module(layers=layers(3)), decoder=module(layers=layers(2))),
-        (*numbered("encoder.layers", 3), *numbered("decoder.layers", 2)),
+    "encoder and decoder are both stacks, and a short list beside them is none": (
+        lambda: module(enc=module(layers=layers(3)), dec=module(layers=layers(2)), few=nn.ModuleList(leaves(2))),
+        (*numbered("enc.layers", 3), *numbered("dec.layers", 2)),
     ),
     "a large embedding does not hide a small stack": (
         lambda: module(embed=nn.Embedding(30522, 4), layers=nn.ModuleList(leaves(3)), head=nn.Linear(4, 30522)),
