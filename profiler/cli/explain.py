@@ -103,14 +103,15 @@ def _explain_script(target: str, variants: Sequence[Variant], *, strategies: str
 
 def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     """Print the explanation of a snapshot of the allocator. Raises UserError for words that have no effect on it."""
+    from profiler.analysis.live_bytes import explain_snapshot
+    from profiler.core.trace_data import load_snapshot
     from profiler.views.tables import explanation as views
-    from profiler.workflows.explain import recorded
 
     hint = "gcprof explain --snapshot FILE"
     if target:
         raise UserError(f"'{target}' has no effect on a snapshot", hint=hint)
     refuse_flags(("--snapshot", "--json"), "on a snapshot", hint=hint)
-    recording = recorded(path)
+    recording = explain_snapshot(load_snapshot(path))
     if json:
         say_bytes(views.snapshot_document(recording))
         return

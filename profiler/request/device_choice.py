@@ -140,16 +140,12 @@ def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
         return devices[name]
     versions = msgspec.structs.replace(devices["cpu"], device_uuid=None, driver=None)
     device = parse(name)
-    if device.is_rehearsed:
-        gpu = gpu_specs.find(device.name)
-        nbytes = device.bytes or gpu.memory_bytes
-        return msgspec.structs.replace(versions, device_name=gpu_specs.HOLLOW + gpu.name, device_bytes=nbytes)
-    known = gpu_specs.find(device.name) if device.name in gpu_specs.names() else None
+    gpu = gpu_specs.find(device.name) if device.is_rehearsed or device.name in gpu_specs.names() else None
     return msgspec.structs.replace(
         versions,
-        device_name=known.name if known else None,
-        device_bytes=known.memory_bytes if known else None,
-        num_threads=None,
+        device_name=gpu and (gpu_specs.HOLLOW if device.is_rehearsed else "") + gpu.name,
+        device_bytes=gpu and ((device.is_rehearsed and device.bytes) or gpu.memory_bytes),
+        num_threads=versions.num_threads if device.is_rehearsed else None,
     )
 
 

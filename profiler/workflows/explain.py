@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from profiler import engines
 from profiler.analysis.explanation import Explanation
 from profiler.analysis.explanation import explain as explain_trace
-from profiler.analysis.live_bytes import SnapshotExplanation, explain_snapshot, peak
+from profiler.analysis.live_bytes import peak
 from profiler.analysis.progress import calibrations
 from profiler.core.case import Case, Choice, Trial, encode, split_choices
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
-from profiler.core.trace_data import Followed, load_snapshot
+from profiler.core.trace_data import Followed
 from profiler.core.units import batch_text
 from profiler.engines import REHEARSED, WORKER, Engine, read_answer
 from profiler.request import device_choice, spec
@@ -83,11 +82,6 @@ def assumed(step: Followed) -> list[str]:
     gradients = [one for one in step.trace.allocations if one.category == "gradients" and one.died >= end]
     nbytes = sum(one.nbytes - one.unsplit for one in gradients)  # the rest of a block is not of the gradient
     return [] if step.has_own_optimizer else [spec.assumed_text(nbytes)]
-
-
-def recorded(path: Path) -> SnapshotExplanation:
-    """Explain where the peak of a CUDA memory snapshot is, what held it and what stayed. Raises UserError."""
-    return explain_snapshot(load_snapshot(path))
 
 
 def followed_steps(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,10 +34,6 @@ POINTS, LONG = 1000, 200  # of the frontier of a long chain, and its stages
 HELPS = 0.99  # of the bytes without a lever: one that saves less is not proposed
 FASTER = 0.99  # of the seconds without: so is a plan that moves inputs to the host
 MEMORY = ("memory",)
-
-
-def peak_bytes(readings: Readings) -> int | None:
-    return readings.peak_bytes
 
 
 class TriedPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +218,7 @@ class Steps:
         *,
         passes: tuple[str, ...] = MEMORY,
         calibration: Calibration | None = None,
-        need: Callable[[Readings], int | None] = peak_bytes,
+        need: Callable[[Readings], int | None] = attrgetter("peak_bytes"),
         most_host_bytes: int | None = None,
     ) -> None:
         self._engine, self._case, self._chain, self._calibration = engine, case, chain, calibration
@@ -234,8 +231,11 @@ class Steps:
         if self._most_host_bytes is not None and host_bytes(self._chain, point.plan) > self._most_host_bytes:
             return TriedPlan(point=point, has_room=False)
         with written(plan_file_of(self._chain, point.plan)) as path:
-            tried = self._run(point, under(self._case, path)) if self._passes else None
-            return tried or TriedPlan(point=point, needed_bytes=self.traced(path))
+            case = under(self._case, path)
+            if self._passes and (tried := self._run(point, case)):
+                return tried
+            (record,) = self._engine.run([Trial(case=case.foreseen, passes=MEMORY, calibration=self._calibration)])
+            return TriedPlan(point=point, needed_bytes=self._need(record.readings) if record.outcome == "ok" else None)
 
     def _run(self, point: Point, case: Case) -> TriedPlan | None:
         """Run the case's step; None if it is to be traced instead."""
@@ -255,13 +255,6 @@ class Steps:
             return None
         how = f"{record.outcome.replace('_', ' ')}, {record.detail}"
         return TriedPlan(point=point, has_room=False, told=f"the step under a plan of {peak} did not run: {how}")
-
-    def traced(self, path: Path) -> int | None:
-        """Trace a step under the plan in a file; return what it needs, None if it cannot be traced."""
-        case = under(self._case, path)
-        trial = Trial(case=case.foreseen, passes=MEMORY, calibration=self._calibration)
-        (record,) = self._engine.run([trial])
-        return self._need(record.readings) if record.outcome == "ok" else None
 
 
 @contextmanager

@@ -82,10 +82,6 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         consent.refuse_file(asked, self.words, path=self.config)
         return asked
 
-    def parsed_shard(self) -> Shard | None:
-        """Return the shard, if there is one. Raises UserError if it cannot be read."""
-        return schedule.parse_shard(self.shard) if self.shard else None
-
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """A run, as far as it got."""
@@ -126,7 +122,8 @@ def started(request: RunRequest, words: Request, screen: Screen) -> Iterator[Sta
 
     A wrong request is refused first, before torch is imported. Raises UserError.
     """
-    trials, shard = spec.check(words, device_choice.any_device).trials, request.parsed_shard()
+    trials = spec.check(words, device_choice.any_device).trials
+    shard = schedule.parse_shard(request.shard) if request.shard else None
     refuse_exclusive(trials, exclusive=request.exclusive)
     store.refuse_existing(request.output or RESULTS / "new")
     with ExitStack() as stack:

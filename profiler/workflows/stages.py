@@ -360,13 +360,10 @@ def measured_sizes(records: Sequence[Record], gpu: str) -> dict[str, int]:
 
 def _context_bytes(record: Record) -> int:
     """Return the most of any phase, since some show too little between marks; 0 if others used the device too."""
-    if any(at.others_bytes for at in record.readings.conditions or ()):
-        return 0
-    return max(
-        (
-            phase.device - phase.reserved
-            for phase in (record.readings.phases or {}).values()
-            if phase.device is not None and phase.reserved is not None
-        ),
-        default=0,
-    )
+    readings = record.readings
+    taken = [
+        phase.device - phase.reserved
+        for phase in (readings.phases or {}).values()
+        if phase.device is not None and phase.reserved is not None
+    ]
+    return 0 if any(at.others_bytes for at in readings.conditions or ()) else max(taken, default=0)

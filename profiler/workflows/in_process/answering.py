@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -256,9 +256,6 @@ def _faking() -> Callable[[torch.Tensor], torch.Tensor]:
     return faked
 
 
-_engines: dict[int, local.Local] = {}  # by process: one that is forked has none
-
-
 class Estimates:
     """An engine in this process, whose steps are traced; `build` makes the model, if it is no word."""
 
@@ -328,7 +325,7 @@ def rehearsed(ask: Callable[[Engine, Case], T], given: Given, *, device: str, **
                 path = Path(folder) / "model.pickle"
                 pack(given.parts if isinstance(given.model, nn.Module) else given.model, path)
                 case = msgspec.structs.replace(case, model=Choice.of(user.SENT, {"path": path}))
-            return ask(_engine(), case)
+            return ask(_engine(os.getpid()), case)
     except (Unsupported, UserError) as error:
         if parse(device).is_rehearsed or (isinstance(error, UserError) and error.exit_code == GATE):
             raise
@@ -348,12 +345,12 @@ def named(case: Case, given: Given) -> Case:
     return case if isinstance(given.model, str) else msgspec.structs.replace(case, model=Choice(given.name))
 
 
-def _engine() -> Engine:
-    """Return the engine of this process, whose server stays until the process ends."""
-    if os.getpid() not in _engines:
-        engine = _engines[os.getpid()] = local.connect(rehearses=True, measures=False).__enter__()
-        atexit.register(engine.__exit__)
-    return _engines[os.getpid()]
+@cache
+def _engine(process: int) -> Engine:
+    """Return the engine of this process, whose server stays until the process ends; one that is forked has its own."""
+    engine = local.connect(rehearses=True, measures=False).__enter__()
+    atexit.register(engine.__exit__)
+    return engine
 
 
 def pack(parts: Any, path: Path) -> None:

@@ -48,7 +48,7 @@ from profiler.workflows.in_process.answering import (
     undisturbed,
 )
 from profiler.workflows.in_process.results import Fit, Found, PeakMemory, Plan, ShownRecord, StepExplanation, Timeline
-from profiler.workflows.plan_fitting import frontiers
+from profiler.workflows.plan_fitting import frontiers, written
 from profiler.workflows.planner import GATE, file_of, fitted_plan
 from profiler.workflows.stages import Step, block_choices, limit_of, roomy, stages
 
@@ -265,11 +265,8 @@ def _steps(
 def under(case: Case, strategy: str | PlanFile | Path) -> Iterator[tuple[Case, Case]]:
     """Yield the case under a strategy, and the case to record; a plan in memory is in a file meanwhile."""
     if isinstance(strategy, PlanFile):
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / plan_file.USUAL
-            strategy.save(path)
-            with under(case, path) as (from_file, _):
-                yield from_file, msgspec.structs.replace(case, strategy=Choice("plan"))
+        with written(strategy) as path, under(case, path) as (from_file, _):
+            yield from_file, msgspec.structs.replace(case, strategy=Choice("plan"))
         return
     word = Choice.of("plan", {"file": strategy}) if isinstance(strategy, Path) else Choice(strategy)
     chosen = case.under(levers.resolved(word))
