@@ -1,6 +1,5 @@
 """`gcprof run -- COMMAND` on the CPU: scripts held to torch.profiler, to their own gradients, and to planted faults."""
 
-import json
 import subprocess
 import sys
 
@@ -15,16 +14,13 @@ from profiler.scripts.launch import ROUNDING, Request, compared, measure, run
 from profiler.scripts.report import Asked, Process, Variant, estimated_seconds
 from profiler.views.tables.script import ratio_to, step_seconds
 from tests.scripts import by_hand
-from tests.scripts.runs import Run, copied, environment, gcprof, rehearsed
+from tests.scripts.runs import Answer, copied, environment, rehearsed
 
 KINDS = {"all": "random", "sqrt": "detached", "every": "scaled", "first": "skipped", "recursive": "stale"}  # planted.py
 IN_ORDER = {"imagenet_like": ("-j", "1")}  # of several workers a batch may come before its turn, and is held then
 
 
-def on_cpu(words, *options, cwd):
-    """Run a command under `gcprof run`."""
-    done = gcprof("run", "--device", "cpu", "--json", "--quiet", *options, "--", *words, cwd=cwd)
-    return Run(exit_code=done.returncode, said=done.stderr, seconds=0, figures=(), document=json.loads(done.stdout))
+ON_CPU = ("run", "--device", "cpu", "--json", "--quiet", "--rounds")
 
 
 @pytest.fixture
@@ -66,9 +62,9 @@ def test_phases_peak_and_gradients_are_as_torch_profiler_and_the_script_itself_s
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "first_stale"), [("nanogpt_like", 2), ("gan", 1)])
 def test_each_planted_fault_is_found(name, first_stale, folder):
-    asked = ("--rounds", "0", "--steps", "3", "--strategies", ",".join(KINDS))
+    words = (*ON_CPU, "0", "--steps", "3", "--strategies", ",".join(KINDS))
 
-    done = on_cpu(("python", "planted.py", f"{name}.py"), *asked, cwd=folder)
+    done = Answer(*words, command=("python", "planted.py", f"{name}.py"), cwd=folder)
 
     first, *others = (variant["equality"] for variant in done.document["variants"])
     assert done.exit_code == 1
@@ -82,7 +78,7 @@ def test_each_planted_fault_is_found(name, first_stale, folder):
 def test_rounds_have_the_seconds_of_each_step_and_files_of_the_user_stay(folder):
     (folder / "resume.pt").write_bytes(b"weights of last week")
 
-    done = on_cpu(("python", "resume.py"), "--rounds", "1", cwd=folder)
+    done = Answer(*ON_CPU, "1", command=("python", "resume.py"), cwd=folder)
 
     (variant,) = done.document["variants"]
     assert done.exit_code == 0, done.said
@@ -92,22 +88,21 @@ def test_rounds_have_the_seconds_of_each_step_and_files_of_the_user_stay(folder)
     assert not variant["is_cut"]
 
 
-def gradients(digests, *, step=1, differences=None):
-    row = {"kind": "gradients", "key": "0", "optimizer": 0, "step": step}
-    return {**row, "digests": digests, "differences": differences or {}}
+def gradients(digests, **differences):
+    row = {"kind": "gradients", "key": "0", "optimizer": 0, "step": 1}
+    return {"0": [{**row, "digests": digests, "differences": differences}]}
 
 
 @pytest.mark.parametrize(
     ("difference", "verdict"), [(ROUNDING, "equal within rounding"), (2 * ROUNDING, "differ"), (None, "differ")]
 )
 def test_only_a_difference_that_is_known_to_be_small_is_rounding(difference, verdict):
-    none = {"0": [gradients({"a": "1", "b": "2"})]}
-    other = {"0": [gradients({"a": "1", "b": "3"}, differences={"b": difference})]}
+    none = gradients({"a": "1", "b": "2"})
 
-    comparison = compared(none, none, other)
+    comparison = compared(none, none, gradients({"a": "1", "b": "3"}, b=difference))
 
     assert (comparison.verdict, comparison.parameter, comparison.num_differing) == (verdict, "b", 1)
-    assert compared(none, none, {"0": [gradients({"a": "1"})]}).verdict == "differ"
+    assert compared(none, none, gradients({"a": "1"})).verdict == "differ"
 
 
 def test_the_ratio_is_of_steps_of_the_same_number_and_its_range_of_the_rounds():
@@ -124,17 +119,13 @@ def test_the_ratio_is_of_steps_of_the_same_number_and_its_range_of_the_rounds():
 def test_a_rank_that_missed_another_is_not_the_first_that_died():
     """The other one's death may have been seen later."""
     facts = {"number": 1, "num_steps": 9, "peak_bytes": None, "reserved_bytes": None, "module": "Net", "phases": ()}
-    missed, killed = (
-        Process(**facts, rank=rank, outcome=outcome, detail=detail, died=died)
-        for rank, outcome, detail, died in (
-            (0, "failed", "RuntimeError: NCCL AllGather failed: another rank is missing (train.py:3)", 1.0),
-            (1, "crashed", "it ended without a word", 2.0),
-        )
-    )
+    text = "RuntimeError: NCCL AllGather failed: another rank is missing (train.py:3)"
+    missed = Process(**facts, rank=0, outcome="failed", detail=text, died=1.0)
+    killed = Process(**facts, rank=1, outcome="crashed", detail="it ended without a word", died=2.0)
 
     for processes, first in (((missed, killed), killed), ((missed,), missed)):
-        facts = {"words": {}, "gpu_bytes": None, "context_bytes": 0, "outcome": "failed"}
-        assert Variant(**facts, processes=processes).first_dead is first
+        whole = Variant(words={}, gpu_bytes=None, context_bytes=0, outcome="failed", processes=processes)
+        assert whole.first_dead is first
 
 
 @pytest.mark.nightly
@@ -148,10 +139,9 @@ def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
 
     (variant,) = session.variants
     (process,) = done.document["variants"][0]["processes"]
+    peaks = [phase["peak_bytes"] for phase in process["phases"]]
     assert variant.words["device"] == "Hollow Tesla T4"
-    assert [phase.peak_bytes for phase in variant.processes[0].phases] == [
-        phase["peak_bytes"] for phase in process["phases"]
-    ]
+    assert [phase.peak_bytes for phase in variant.processes[0].phases] == peaks
     assert len(variant.seconds[0]) == 3
 
 
