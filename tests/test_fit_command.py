@@ -81,6 +81,13 @@ for weight in raw_model.parameters():
 """
 
 
+def rehearsed_code(name, label):
+    """How a script ends on a hollow T4 under a label, and the code for that."""
+    asked = Asked(words=(sys.executable, name), gpus=parse("rehearse:t4"), strategy=label)
+    end = launch.run(asked, stdout=2)
+    return end, fit_command.code(fit_command.Way.of(label, Variant.of(end, asked, {}), end), "python")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("label", PASTED)
 def test_a_script_with_its_code_or_its_label_takes_the_bytes_of_the_row_and_trains_as_without(
@@ -88,12 +95,10 @@ def test_a_script_with_its_code_or_its_label_takes_the_bytes_of_the_row_and_trai
 ):
     monkeypatch.chdir(folder)
     edited(folder / "nanogpt_like.py", ("= 256, 2, 4, 128", "= 2048, 2, 4, 128"), *PASTED[label])
-    asked = Asked(words=(sys.executable, "nanogpt_like.py"), gpus=parse("rehearse:t4"), strategy=label)
-    end = launch.run(asked, stdout=2)
-    (row,) = (process for process in end.processes)
     text = (folder / "nanogpt_like.py").read_text()
 
-    code = fit_command.code(fit_command.Way.of(label, Variant.of(end, asked, {}), end), "python")
+    end, code = rehearsed_code("nanogpt_like.py", label)
+    (row,) = end.processes
     assert "profiler" not in code
     before, after = text.split("raw_model = model\n")
     pasted = f"{before}{code}\noptimizer = apply_levers(model, optimizer)\nraw_model = model\n{after}"
@@ -127,15 +132,12 @@ for step in range(3):
 def test_the_code_of_a_script_mends_the_statistics_of_batchnorm(hollow, here):
     """What the mended code computes: test_emit.py."""
     (here / "norms.py").write_text(NORMS)
-    asked = Asked(words=(sys.executable, "norms.py"), gpus=parse("rehearse:t4"), strategy="all")
-    end = launch.run(asked, stdout=2)
 
-    assert "_repair_batchnorm(model)" in fit_command.code(
-        fit_command.Way.of("all", Variant.of(end, asked, {}), end), "python"
-    )
-    assert [
-        "BatchNorm updates its statistics again" in row["split"] for row in end.rows if row["kind"] == "applied"
-    ] == [True]
+    end, code = rehearsed_code("norms.py", "all")
+
+    (split,) = (row["split"] for row in end.rows if row["kind"] == "applied")
+    assert "_repair_batchnorm(model)" in code
+    assert "BatchNorm updates its statistics again" in split
 
 
 TRAINS = """

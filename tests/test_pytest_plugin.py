@@ -56,9 +56,8 @@ def test_rehearsed(model, peak_memory):
     assert cut < none
     with pytest.raises(Exception, match="by: 'rehearsed' is not known"):
         peak_memory(model, batch, loss=loss, by="rehearsed")
-
-def test_over(model, peak_memory):
-    peak_memory(model, batch, loss=loss, budget="20MiB")
+    with pytest.raises(pytest.fail.Exception, match="over budget of 20.0 MiB"):
+        peak_memory(model, batch, loss=loss, budget="20MiB")
 
 def test_measured(model, peak_memory):
     measured = peak_memory(model, batch, loss=loss, by="measured", device="cpu", samples=1, budget="1GiB")
@@ -68,8 +67,7 @@ def test_measured(model, peak_memory):
 """
     done = run(tmp_path, text, "--gcprof-budget", "1MiB")
 
-    assert "1 failed, 2 passed" in done.stdout, done.stdout
-    assert "over budget of 20.0 MiB" in done.stdout
+    assert "2 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.slow

@@ -21,10 +21,11 @@ def _mark(phase, steps=0):
         _torch.cuda.reset_peak_memory_stats()
     _now[:] = [phase, _now[1] + steps]
 
+_atexit.register(lambda: (_mark("end"), print("PHASES", _json.dumps(_rows))))
+"""
+FORWARDS = """
 def _forward(otherwise="evaluation"):
     _mark("forward" if _torch.is_grad_enabled() else otherwise)
-
-_atexit.register(lambda: (_mark("end"), print("PHASES", _json.dumps(_rows))))
 """
 ON_CPU = """
 import atexit as _atexit, hashlib as _hashlib, json as _json, os as _os, random as _random, torch as _torch, weakref as _weakref
@@ -37,9 +38,6 @@ def _mark(phase, steps=0):
     with _torch.profiler.record_function(f"MARK {len(_phases)}"):
         _phases.append([*_now])
     _now[:] = [phase, _now[1] + steps]
-
-def _forward(otherwise="evaluation"):
-    _mark("forward" if _torch.is_grad_enabled() else otherwise)
 
 def _gradients(optimizer, model):
     if not any(optimizer is known() for known in _optimizers):
@@ -162,7 +160,7 @@ def marked_on_cpu(name: str, text: str) -> str:
 
 def marked(name: str, text: str, *, prelude: str = PRELUDE) -> str:
     """Return the text of a script with its marks; each of them is used at least once."""
-    lines, used = [prelude], Counter()
+    lines, used = [prelude, FORWARDS], Counter()
     for line in text.splitlines():
         code = line.lstrip()
         indent = line[: len(line) - len(code)]
