@@ -14,12 +14,11 @@ from profiler.scripts.report import Asked, Variant
 from tests.scripts.runs import FOLDER, contents, environment, rehearsed
 
 TRAINS = """
-import importlib.util, os, sys
+import importlib.util, sys
 import torch
-import helping
 print("found", *(name for name in sys.argv[1:] if importlib.util.find_spec(name)))
 print("on the path", *(place for place in sys.path if place.endswith("inject")))
-model = helping.made(torch).cuda()
+model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for _ in range(2):
     model(torch.ones(8, 64, device="cuda")).sum().backward()
@@ -27,35 +26,23 @@ for _ in range(2):
 print("max memory allocated", torch.cuda.max_memory_allocated())
 """
 CUSTOM = "import os, sys\nif 'GCPROF_WATCH' in os.environ: print('the own one', file=sys.stderr)\n"
-HELPS = "def made(torch): return torch.nn.Linear(64, 64)\n"
 OWN = ("msgspec", "typer", "rich", "psutil")  # what gcprof requires
 
 
-@pytest.fixture
-def folder(hollow, tmp_path):
-    """A script, and a module of the user's in another folder."""
-    for name, text in {"scripts/train.py": TRAINS, "own/helping.py": HELPS, "own/sitecustomize.py": CUSTOM}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path / "scripts"
-
-
-@pytest.fixture
-def python(tmp_path):
-    """An interpreter of an environment like this one, in which none of gcprof's own packages is."""
+@pytest.mark.slow
+def test_an_interpreter_needs_nothing_but_torch_and_finds_what_is_on_pythonpath(hollow, tmp_path, monkeypatch):
+    """That of an environment like this one, in which none of gcprof's own packages is."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")], check=True)
     site = next((tmp_path / "other" / "lib").glob("python*/site-packages"))
     for path in Path(torch.__file__).parents[1].iterdir():
         if path.suffix != ".pth" and path.name.partition("-")[0] not in OWN:
             (site / path.name).symlink_to(path)
-    return str(tmp_path / "other" / "bin" / "python")
+    for name, text in {"scripts/train.py": TRAINS, "own/sitecustomize.py": CUSTOM}.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "own"))
 
-
-@pytest.mark.slow
-def test_an_interpreter_needs_nothing_but_torch_and_finds_what_the_user_has_on_pythonpath(folder, python, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(folder.parent / "own"))
-
-    done = rehearsed((python, "train.py", *OWN), cwd=folder)
+    done = rehearsed((str(tmp_path / "other/bin/python"), "train.py", *OWN), cwd=tmp_path / "scripts")
 
     (process,) = done.document["variants"][0]["processes"]
     said = done.said.splitlines()
@@ -73,8 +60,8 @@ def test_an_interpreter_needs_nothing_but_torch_and_finds_what_the_user_has_on_p
     [("env", "-u", "PYTHONPATH", "python", "-c", "print('ran')"), ("sh", "-c", "python -I -c 'print(7)'"), ("true",)],
 )
 @pytest.mark.slow
-def test_a_command_that_the_watch_does_not_reach_is_never_said_to_fit(words, folder):
-    done = rehearsed(words, cwd=folder)
+def test_a_command_that_the_watch_does_not_reach_is_never_said_to_fit(words, hollow, tmp_path):
+    done = rehearsed(words, cwd=tmp_path)
 
     assert done.exit_code == 3
     assert "used a GPU" in done.said

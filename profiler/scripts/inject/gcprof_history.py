@@ -149,14 +149,14 @@ def of_segments(segments: Iterable[Mapping[str, Any]], known: Mapping[int, Block
     return found
 
 
-def holders(held: Iterable[Block], most: int = MOST_HOLDERS) -> list[dict[str, Any]]:
+def holders(held: Iterable[Block]) -> list[dict[str, Any]]:
     """Return blocks by category and line, the largest first, and the rest as one: together all of the bytes."""
     groups: dict[tuple[str, str], list[Block]] = defaultdict(list)
     for block in held:
         groups[block.category or OTHER, block.line or ""].append(block)
     ordered = sorted(groups.items(), key=lambda item: (-sum(block.nbytes for block in item[1]), item[0]))
-    named = [(category, line, blocks) for (category, line), blocks in ordered[:most]]
-    if left := [block for _, blocks in ordered[most:] for block in blocks]:
+    named = [(category, line, blocks) for (category, line), blocks in ordered[:MOST_HOLDERS]]
+    if left := [block for _, blocks in ordered[MOST_HOLDERS:] for block in blocks]:
         named.append((REST, "", left))
     return [
         {

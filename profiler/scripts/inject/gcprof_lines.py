@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from functools import cache
+from traceback import walk_stack
 from types import TracebackType
 from typing import Any
 
@@ -83,8 +84,4 @@ def line_of(frames: Iterable[Mapping[str, Any]]) -> str:
 
 def functions_now() -> list[str]:
     """Return the names of the functions that are being called, the innermost first."""
-    frame, names = sys._getframe(1), []
-    while frame is not None:
-        names.append(frame.f_code.co_name)
-        frame = frame.f_back  # type: ignore[assignment]
-    return names
+    return [frame.f_code.co_name for frame, _ in walk_stack(sys._getframe(1))]
