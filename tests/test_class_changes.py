@@ -13,8 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 import profiler
 from profiler.core.errors import Unsupported
-from profiler.measuring.meters.saved_graph import needless_bytes
-from profiler.training.models.user import as_workload
 from profiler.training.workload import local
 from tests import pasted
 
@@ -22,10 +20,8 @@ DIM, LENGTH = 8, 4
 
 
 RAN: list[int] = []  # one entry for each block that is computed
-
-
-def count() -> None:
-    RAN.append(1)
+X = torch.linspace(-1, 1, 3 * DIM).view(3, DIM)
+count = partial(RAN.append, 1)
 
 
 class Counted(nn.Linear):
@@ -88,13 +84,11 @@ def compiled(net, mesh):
 
 
 PARTIES = {
-    "fsdp2": sharded,
     "fsdp2 in bf16": partial(sharded, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
     "ddp": lambda net, mesh: nn.parallel.DistributedDataParallel(net),
     "weight_norm": normed,
     "compile": compiled,
 }
-X = torch.linspace(-1, 1, 3 * DIM).view(3, DIM)
 
 
 def step(net):
@@ -117,11 +111,9 @@ def test_a_strategy_beside_another_change_of_class_has_the_step_of_checkpoints_b
     join = PARTIES[party]
     plain, by_hand = (step(join(Net(*runs), mesh)) for runs in ((), STRATEGIES[strategy]))
     net = Net()
-    if not is_first:
-        whole = join(net, mesh)
+    whole = None if is_first else join(net, mesh)
     switch = profiler.apply(net, strategy, example=X).switch
-    if is_first:
-        whole = join(net, mesh)
+    whole = whole or join(net, mesh)
 
     on = step(whole)
     switch(False)
@@ -136,27 +128,9 @@ def test_a_strategy_beside_another_change_of_class_has_the_step_of_checkpoints_b
 
 
 def test_what_is_put_around_each_block_of_a_run_later_is_refused_and_not_computed_wrong():
-    class Adapted(nn.Module):  # as LoRA
-        def __init__(self, base):
-            super().__init__()
-            self.base, self.beside = base, nn.Linear(DIM, DIM)
-
-        def forward(self, x):
-            return self.base(x) + self.beside(x)
-
     net = Net()
     profiler.apply(net, "segments:k=2", example=X)
-    net.blocks = nn.ModuleList(Adapted(block) for block in net.blocks)
+    net.blocks = nn.ModuleList(nn.Sequential(block, nn.Linear(DIM, DIM)) for block in net.blocks)
 
     with pytest.raises(Unsupported, match=r"blocks\.1"):
         net(X)
-
-
-@pytest.mark.slow
-def test_parameters_that_fsdp2_gathers_are_reached_by_gradients(mesh):
-    net = nn.Sequential(*(nn.Linear(DIM, DIM) for _ in range(LENGTH)))
-    for block in net:
-        fully_shard(block, mesh=mesh)
-    workload = as_workload((fully_shard(net, mesh=mesh), X, lambda output, _: output.mean()))
-
-    assert needless_bytes(workload.loss(workload.module, workload.batch), workload) == 0
