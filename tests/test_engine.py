@@ -13,20 +13,12 @@ def make():
 """
 
 
-def trial(kind: str | None = None, *, strategy: str = "none", **fields) -> Trial:
-    model = Choice(f"tests.faulty:build:kind={kind}" if kind else "mlp")
-    return Trial(case=make.case(strategy, model=model, batch_size=4, samples=1, warmup=0), **fields)
-
-
-@pytest.mark.slow
-def test_a_case_that_cannot_be_had_is_skipped_with_its_reason(engine):
-    (record,) = engine.run([trial(strategy="segments:k=6")])
-
-    assert (record.outcome, record.detail) == ("skipped", "only 5 blocks for 6 segments")
+def trial(model: str = "mlp", batch_size: int | None = None, **fields) -> Trial:
+    return Trial(case=make.case(model=Choice(model), batch_size=batch_size, samples=1, warmup=0), **fields)
 
 
 def test_a_record_from_a_child_is_whole(engine):
-    (record,) = engine.run([trial()])
+    (record,) = engine.run([trial(batch_size=4)])
 
     assert record.outcome == "ok"
     assert record.readings.peak_bytes > record.readings.start_bytes > 0
@@ -38,7 +30,7 @@ def test_a_record_from_a_child_is_whole(engine):
 
 
 def test_a_later_round_runs_the_time_pass_alone(engine):
-    (record,) = engine.run([trial(round=2, passes=("time",))])
+    (record,) = engine.run([trial(batch_size=4, round=2, passes=("time",))])
 
     assert record.round == 2
     assert record.readings.peak_bytes is None
@@ -47,11 +39,10 @@ def test_a_later_round_runs_the_time_pass_alone(engine):
 
 def test_relative_paths_begin_where_the_client_is_now(engine, here):
     (here / "mine.py").write_text(MINE)
-    case = make.case(model=Choice("mine.py:make"), batch_size=None, samples=1, warmup=0)
 
-    (found,) = engine.run([Trial(case=case)])
+    (found,) = engine.run([trial("mine.py:make")])
     (here / "mine.py").unlink()
-    (gone,) = engine.run([Trial(case=case)])
+    (gone,) = engine.run([trial("mine.py:make")])
 
     assert found.outcome == "ok", found.detail
     assert gone.outcome != "ok"
@@ -64,7 +55,7 @@ def test_relative_paths_begin_where_the_client_is_now(engine, here):
 def test_the_server_imports_a_model_of_the_table_once_for_all_children_and_never_a_users(
     engine, model, module, is_there
 ):
-    list(engine.run([Trial(case=make.case(model=Choice(model), batch_size=None, samples=1, warmup=0))]))
+    list(engine.run([trial(model)]))
 
     told = engine.ask("tests.faults.trials:imported", module, failing="no answer")
 

@@ -16,11 +16,10 @@ from msgspec import UNSET
 
 from profiler.cli import answer
 from profiler.core import plan_file
-from profiler.core.case import Case, Choice, Trial
+from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import parse
 from profiler.core.plan_file import OFFLOADING, PlanFile, Segment
-from profiler.measuring.trial import measure
 from profiler.planning.plan_code import Way, emit_way
 from profiler.predicting.traced_case import code_way
 from profiler.rehearsal import device, loader
@@ -38,22 +37,17 @@ LABELS = [
     "none",
     "none+chunk-loss:rows=64,by=parts",
     "none+chunk-loss:rows=64",
-    "none+fused",
-    "none+no-foreach",
     "none+in-backward",
     "none+bf16-state",
     "none+micro-batches:n=4",
-    "all+offload-inputs:least=1",
     "recursive+offload-inputs:least=1",
-    "segments:k=2+chunk-loss:rows=64,by=parts+fused",
     "all+chunk-loss:rows=64,by=parts+micro-batches:n=2+fused",
     "all+bf16-state+in-backward",
-    "all+chunk-loss:rows=64,by=parts+in-backward",
 ]
 PLAN = "plan with offload"  # the inputs of two checkpoints wait in host memory, one of which keeps results
 PLAIN = (
     WITHOUT_GCPROF
-    + '''
+    + """
 import ctypes, importlib.util, json, os
 
 asked = json.loads(sys.stdin.read())
@@ -61,7 +55,6 @@ for path in asked["libraries"]:
     ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 import torch
 import torch._dynamo  # which checkpoints and optimizers import: once here, not in each fork
-from torch.profiler import ProfilerActivity, profile, record_function
 
 spec = importlib.util.spec_from_file_location("small_llm", asked["file"])
 file = importlib.util.module_from_spec(spec)
@@ -74,7 +67,7 @@ def loss(model, batch):
 
 
 def steps(look):
-    with torch.device(asked["device"]):
+    with torch.device("cuda"):
         model, batch, _ = file.make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
     optimizer = code["apply_levers"](model, optimizer)
@@ -106,61 +99,26 @@ def on_cuda():
             "saved_bytes": seen.get("forward", 0) - seen["start"]}
 
 
-def on_cpu():
-    """All bytes that the allocator gave since the model was made, less those that it took back."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watch:
-        steps(lambda name: record_function(f"look: {name}").__enter__().__exit__(None, None, None))
-    events, found = list(watch.profiler.kineto_results.experimental_event_tree()), []
-    while events:
-        event = events.pop()
-        events += event.children
-        if event.name == "[memory]" or event.name.startswith("look: "):
-            is_look = event.name != "[memory]"
-            found.append((event.start_time_ns, event.name if is_look else event.extra_fields.alloc_size))
-    live, held, seen = 0, [], {}
-    for _, what in sorted(found, key=lambda pair: pair[0]):
-        if isinstance(what, str):
-            seen[what.removeprefix("look: ")] = live
-        else:
-            live += what
-        if "step 1" in seen and "end" not in seen:
-            held.append(live)
-    return {"peak_bytes": max(held), "saved_bytes": seen.get("forward", 0) - seen["start"]}
-
-
 for label, text in asked["codes"].items():
     if not os.fork():
         exec(text, code)
-        figures = on_cpu() if asked["device"] == "cpu" else on_cuda()
+        figures = on_cuda()
         assert "profiler" not in sys.modules
         os.write(1, json.dumps({label: figures}).encode() + b"\\n")
         os._exit(0)
     os.wait()
 os._exit(0)
-'''
+"""
 )
-
-
-def plain(codes: dict[str, str], *, where: str = "cpu", libraries: Sequence[str] = (), **more: str) -> dict[str, Any]:
-    """The bytes of a plain loop with each code, in processes without gcprof."""
-    asked = {"file": small_llm.__file__, "codes": codes, "device": where, "libraries": libraries}
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", PLAIN], env={**kept, **more}, input=json.dumps(asked), capture_output=True,
-        text=True, timeout=PATIENCE_SECONDS, check=False,
-    )  # fmt: skip
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == len(codes), done.stderr
-    return {label: figures for one in found for label, figures in one.items()}
 
 
 def case_of(device: str) -> Case:
     return make.case("none", model=Choice(MODEL), optimizer=Choice("adamw"), batch_size=8, device=device)
 
 
-def written(labels: Sequence[str], device: str, folder: Path) -> dict[str, tuple[str, str]]:
+def written(labels: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
     """By label, how gcprof names it, which for the plan is by its file, and the code for it."""
-    case = case_of(device).foreseen
+    case = case_of("rehearse:h100").foreseen
     bare = code_way(case).plan
     assert bare is not None
     plan = offloading(bare)
@@ -190,38 +148,26 @@ def alike(readings: dict[str, Any], figures: dict[str, int], label: str) -> None
 
 
 @pytest.mark.slow
-def test_a_loop_of_plain_pytorch_with_the_code_takes_the_bytes_of_the_row_on_the_cpu(tmp_path, subtests):
-    codes = written(LABELS, "cpu", tmp_path)
-    bare = plain({label: code for label, (_, code) in codes.items()})
-
-    for label, (name, code) in codes.items():
-        with subtests.test(label):
-            trial = Trial(case=case_of("cpu").under(levers.resolved(Choice(name))), passes=("memory",))
-            readings = measure(trial).readings
-
-            assert "profiler" not in code
-            alike(msgspec.structs.asdict(readings), bare[label], label)
-
-
-@pytest.mark.slow
-def test_a_loop_of_plain_pytorch_with_the_code_takes_the_bytes_of_the_row_on_a_hollow_gpu(hollow, tmp_path, subtests):
-    codes = written(LABELS, "rehearse:h100", tmp_path)
+def test_a_loop_of_plain_pytorch_with_the_code_takes_the_bytes_of_the_row(hollow, tmp_path, subtests):
+    codes = written(LABELS, tmp_path)
     bare = on_hollow_gpu(codes)
 
-    readings = rehearsed(codes, MODEL, tmp_path)
+    readings = rehearsed(codes, tmp_path)
 
-    for label in codes:
+    for label, (_, code) in codes.items():
         with subtests.test(label):
+            assert "profiler" not in code
             alike(readings[label], bare[label], label)
 
 
 @pytest.mark.slow
 def test_segments_grow_as_in_a_process_that_is_started_with_them(hollow, tmp_path, subtests):
+    """Also where rows without them are rehearsed of the same model."""
     labels = ["none+expandable-segments", "all+chunk-loss:rows=64,by=parts+fused+expandable-segments"]
-    codes = written(labels, "rehearse:h100", tmp_path)
+    codes = written(labels, tmp_path)
     bare, others = on_hollow_gpu(codes, PYTORCH_ALLOC_CONF="expandable_segments:True"), on_hollow_gpu(codes)
 
-    readings = rehearsed(codes, MODEL, tmp_path)
+    readings = rehearsed({"all": ("all", ""), **codes, "all+fused": ("all+fused", "")}, tmp_path)
 
     assert all("PYTORCH_ALLOC_CONF=expandable_segments:True" in codes[label][1] for label in labels)
     for label in labels:
@@ -230,39 +176,35 @@ def test_segments_grow_as_in_a_process_that_is_started_with_them(hollow, tmp_pat
             assert bare[label]["reserved_bytes"] != others[label]["reserved_bytes"]
 
 
-@pytest.mark.slow
-def test_segments_grow_where_rows_share_a_model_as_where_one_is_alone(hollow, tmp_path):
-    model, label = "transformer:layers=2,width=64", "none+expandable-segments"
-
-    (alone,) = [rehearsed({label: (label, "")}, model, tmp_path)[label]]
-    shared = rehearsed({name: (name, "") for name in ("all", label, "all+fused")}, model, tmp_path)[label]
-
-    assert shared["reserved_bytes"] == alone["reserved_bytes"]
-    assert shared["peak_bytes"] == alone["peak_bytes"]
-
-
 def on_hollow_gpu(codes: dict[str, tuple[str, str]], **more: str) -> dict[str, Any]:
-    """The bytes of a plain loop with each code, on a device of this process's libraries."""
+    """The bytes of a plain loop with each code, in processes without gcprof on a device of this process's libraries."""
     folder, verdict = proven_libraries()
     libraries = [str(path) for name in loader.ORDER for path in sorted(folder.glob(f"{name}.so.*"))]
-    variables = {"HOLLOW_ARCHS": verdict.archs, **loader.variables(torch.__file__)}
-    variables |= device.variables(parse("rehearse:h100"))
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables |= {"HOLLOW_ARCHS": verdict.archs, **loader.variables(torch.__file__)}
+    variables |= device.variables(parse("rehearse:h100")) | more
     texts = {label: code for label, (_, code) in codes.items()}
-    return plain(texts, where="cuda", libraries=libraries, **variables, **more)
+    asked = json.dumps({"file": small_llm.__file__, "codes": texts, "libraries": libraries})
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PLAIN], env=variables, input=asked, capture_output=True, text=True,
+        timeout=PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(found) == len(codes), done.stderr
+    return {label: figures for one in found for label, figures in one.items()}
 
 
-def rehearsed(codes: dict[str, tuple[str, str]], model: str, folder: Path) -> dict[str, Any]:
+def rehearsed(codes: dict[str, tuple[str, str]], folder: Path) -> dict[str, Any]:
     """By label, the readings of rows that gcprof rehearses."""
     names = {name: label for label, (name, _) in codes.items()}
     words = ("--batch-size", "8", "--optimizer", "adamw", "--device", "h100", "--json")
-    done = gcprof("rehearse", model, "--strategies", ",".join(names), *words, cwd=folder)
+    done = gcprof("rehearse", MODEL, "--strategies", ",".join(names), *words, cwd=folder)
     assert done.returncode == 0, done.stderr
-    records = json.loads(done.stdout)["records"]
-    return {names.get(case_label(record["case"]), ""): record["readings"] for record in records}
-
-
-def case_label(case: dict[str, Any]) -> str:
-    return "+".join([case["strategy"], *case.get("levers", ())]) if case.get("levers") else case["strategy"]
+    labelled = {
+        "+".join([one["case"]["strategy"], *one["case"].get("levers", ())]): one["readings"]
+        for one in json.loads(done.stdout)["records"]
+    }
+    return {label: labelled[name] for name, label in names.items()}
 
 
 NOT_IN_TORCH = ("softcap", "smoothed", "a bias that is a buffer, as BART's")  # nothing of F.linear_cross_entropy
@@ -310,43 +252,6 @@ EACH = tuple(Segment(blocks=(f"h.{index}",)) for index in range(4))
 SECOND = EACH[1::2]
 
 
-def body(text: str) -> str:
-    """Without the comments at the top."""
-    lines = text.splitlines()
-    return "\n".join(lines[next(index for index, line in enumerate(lines) if line[:1] != "#") :])
-
-
-def test_fused_is_nine_lines_of_pytorch():
-    assert (
-        body(emit_way(way("none+fused"), "python")).strip()
-        == '''
-def apply_levers(model, optimizer):
-    """Change the model in place; return the optimizer to use instead."""
-    optimizer = _like(optimizer, fused=True, foreach=None)
-    return optimizer
-
-
-def _like(optimizer, **options):
-    """A fresh optimizer, as if it had been made with these options too."""
-    return type(optimizer)([{**group, **options} for group in optimizer.param_groups], **options)
-'''.strip()
-    )
-
-
-def test_a_trainer_is_told_in_its_installed_words():
-    transformers = pytest.importorskip("transformers")
-    code = emit_way(way("all+micro-batches:n=4+fused", EACH, batch_size=16), "hf")
-
-    space: dict[str, Any] = {}
-    exec(code, space)
-
-    arguments = space["arguments"]
-    assert isinstance(arguments, transformers.TrainingArguments)
-    assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (4, 4)
-    assert arguments.optim == "adamw_torch_fused"
-    assert getattr(arguments, "activation_checkpointing", arguments.gradient_checkpointing) is True
-
-
 LAYERS = ("transformer.h.0", "transformer.h.1")
 
 
@@ -388,12 +293,15 @@ def test_a_trainer_trains_as_without_the_code(label, layers, tmp_path):
         arguments = code["arguments"]
         arguments.output_dir, arguments.max_steps, arguments.save_strategy = str(tmp_path), 2, "no"
         arguments.report_to, arguments.use_cpu, arguments.disable_tqdm = [], True, True
+        sizes.append((arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps))
         transformers.Trainer(model, arguments, train_dataset=batches()).train()
         return [*model.parameters()]
 
+    sizes: list[tuple[int, int]] = []
     plain = transformers.TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8)
     for one, other in zip(weights({"arguments": plain}), weights(of_gpt2(label, layers, "hf")), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    assert sizes == [(8, 1), (4, 2) if "micro-batches" in label else (8, 1)]
 
 
 @pytest.mark.slow
@@ -462,8 +370,3 @@ def test_the_code_of_what_fits_is_printed_alone(here, capsys):
     code: dict[str, Any] = {}
     exec(capsys.readouterr().out, code)
     assert callable(code["apply_levers"])
-
-
-def test_json_and_code_at_once_are_refused(capsys):
-    assert answer(["fit", "mlp", "--memory", "1GiB", "--emit", "hf", "--json"]) == 2
-    assert "--json" in capsys.readouterr().err

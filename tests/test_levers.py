@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice, Trial, decode, encode, split_choices
 from profiler.core.errors import Unsupported, UserError
-from profiler.core.units import LEVERS
 from profiler.measuring.trial import measure
 from profiler.request import spec
 from profiler.request.spec import Request
@@ -29,15 +28,6 @@ def _case(**fields):
     return Case(model=Choice("mlp"), strategy=Choice("none"), optimizer=Choice("adamw"), batch_size=8, device="cpu")
 
 
-def test_table_has_the_order_of_labels():
-    assert tuple(levers.TABLE) == tuple(LEVERS)
-
-
-def test_a_case_without_levers_is_stored_as_before():
-    assert b"levers" not in encode(_case())
-    assert _case().under(Choice("all")) == msgspec.structs.replace(_case(), strategy=Choice("all"))
-
-
 def test_a_label_is_canonical_and_makes_the_case():
     label = levers.resolved(Choice("fused"))
     case = _case().under(label)
@@ -47,6 +37,7 @@ def test_a_label_is_canonical_and_makes_the_case():
     assert case.label == label
     assert case.id != case.baseline.id
     assert case.baseline.levers is UNSET
+    assert b"levers" not in encode(case.baseline)  # stored as before there were levers
 
 
 @pytest.mark.parametrize(
@@ -54,7 +45,6 @@ def test_a_label_is_canonical_and_makes_the_case():
     [
         ("segments:k=2|4+fused,all", ["segments:k=2+fused", "segments:k=4+fused", "all"]),
         ("selective:save=mm+gelu+fused", ["selective:save=mm+gelu+fused"]),
-        ("segments:k=2,split=balanced+fused", ["segments:k=2,split=balanced+fused"]),
     ],
 )
 def test_levers_are_read_in_a_list_of_strategies(text, labels):
@@ -66,9 +56,7 @@ def test_levers_are_read_in_a_list_of_strategies(text, labels):
     [
         ("all+fuse", "adamw", "fuse"),
         ("all+fused+fused", "adamw", "twice"),
-        ("all+fused", "torch:AdamW:fused=true", "kernels"),
         ("all+fused", "torch:AdamW:foreach=true", "kernels"),
-        ("all+fused+no-foreach", "adamw", "kernels"),
         ("all+8bit+bf16-state", "adamw", "state"),
         ("all+micro-batches:n=2+in-backward", "adamw", "once for each"),
     ],
@@ -114,10 +102,17 @@ def _apart(gradients, exact) -> float:
     return (squares / sum(float(gradient.square().sum()) for gradient in exact.values())) ** 0.5
 
 
+IN_PARTS = ("chunk-loss:rows=5,by=parts", "chunk-loss:rows=16", "all+chunk-loss:rows=16,by=parts")
+IN_BATCHES = ("micro-batches:n=3", "all+chunk-loss:rows=8,by=parts+micro-batches:n=4")
+
+
 @pytest.mark.parametrize(
-    "label", ["chunk-loss:rows=5,by=parts", "chunk-loss:rows=16", "all+chunk-loss:rows=16,by=parts"]
+    ("label", "name"),
+    [
+        *((label, name) for label in IN_PARTS for name in STEPS),
+        *((label, name) for label in IN_BATCHES for name in STEPS if name != "functional head"),
+    ],
 )
-@pytest.mark.parametrize("name", STEPS)
 def test_gradients_are_within_rounding_of_float64(name, label):
     build = STEPS[name]
     exact = _gradients(_built(_in_double(build), "none"))
@@ -133,14 +128,6 @@ def test_logits_that_are_read_too_are_named_with_the_reader():
         _built(partial(step, reading), "chunk-loss")
 
 
-def test_a_step_without_a_head_is_refused():
-    module = torch.nn.Linear(4, 2)
-    build = partial(Workload, module=module, batch=torch.randn(3, 4), loss=lambda module, batch: module(batch).sum())
-
-    with pytest.raises(Unsupported, match="head"):
-        _built(build, "chunk-loss")
-
-
 def _measured(build, label, **fields):
     """The record of a case under a label, by the equality pass that `gcprof run` takes."""
     case = msgspec.structs.replace(_case(), **fields)
@@ -149,11 +136,10 @@ def _measured(build, label, **fields):
     return measure(msgspec.structs.replace(trial, digests=baseline.equality.digests), build=build)
 
 
-CHUNKED = ("chunk-loss:rows=16,by=parts", "chunk-loss", "all+chunk-loss+fused")
-STEPPED = ("in-backward", "all+chunk-loss:by=parts+fused+in-backward", "bf16-state")
-
-
-@pytest.mark.parametrize("label", [*CHUNKED, *STEPPED])
+@pytest.mark.parametrize(
+    "label",
+    ["chunk-loss:rows=16,by=parts", "all+chunk-loss+fused", "all+chunk-loss:by=parts+fused+in-backward", "bf16-state"],
+)
 def test_the_equality_pass_takes_rounding_and_levers_of_the_optimizer_for_no_fault(label):
     record = _measured(partial(step, tied=False, bias=True), label)
 
@@ -161,50 +147,30 @@ def test_the_equality_pass_takes_rounding_and_levers_of_the_optimizer_for_no_fau
     assert record.equality.gradients_equal is not ("chunk-loss" in label)
 
 
-DROPPING = "chunk-loss:rows=48,by=parts"
-
-
-@pytest.fixture
-def drop(monkeypatch):
-    """A planted fault, from when it is called: the chunk that is shorter than the others counts for nothing."""
-    part = chunked_loss._part
-    dropping = lambda logits, hidden, target, how: part(logits, hidden, target, how) * (hidden.shape[0] == 48)  # noqa: E731
-    return lambda: monkeypatch.setattr(chunked_loss, "_part", dropping)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "bf16"])
-def test_a_chunk_that_is_dropped_is_found(drop, precision):
-    drop()
-
-    record = _measured(STEPS["own head with a bias"], DROPPING, precision=precision)
-
-    assert record.outcome == "invalid"
-    assert "differ" in record.detail
-
-
-@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
-def test_a_bias_that_is_lost_is_found(monkeypatch, precision):
+def test_a_bias_that_is_lost_is_found(monkeypatch):
     init = chunked_loss.Logits.__new__
     lost = lambda kind, hidden, weight, bias, *rest, **how: init(kind, hidden, weight, None, *rest, **how)  # noqa: E731
     monkeypatch.setattr(chunked_loss.Logits, "__new__", lost)
 
-    record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=16,by=parts", precision=precision)
+    record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=16,by=parts")
 
     assert record.outcome == "invalid"
     assert "head.bias" in record.detail
 
 
 @pytest.mark.parametrize("precision", ["amp-bf16", "bf16"])
-def test_rounding_in_half_precision_is_judged_by_the_norm_of_all_gradients(monkeypatch, precision, drop):
-    """Where single gradients differ by more than noise, as in a loss in parts on an H200; a dropped chunk is found."""
+def test_rounding_in_half_precision_is_judged_by_the_norm_of_all_gradients(monkeypatch, precision):
+    """Where single gradients differ by more than noise, as in a loss in parts on an H200."""
     monkeypatch.setattr("profiler.core.record.NOISE_MARGIN", 0.0)
+    label, part = "chunk-loss:rows=48,by=parts", chunked_loss._part
 
-    record = _measured(STEPS["own head with a bias"], DROPPING, precision=precision)
+    record = _measured(STEPS["own head with a bias"], label, precision=precision)
 
     assert (record.outcome, record.detail) == ("ok", None)
     assert "GCP072" in {note.code for note in record.notes}
-    drop()
-    assert _measured(STEPS["own head with a bias"], DROPPING, precision=precision).outcome == "invalid"
+    dropping = lambda logits, hidden, target, how: part(logits, hidden, target, how) * (hidden.shape[0] == 48)  # noqa: E731
+    monkeypatch.setattr(chunked_loss, "_part", dropping)  # the last chunk, which is shorter, counts for nothing
+    assert _measured(STEPS["own head with a bias"], label, precision=precision).outcome == "invalid"
 
 
 @pytest.mark.parametrize(
@@ -269,19 +235,14 @@ def test_in_backward_steps_once_as_plain_pytorch_does(optimizer, label):
 @pytest.mark.parametrize(
     ("label", "fields", "noun"),
     [
-        ("in-backward", {"ranks": 2}, "--ranks"),
         ("in-backward", {"accumulate": 2}, "--accumulate"),
         ("in-backward", {"precision": "amp-fp16"}, "amp-fp16"),
-        ("in-backward", {"keep_gradients": True}, "--keep-grads"),
         ("chunk-loss", {"parallel": Choice("ddp")}, "whole"),
-        ("micro-batches:n=2", {"parallel": Choice("ddp")}, "--accumulate"),
         ("micro-batches:n=5", {}, "4 samples, which are not 5"),
         ("offload-inputs", {}, "checkpoints no block"),
         ("8bit", {"optimizer": Choice("momentum")}, "8-bit"),
         ("bf16-state", {"optimizer": Choice("torch:LBFGS")}, "all parameters at once"),
-        ("fused", {"optimizer": Choice("torch:Adamax")}, "no option fused"),
         ("expandable-segments", {}, "CPU"),
-        ("expandable-segments", {"device": "fake:h100"}, "no reserved bytes"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(label, fields, noun):
@@ -339,20 +300,6 @@ def test_a_step_that_is_doubled_is_found(monkeypatch):
 # micro-batches
 
 
-@pytest.mark.parametrize(
-    "label", ["micro-batches:n=2", "micro-batches:n=3", "all+chunk-loss:rows=8,by=parts+micro-batches:n=4"]
-)
-@pytest.mark.parametrize("name", [name for name in STEPS if name != "functional head"])
-def test_micro_batches_are_within_rounding_of_float64(name, label):
-    build = STEPS[name]
-    exact = _gradients(_built(_in_double(build), "none"))
-    plain = _apart(_gradients(_built(build, "none")), exact)
-
-    off = _apart(_gradients(_built(build, label)), exact)
-
-    assert 0 < off < 4 * plain < 1e-5
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_micro_batches_count_targets_by_the_weights_of_their_classes(reduction):
     """By these plain PyTorch divides a mean; it is given its arguments by their places."""
@@ -369,18 +316,10 @@ def test_micro_batches_count_targets_by_the_weights_of_their_classes(reduction):
     assert _apart(parts, _gradients(_built(_in_double(build), "none"))) < 1e-6
 
 
-def test_a_wrong_weight_of_tokens_is_found(monkeypatch):
-    monkeypatch.setattr("profiler.training.memory_levers._shares", lambda counts: [1 / len(counts)] * len(counts))
-
-    record = _measured(step, "micro-batches:n=2")
-
-    assert record.outcome == "invalid"
-    assert "differ" in record.detail
-
-
-@pytest.mark.parametrize("dropped", ["module", "function", "attention", "none"])
+@pytest.mark.parametrize("dropped", ["module", "attention", "none"])
 def test_micro_batches_of_a_model_with_dropout_are_compared_without_it(monkeypatch, dropped):
-    build = partial(Workload, module=Dropping(dropped), batch=torch.randn(8, 4, 6), loss=_squares)
+    loss = lambda module, batch: module(batch).square().mean()  # noqa: E731
+    build = partial(Workload, module=Dropping(dropped), batch=torch.randn(8, 4, 6), loss=loss)
 
     record = _measured(build, "micro-batches:n=2")
 
@@ -401,14 +340,8 @@ class Dropping(torch.nn.Module):
     def dropped(self, x):
         if self.way == "module":
             return self.drop(x)
-        if self.way == "function":
-            return torch.nn.functional.dropout(x, 0.3, self.training)
         p = 0.4 if self.way == "attention" else 0.0
         return torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=p)
-
-
-def _squares(module, batch):
-    return module(batch).square().mean()
 
 
 def test_micro_batches_under_batchnorm_are_refused():
@@ -423,11 +356,8 @@ SIZES = f"num_hidden_layers=1,hidden_size=32,intermediate_size=32,num_attention_
 HEADED = (
     *(model for model in HUGGING_FACE if ":vit:" not in model),
     f"hf:gemma2:{LLAMA},head_dim=16",
-    *(f"hf:{family}:{SIZES}" for family in ("gpt_neox", "phi", "roberta")),
     f"hf:electra:{SIZES},embedding_size=32",
     f"hf:opt:num_hidden_layers=1,hidden_size=32,ffn_dim=32,num_attention_heads=2,word_embed_proj_dim=32,{TINY}",
-    f"hf:bloom:n_layer=1,hidden_size=32,n_head=2,{TINY}",
-    f"hf:distilbert:n_layers=1,dim=32,hidden_dim=32,n_heads=2,{TINY}",
     f"hf:mamba:num_hidden_layers=1,hidden_size=32,state_size=4,{TINY}",
 )
 

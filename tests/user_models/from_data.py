@@ -64,7 +64,6 @@ BATCHES = {
     "drawn": lambda: (torch.randn(BATCH, WIDTH), torch.randint(0, KINDS, (BATCH,))),
     "shuffled": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True))),
     "workers": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True, num_workers=2, pin_memory=True))),
-    "seeded": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True, generator=torch.Generator().manual_seed(1)))),
     "split": lambda: next(iter(DataLoader(random_split(rows(), [0.8, 0.2])[0], BATCH, shuffle=True))),
     "weighted": lambda: next(
         iter(DataLoader(rows(), BATCH, sampler=WeightedRandomSampler(1.0 / torch.arange(1, ROWS + 1), ROWS)))
@@ -106,13 +105,6 @@ def emptied():
     return module.to_empty(device="cpu"), BATCHES["shuffled"](), nn.CrossEntropyLoss()
 
 
-def wide():
-    """48 GiB of weights, and a batch from a DataLoader."""
-    rows = TensorDataset(torch.randn(ROWS, 2**14), torch.arange(ROWS) % KINDS)
-    module = nn.Sequential(*(nn.Sequential(nn.Linear(2**14, 2**14), nn.ReLU()) for _ in range(48)))
-    return module, next(iter(DataLoader(rows, BATCH, shuffle=True))), nn.CrossEntropyLoss()
-
-
 def saved(path="from_data.pt"):
     """The batch is read from a file."""
     stored = torch.load(path)
@@ -127,17 +119,5 @@ def whole_loader():
     return network(), DataLoader(rows(), BATCH), nn.CrossEntropyLoss()
 
 
-def whole_dataset():
-    return network(), rows(), nn.CrossEntropyLoss()
-
-
-def without_loss():
-    return network(), BATCHES["drawn"]()
-
-
 def other_keys():
     return network(), {"input_ids": torch.randn(BATCH, WIDTH)}, lambda output: output.mean()
-
-
-def too_many():
-    return network(), [torch.randn(BATCH, WIDTH)] * 3, nn.CrossEntropyLoss()
