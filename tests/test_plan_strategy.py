@@ -1,7 +1,7 @@
 """A plan from its file is carried out as it says, or refused with what is wrong."""
 
 import json
-from functools import partial
+from collections import OrderedDict
 
 import msgspec
 import pytest
@@ -58,7 +58,6 @@ def test_any_plan_of_six_blocks_gives_equal_gradients_and_counts_its_recomputes(
     ("runs", "expected"),
     [
         ([], "nothing"),
-        ([[0], [2]], "[0] [2]"),
         ([[4, 5], [0, 1, 2]], "[0-2] [4-5]"),
         ([[[0], 1, [[2], 3], 4]], "[[0] 1 [[2] 3] 4]"),
         ([Saving([1], "matmul"), Saving([2, 3], "mm"), [Saving([4], "mm"), 5]], "1:matmul [2-3]:mm [4:mm 5]"),
@@ -73,14 +72,14 @@ def test_the_split_is_of_the_blocks_that_are_checkpointed_whatever_the_text_says
 def test_a_run_under_a_checkpoint_of_its_own_is_alone_under_it():
     module, entered = chain(5), []
 
-    def own(function, *arguments, **keywords):
-        entered.append("own")
-        return checkpoint_without_reentry(function, *arguments, **keywords)
+    def entering(name):
+        def entered_as(function, *arguments, **keywords):
+            entered.append(name)
+            return checkpoint_without_reentry(function, *arguments, **keywords)
 
-    def others(function, *arguments, **keywords):
-        entered.append("others")
-        return checkpoint_without_reentry(function, *arguments, **keywords)
+        return entered_as
 
+    own, others = entering("own"), entering("others")
     checkpoint_segments(
         workload(module, tuple("01234")), [[0, OwnCheckpoint([1], own), 2], OwnCheckpoint([3], own)], checkpoint=others
     )
@@ -101,30 +100,17 @@ def test_a_plan_is_applied_from_python_as_it_stands_and_from_its_path(tmp_path):
 
     for one in (plan(), tmp_path / "plan.json", f"plan:file={tmp_path / 'plan.json'}"):
         module = chain()
+        module.add_module("head", Counted())  # which the plan does not name
         profiler.apply(module, one)
-        assert calls(module) == [2, 2, 1, 1]
+        assert calls(module) == [2, 2, 1, 1, 1]
 
 
 def renamed() -> nn.Module:
-    module = nn.Sequential()
-    for name in ("0", "first", "2", "3"):
-        module.add_module(name, Counted())
-    return module
-
-
-def wider() -> nn.Module:
-    module = chain()
-    module[2].linear = nn.Linear(3, 5, bias=False)
-    return module
+    return nn.Sequential(OrderedDict((name, Counted()) for name in ("0", "first", "2", "3")))
 
 
 STALE = {
     "a renamed block": (renamed, "block '1' is gone"),
-    "fewer blocks": (partial(chain, 3), "block '3' is gone"),
-    "another width": (
-        wider,
-        "2.linear.weight was float32 3 x 3, is float32 5 x 3; 2.linear.bias was float32 3, is not there",
-    ),
     "another precision": (
         lambda: chain().to(torch.bfloat16),
         "0.linear.weight was float32 3 x 3, is bfloat16 3 x 3; 0.linear.bias was float32 3, is bfloat16 3; "
@@ -145,15 +131,6 @@ def test_a_plan_that_was_made_for_another_model_is_refused_with_what_changed(bui
     assert [block.forward for block in module.children()] == before
 
 
-def test_a_plan_still_fits_a_model_that_has_other_weights_and_more_behind_its_blocks():
-    module = chain()
-    module.add_module("head", nn.Linear(3, 2))
-
-    applied = profiler.apply(module, plan())
-
-    assert applied.recomputes == {0: 1, 1: 1}
-
-
 # --- a plan's file is read as it was written, or refused; on screens it is called by what it is
 
 
@@ -163,20 +140,15 @@ def edited(**fields: object) -> bytes:
 
 DAMAGED = {
     "half of it": (edited()[: len(edited()) // 2], "truncated"),
-    "no text": (b"\xff\xfe\x00", "not a plan"),
-    "another document": (b'{"stages": []}', "schema"),
     "an unknown field": (edited(more=1), "more"),
     "another schema": (edited(schema=3, more=1), "schema 3"),
     "no block": (edited(segments=[{"blocks": ["7"]}]), "'7' is not one of its blocks"),
-    "an empty segment": (edited(segments=[{"blocks": []}]), "consecutive"),
-    "another order": (edited(segments=[{"blocks": ["1", "0"]}]), "consecutive"),
     "a gap": (edited(segments=[{"blocks": ["0", {"blocks": ["2"]}]}]), "consecutive"),
     "a block twice": (edited(segments=[{"blocks": ["0", "1"]}, {"blocks": ["1"]}]), "'1' is in two segments"),
     "endless nesting": (b'{"schema": 1, "segments": ' + b"[" * 100_000, "not a plan"),
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("content", "complaint"), DAMAGED.values(), ids=DAMAGED)
 def test_a_file_that_is_no_plan_is_refused(content, complaint, tmp_path):
     path = tmp_path / "plan.json"
@@ -188,21 +160,13 @@ def test_a_file_that_is_no_plan_is_refused(content, complaint, tmp_path):
     assert caught.value.hint
 
 
-RUN = "results/20261123T042836Z-plan-transformer-85e041/plans"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "label"),
     [
-        ("none", "none"),
-        ("segments:k=4", "segments:k=4"),
-        (f"plan:file={RUN}/plan.json", "plan"),
-        (f"plan:file={RUN}/uniform-4.json", "uniform(4)"),
-        (f"plan:file={RUN}/mine-4.json", "mine-4"),
         ("plan", "plan"),
         ("plan:file=mine.json", "plan:file=mine.json"),
         ("plan:file=/home/me/mine.json", "plan:mine.json"),
+        ("plan:file=results/20261123T042836Z-plan-transformer-85e041/plans/uniform-4.json", "uniform(4)"),
     ],
 )
 def test_a_plan_is_called_by_what_it_is(strategy, label):
