@@ -10,50 +10,29 @@ from torch.utils.checkpoint import checkpoint_sequential
 from profiler.training.observed_forward import ChainBytes, observe
 from profiler.training.strategies import peak, split_as_torch, split_balanced, split_text
 from profiler.training.workload import Workload
+from tests.batchnorm import build
+from tests.chain_models import Counted
 from tests.unpatched import plain
 
 
-def calls_of_checkpoint_sequential(length: int, segments: int) -> list[int]:
-    """How often PyTorch runs each module in a step: twice where it is checkpointed, once where it is plain.
+@pytest.mark.parametrize(
+    ("length", "segments", "text"),
+    [(5, 1, "5"), (5, 5, "4x1+1"), (9, 4, "3x2+3"), (50, 32, "31x1+19"), (100, 32, "31x3+7")],
+)
+def test_the_split_is_that_of_checkpoint_sequential(length, segments, text):
+    """Its early stop leaves out what comes after the last saved tensor, so every module here saves one."""
+    chain = nn.Sequential(*(Counted() for _ in range(length)))
+    x = torch.randn(1, 3, requires_grad=True)
 
-    Early stopping leaves out what comes after the last saved tensor, so every module here saves one.
-    """
-    counts = [0] * length
-
-    class Counted(nn.Linear):
-        def __init__(self, index: int) -> None:
-            super().__init__(2, 2)
-            self.index = index
-
-        def forward(self, x):
-            counts[self.index] += 1
-            return super().forward(x).sin()
-
-    chain = nn.Sequential(*[Counted(i) for i in range(length)])
-    checkpoint_sequential(chain, segments, torch.randn(1, 2, requires_grad=True), use_reentrant=False).sum().backward()
-    return counts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("length", "segments"), [(5, 1), (5, 2), (5, 5), (9, 4), (50, 32), (100, 32)])
-def test_the_split_is_that_of_checkpoint_sequential(length, segments):
     split = split_as_torch(length, segments)
 
-    checkpointed = {index for run in split for index in run}
-    assert calls_of_checkpoint_sequential(length, segments) == [2 if i in checkpointed else 1 for i in range(length)]
-
-
-def test_the_real_split_is_written_with_its_plain_end():
-    written = {
-        (n, k): split_text(split_as_torch(n, k), n) for n, k in [(100, 32), (50, 32), (301, 1), (4, 2), (301, 8)]
-    }
-
-    assert written == {(100, 32): "31x3+7", (50, 32): "31x1+19", (301, 1): "301", (4, 2): "2+2", (301, 8): "7x37+42"}
+    checkpoint_sequential(chain, segments, x, use_reentrant=False).sum().backward()
+    assert [block.calls for block in chain] == [1 + any(index in run for run in split) for index in range(length)]
+    assert split_text(split, length) == text
 
 
 def largest(saved: tuple[int, ...], sizes: tuple[int, ...]) -> int:
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return max(sum(saved[start : start + size]) for start, size in zip(starts, sizes, strict=True))
+    return max(sum(saved[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes)))
 
 
 def every_cut(length: int, segments: int):
@@ -72,10 +51,9 @@ def test_balanced_has_the_smallest_possible_largest_segment(saved, segments, tai
     chain = ChainBytes(saved=tuple(saved), inputs=(1,) * len(saved), tail=tail)
 
     split = split_balanced(chain, min(segments, len(saved)))
-    sizes = [len(run) for run in split] + (
-        [len(saved) - sum(map(len, split))] if sum(map(len, split)) < len(saved) else []
-    )
 
+    sizes = [len(run) for run in split]
+    sizes += [len(saved) - sum(sizes)] if sum(sizes) < len(saved) else []
     best = min(largest(chain.saved, sizes) for sizes in every_cut(len(saved), min(segments, len(saved))))
     assert largest(chain.saved, sizes) == best
     assert [place for run in split for place in run] == list(range(sum(map(len, split))))
@@ -111,23 +89,17 @@ def test_the_words_of_a_blocks_call_are_its_own():
         def forward(self, x, given=1, output=2):
             return x * given + output
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = Block(), Block()
-
+    class Model(nn.Sequential):
         def forward(self, x):
-            return self.second(self.first(x, given=2, output=1), given=2, output=1).sum()
+            return self[1](self[0](x, given=2, output=1), given=2, output=1).sum()
 
-    batch = torch.ones(2, requires_grad=True)
-    workload = Workload(module=Model(), blocks=("first", "second"), batch=batch, loss=lambda module, x: module(x))
+    batch, module = torch.ones(2, requires_grad=True), Model(Block(), Block())
+    workload = Workload(module=module, blocks=("0", "1"), batch=batch, loss=lambda module, x: module(x))
 
     assert observe(workload).linked[0]
 
 
 def test_an_observation_leaves_buffers_and_random_state_as_they_were():
-    from tests.batchnorm import build
-
     workload = build()
     before = {name: buffer.clone() for name, buffer in workload.module.named_buffers()}
     state = torch.get_rng_state()
@@ -137,5 +109,3 @@ def test_an_observation_leaves_buffers_and_random_state_as_they_were():
     assert all(torch.equal(buffer, before[name]) for name, buffer in workload.module.named_buffers())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in workload.module.parameters())
-    workload.loss(workload.module, workload.batch)  # the twin: a forward does change them
-    assert any(not torch.equal(buffer, before[name]) for name, buffer in workload.module.named_buffers())
