@@ -108,9 +108,7 @@ def planned(*segments: Segment, schema: int = plan_file.OFFLOADING) -> PlanFile:
 
 def test_a_plan_file_carries_what_waits_in_host_memory(tmp_path):
     plan = planned(Segment(blocks=("1", "2"), fetched_at="3"), Segment(blocks=("4",), save="matmul", fetched_at="6"))
-    assert b"fetched_at" not in msgspec.json.encode(
-        planned(Segment(blocks=("1",)), schema=1)
-    )  # as before
+    assert b"fetched_at" not in msgspec.json.encode(planned(Segment(blocks=("1",)), schema=1))  # as before
     plan_file.write(plan, tmp_path / "plan.json")
     offloaded = workload()
 
