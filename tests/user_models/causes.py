@@ -39,32 +39,6 @@ class Cached(nn.Module):
         return torch.tanh(self.layer(x)) @ torch.cat(self.cache.keys).T @ torch.cat(self.cache.keys)
 
 
-class Counting(nn.Module):
-    """Wider in every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return torch.tanh(self.layer(x).repeat(1, self.calls))[:, :8]
-
-
-class Marked(nn.Module):
-    """Counts its calls in a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        return torch.tanh(self.layer(x))
-
-
 class Tied(nn.Module):
     """Uses its weight twice: autocast casts it once, and keeps the result until it is left."""
 
@@ -107,14 +81,6 @@ def overwriting(batch_size: int = 4, in_place: bool = True):
 
 def cached(batch_size: int = 4):
     return _chain(Cached, batch_size)
-
-
-def counting(batch_size: int = 4):
-    return _chain(Counting, batch_size)
-
-
-def marked(batch_size: int = 4):
-    return _chain(Marked, batch_size)
 
 
 def shared(batch_size: int = 4):

@@ -19,10 +19,6 @@ def training(batch_size: int = 4):
     return Net(), torch.randn(batch_size, 8), lambda out: out.sum()
 
 
-def evaluating(batch_size: int = 4):
-    return Net().eval(), torch.randn(batch_size, 8), lambda out: out.sum()
-
-
 def partly(batch_size: int = 4):
     net = Net()
     net.layers[1].eval()
@@ -39,7 +35,3 @@ def switched(batch_size: int = 4):
     net = Net().eval()
     net.gradient_checkpointing = True
     return net, torch.randn(batch_size, 8), lambda out: out.sum()
-
-
-def named(name: str = "small", factory: str = "a", batch_size: int = 4):
-    return Net({"small": 8, "large": 80}[name] + len(factory)), torch.randn(batch_size, 8), lambda out: out.sum()
