@@ -191,7 +191,9 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     words = ["fp32"] if request.precision is None else [word.strip() for word in request.precision.split(",")]
     precisions = _unique(_one_of("--precision", word, PRECISIONS) for word in words)
     ways = _ways(request)
-    check_batch_size(request.batch_size, chosen_models)
+    if request.batch_size is not None:
+        hint = "give its function a parameter batch_size, or leave it out"
+        _refuse_own_batch("--batch-size", "batch_size", chosen_models, hint)
     if request.blocks is not None and not request.blocks.strip():
         hint = "'layers.*' or enc1,enc2, as `gcprof blocks MODEL` shows them; leave it out for those that are found"
         raise UserError(f"--blocks: '{request.blocks}' names no block", hint=hint)
@@ -363,12 +365,11 @@ def batch_size(model: Choice) -> int | None:
     return int(default) if default is not None and default.isdecimal() else None
 
 
-def check_batch_size(text: str | None, chosen: list[Choice]) -> None:
-    """Raises UserError where a batch size was given, and a chosen model makes a batch of its own size."""
-    for model in chosen if text is not None else []:
-        if "batch_size" not in catalogue.read(model.name, models.TABLE).parameters:
-            hint = "give its function a parameter batch_size, or leave it out"
-            raise UserError(f"--batch-size has no effect on '{model}', which makes its own batch", hint=hint)
+def _refuse_own_batch(option: str, parameter: str, chosen: list[Choice], hint: str) -> None:
+    """Raises UserError where an option was given, and a chosen model's function has no such parameter."""
+    for model in chosen:
+        if parameter not in catalogue.read(model.name, models.TABLE).parameters:
+            raise UserError(f"{option} has no effect on '{model}', which makes its own batch", hint=hint)
 
 
 def optimizer_text(case: Case) -> str:
@@ -399,10 +400,7 @@ def check_data(directory: str | None, chosen: list[Choice]) -> None:
         return
     if not directory or not Path(directory).is_dir():
         raise UserError(f"--data: '{directory}' is not a folder", hint="name the folder that holds the IDX files")
-    for model in chosen:
-        if "data_directory" not in catalogue.read(model.name, models.TABLE).parameters:
-            message = f"--data has no effect on '{model}', which makes its own batch"
-            raise UserError(message, hint="leave it out for this model")
+    _refuse_own_batch("--data", "data_directory", chosen, "leave it out for this model")
     if not any((Path(directory) / below / name).is_file() for below, name in models.DATA_FILES):
         names = " or ".join(str(Path(below) / name) for below, name in models.DATA_FILES)
         raise UserError(f"--data: '{directory}' holds no MNIST files", hint=f"it should have {names}")

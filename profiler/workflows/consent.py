@@ -27,7 +27,6 @@ WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # the value of an option of our 
 LOADS = re.compile(  # options that make other libraries load weights or code, by a number or `true`
     r"_.*|(?:.*_)?(?:pretrained|trust|remote|hub|download|weights|kernels)(?:_.*)?", re.IGNORECASE
 )
-FILES = {"plan": "file"}  # the option that names a strategy's file; it may be one of the run folder's own plans
 FLAGS = {"model": "model", "strategies": "strategy", "optimizer": "optimizer", "parallel": "parallel"}
 SETTINGS = ("model", "optimizer", "batch_size", "precision", "accumulate", "blocks")  # of a run, for another command
 Words = dict[str, list[str]]  # by the field of a case
@@ -42,7 +41,7 @@ def is_plain(choice: Choice, table: Mapping[str, str], folder: Path | None = Non
     entry = catalogue.listed(choice.name, table)
     if entry is None or (member and not MEMBER.fullmatch(member)):
         return False
-    if entry.name in FILES and FILES[entry.name] not in choice.options:
+    if entry.name == "plan" and "file" not in choice.options:
         return False  # its default is a file in the current folder
     declared = {option.name: option for option in entry.options}
     return all(_is_plain_option(entry, key, text, declared.get(key), folder) for key, text in choice.options.items())
@@ -53,7 +52,7 @@ def _is_plain_option(entry: Entry, key: str, text: str, option: Option | None, f
     if option is None:
         value = catalogue.literal(text)
         return entry.open and not LOADS.fullmatch(key) and (value is None or isinstance(value, bool | int | float))
-    if FILES.get(entry.name) == key:
+    if (entry.name, key) == ("plan", "file"):  # it may be one of the run folder's own plans
         if folder is None:
             return False
         file, plans = Path(text), folder.absolute() / plan_file.FOLDER  # directly in it, and neither is a link
