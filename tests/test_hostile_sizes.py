@@ -15,7 +15,6 @@ from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.record import Record
-from profiler.engines.local import Local
 from profiler.runs import store
 from profiler.views import tables as layout
 from profiler.views.report.section import prediction_pairs
@@ -28,30 +27,14 @@ BASE = make.record("none")
 TWO_ROUNDS = [*examples.sweep(), *examples.sweep(round=2)]
 
 
-def of(case=BASE.case, **fields) -> Record:
-    return replace(BASE, case=replace(case, **fields))
-
-
-def refused(batch_size: int) -> Record:
-    return replace(of(batch_size=batch_size), outcome="failed", built=None)
-
-
-def for_predictions(number: int) -> Callable[[], object]:
-    records = [of(device="cuda:0"), *(of(device=f"fake:x{at}") for at in range(number))]
-    return lambda: rows(records)
+def of(**fields) -> Record:
+    return replace(BASE, case=replace(BASE.case, **fields))
 
 
 def for_refusals(number: int) -> Callable[[], object]:
-    refusals = [refused(at + 1) for at in range(number)]
-    plan = [Trial(case=refused(10_000 + at).case) for at in range(number)]
+    refusals = [replace(of(batch_size=at + 1), outcome="failed", built=None) for at in range(number)]
+    plan = [Trial(case=of(batch_size=10_000 + at).case) for at in range(number)]
     return lambda: progress.owed(plan, refusals)
-
-
-def for_refused_trials(number: int) -> Callable[[], object]:
-    engine = Local()
-    engine._alone = lambda trial: refused(trial.case.batch_size)
-    plan = [Trial(case=refused(at + 1).case) for at in range(number)]
-    return lambda: list(engine._one_by_one(plan))
 
 
 def for_pairs(number: int) -> Callable[[], object]:
@@ -77,7 +60,7 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("work", [for_predictions, for_refusals, for_refused_trials, for_pairs])
+@pytest.mark.parametrize("work", [for_refusals, for_pairs])
 def test_of_many_no_more_functions_are_called_for_each(work):
     assert calls_of(work(MANY)) / MANY < 1.2 * calls_of(work(FEW)) / FEW
 

@@ -3,7 +3,6 @@
 import json
 from math import ceil
 
-import pytest
 from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
@@ -15,14 +14,12 @@ from profiler.views.tables import Paper, plans, text
 from profiler.views.tables.plans import ComparedPlan
 from tests import golden_files, make
 from tests.make import MIB
-from tests.plan_text import parse
 from tests.planning_chains import FOLDER
 
 CHAIN = chains.read(FOLDER / "hetero12.stages.json")
 FRONTIER = frontier(CHAIN)
 NONE = none(CHAIN)
 BUDGET = 848 * MIB
-NAMES = "a plan names what is recomputed"
 
 
 def compared() -> list[ComparedPlan]:
@@ -49,17 +46,6 @@ def compared() -> list[ComparedPlan]:
         )
         for way in found
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("1-4", []),
-        ("1 [2-3] 4:matmul", [f"{NAMES}: [2-3] is one checkpoint, 4:matmul keeps the results of its matmul"]),
-    ],
-)
-def test_what_stands_in_a_plan_is_explained_and_nothing_else(text, lines):
-    assert plans.reading(CHAIN, [parse(text, 4)]) == lines
 
 
 def test_the_chosen_way_is_marked_and_its_range_and_the_error_of_its_costs_stand_beside_it():

@@ -47,20 +47,15 @@ def test_pandas_reads_back_every_cell_of_the_csv_and_pyarrow_every_number_of_the
         }  # fmt: skip
 
 
-def test_a_column_that_nothing_was_measured_of_keeps_its_kind(tmp_path):
+def test_a_column_of_nothing_keeps_its_kind_and_a_run_without_records_its_columns(tmp_path):
     schema = read_parquet(tmp_path, [make.failed("none", "skipped", "why")]).schema
+    empty = examples.run(tmp_path / "empty", [])
 
     names = ("peak_bytes", "step_seconds", "predicted", "detail", "step_seconds_samples")
     kinds = [str(schema.field(name).type) for name in names]
     assert kinds == ["int64", "double", "bool", "string", "list<element: double>"]
-
-
-def test_a_run_without_records_has_its_columns_still(tmp_path):
-    run = examples.run(tmp_path / "run", [])
-
     for kind, read in (("csv", pd.read_csv), ("parquet", pd.read_parquet)):
-        text = load_function(views.EXPORTS[kind])(run)
-        assert list(read(io.BytesIO(text)).columns) == list(COLUMNS)
+        assert list(read(io.BytesIO(load_function(views.EXPORTS[kind])(empty))).columns) == list(COLUMNS)
 
 
 def test_parquet_is_not_written_to_a_terminal_and_a_missing_pyarrow_is_named(here, monkeypatch, capsys):

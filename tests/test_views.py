@@ -15,12 +15,12 @@ from profiler.analysis.live_bytes import Floor, Peak, Share
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice
-from profiler.core.record import Built, Note, Readings, Record
+from profiler.core.record import Readings, Record
 from profiler.core.stats import Sampling
 from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, BlockChoice, BlockChoices
 from profiler.core.units import MISSING
 from profiler.views.tables import Paper, Table, comparison, details, explanation, plans, show, text
-from profiler.views.tables.columns import group_table, main, remarks
+from profiler.views.tables.columns import group_table, main
 from tests import examples, golden_files, make
 from tests.compared_runs import compare_runs
 from tests.make import MIB
@@ -211,25 +211,6 @@ def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
 
     assert shown.isascii()
     assert len(shown.splitlines()) <= 25
-
-
-def test_a_row_that_was_not_built_says_nothing_of_its_data_or_optimizer():
-    own = (Note(code="GCP009", text="the model brings its own optimizer"),)
-    built = Built(num_parameters=1, num_blocks=2, data="the user's own")
-    brings = make.record("none", notes=own, built=built)
-    skipped = make.record("segments:k=8", outcome="skipped", built=None)
-
-    heading, alone = (text(main(examples.table(made))).plain for made in ([brings, skipped], [skipped]))
-
-    assert ", its own optimizer, the user's own data," in heading.splitlines()[0]
-    assert "data" not in alone.splitlines()[0]
-
-
-def test_a_note_is_told_once_for_all_its_strategies():
-    records = [make.record(f"segments:k={number}", notes=(examples.NOISY,)) for number in range(2, 8)]
-
-    names = "segments:k=2, segments:k=3, segments:k=4, segments:k=5 and 2 more"
-    assert remarks(examples.table(records)) == [f"GCP012 {names}: {examples.NOISY.text}"]
 
 
 def test_a_baseline_without_a_time_is_no_baseline_of_times():
