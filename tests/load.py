@@ -16,17 +16,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 
 from profiler.cli.output import Terminal
 from profiler.core.case import Choice, Trial, encode
-from profiler.core.record import Environment, Record
+from profiler.core.record import Record
 from profiler.engines.local import Local, in_waves
 from profiler.rehearsal.build import cache_folder
 from profiler.runs import store
@@ -42,26 +43,6 @@ SYNCED = 300  # lines that are written alone
 SETTLED = 10  # rehearsals after which the server's memory is looked at first
 SERVER_GROWTH_BYTES = 4 << 20  # of its private memory
 ABORTS = ("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped", "CUDA error")
-
-
-class Ready:
-    """An engine without processes: its records are made while it is asked for them."""
-
-    logs: Path | None = None
-
-    def __enter__(self) -> Ready:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def survey(self) -> dict[str, Environment]:
-        return {"cpu": examples.ENVIRONMENT}
-
-    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
-        raise NotImplementedError(entry)
-
-    def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        return in_waves(lambda trials: map(answered, trials), plan, done)
 
 
 def main() -> int:
@@ -92,8 +73,9 @@ def long_run(folder: Path, number: int) -> tuple[str, list[str]]:
     lines = [encode(answered(trial)) + b"\n" for trial in plan[:SYNCED]]
     alone = processor_seconds(lambda: write_synced(folder.with_name("alone"), lines)) / len(lines)
     made = processor_seconds(lambda: [answered(trial) for trial in plan]) / len(plan)
+    engine: Any = SimpleNamespace(run=lambda plan, done=(): in_waves(lambda trials: map(answered, trials), plan, done))
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-        spent = processor_seconds(lambda: follow(Ready(), store.load(folder), Terminal()))
+        spent = processor_seconds(lambda: follow(engine, store.load(folder), Terminal()))
     records = store.load(folder).records
     strange = [path.name for path in folder.iterdir() if path.name not in KNOWN]
     overhead, used = spent / len(records) - alone - made, _peak_bytes()

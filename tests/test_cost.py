@@ -28,7 +28,6 @@ LATER = {"passes": ("time",), "round": 2}
     ("asked", "least", "most"),
     [  # equality two steps or four, flops one, memory two, operators two; one to settle, one to warm up, three pairs
         (trial(passes=(*PASSES, OPERATORS)), 2 + 1 + 2 + 2 + 2 + 6, 4 + 1 + 2 + 2 + 2 + 6),
-        (trial(passes=("equality", OPERATORS)), 4 + 2, 4 + 2),
         (trial(precision="bf16"), 2 + 2 + 1 + 2 + 2 + 6, 2 + 4 + 1 + 2 + 2 + 6),  # and compared with fp32
         (trial("all"), 1 + 2 + 2 + 6, 8 + 1 + 2 + 2 + 6),  # by the memory pass's steps, or both of them twice
         (trial("all", verify="off"), 1 + 2 + 2 + 6, 1 + 2 + 2 + 6),
@@ -36,7 +35,6 @@ LATER = {"passes": ("time",), "round": 2}
         (trial("all", repair_batchnorm=True, **LATER), 1 + 1 + 6, 1 + 1 + 6),
         (trial("compile-budget", **LATER), 1 + 1 + 3, 1 + 1 + 3),  # it cannot be switched off: timed alone
         (msgspec.structs.replace(trial("all", **LATER), is_paired=False), 1 + 1 + 3, 1 + 1 + 3),
-        (trial(passes=("memory",)), 1 + 1, 1 + 1),
         (trial(passes=("memory",), parallel=Choice("ddp")), 3 + 1, 3 + 1),  # DDP's buckets settle
     ],
 )

@@ -13,6 +13,7 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines.local import Local, run_on_devices
+from profiler.measuring.devices import of_rank
 from profiler.request import device_choice
 from tests import lane_worker, make
 from tests.program import PATIENCE_SECONDS
@@ -111,3 +112,8 @@ def test_a_round_on_several_devices_finds_what_it_is_verified_against(two):
 def test_what_cannot_be_meant_is_refused(text, found, why):
     with pytest.raises(UserError, match=why):
         device_choice.several(text, found)
+
+
+def test_a_rank_takes_its_gpu_and_a_gpu_that_is_named_by_its_kind_is_the_first():
+    assert of_rank(make.case("none", device="cuda:2"), 1).torch_device == "cuda:3"
+    assert of_rank(make.case("none", device="cuda:h100"), 0).torch_device == "cuda:0"

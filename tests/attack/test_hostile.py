@@ -77,7 +77,6 @@ READING = {
     "report": ("report", "base", "-o", "report.html"),
     "compare": ("compare", "base", "base2"),
     "export": ("export", "base", "--to", "json"),
-    "validate": ("validate", "base"),
     "merge": ("merge", "base", "base2", "-o", "merged"),
     "list": ("list", "--folder", "."),
 }

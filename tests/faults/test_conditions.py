@@ -11,13 +11,10 @@ from profiler.measuring.devices import Cpu, cuda
 from tests.nvml import ANSWERS, Nvml, process
 
 
-@pytest.mark.parametrize(
-    ("library", "why"), [(None, "pynvml is not installed: pip install nvidia-ml-py"), (Nvml(), "NVML: GPU-56-78")]
-)
-def test_fault_09_without_nvml_or_the_board_there_is_a_reason(monkeypatch, library, why):
-    monkeypatch.setattr(cuda, "pynvml", library)
-
-    assert cuda.find_board("56-78") == why
+def test_fault_09_without_nvml_or_the_board_there_is_a_reason(monkeypatch):
+    for library, why in ((None, "pynvml is not installed: pip install nvidia-ml-py"), (Nvml(), "NVML: GPU-56-78")):
+        monkeypatch.setattr(cuda, "pynvml", library)
+        assert cuda.find_board("56-78") == why
 
 
 @pytest.mark.slow

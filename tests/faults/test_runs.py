@@ -133,6 +133,17 @@ def planned(tmp_path: Path) -> Path:
     return examples.run(tmp_path / "run", [], more=trials).folder
 
 
+def test_records_that_are_ready_come_first_and_are_measured_no_more(planned):
+    ready = list(Scripted().run([Trial(case=make.case(name)) for name in ("none", "all")]))
+    engine = Scripted()
+
+    found = list(workflow.run_owed(engine, store.load(planned), ready=ready))
+
+    assert [record for record, _ in found[:2]] == ready
+    assert [left for _, left in found] == [5, 4, 3, 2, 1, 0]
+    assert engine.asked == [("sqrt", 1, True), ("none", 2, True), ("all", 2, True), ("sqrt", 2, True)]
+
+
 @pytest.mark.parametrize("outcome", ["crashed", "timed_out"])
 def test_fault_34_a_trial_that_was_ended_from_outside_is_measured_again(planned, outcome):
     assert [left for _, left in workflow.run_owed(Scripted(all=outcome), store.load(planned))][-1] == 0

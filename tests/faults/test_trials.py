@@ -14,6 +14,7 @@ from profiler.core.case import Choice, Trial, encode
 from profiler.core.record import Shortage
 from profiler.core.units import GIB
 from profiler.engines import child as children
+from profiler.engines import worker
 from profiler.engines.local import RUN_TRIALS
 from profiler.measuring.bench import switches
 from profiler.runs import store
@@ -98,6 +99,18 @@ def test_fault_12_where_nothing_fits_the_smallest_request_is_told_and_what_to_tr
     assert full.shortage == Shortage(of="device", asked_bytes=20 * GIB, free_bytes=3 * GIB // 2)
     assert "nothing fits into memory: the smallest request that failed was 20.0 GiB with 1.50 GiB free" in out
     assert answer(next_words(err)) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "of"),
+    [
+        (MemoryError(), "host"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "device"),
+        (ValueError("can't allocate memory"), None),
+    ],
+)
+def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, of):
+    assert getattr(worker.shortage(error), "of", None) == of
 
 
 def test_fault_29_switches_that_a_model_changes_are_told_and_the_next_trial_has_its_own(engine):
