@@ -120,6 +120,11 @@ def routed() -> dict[str, Facts]:
     return with_facts(found, all={"buffers_difference": 1 / 2, "GCP004": "(0.load, 1.load, 2.load)"})
 
 
+def data_dependent() -> dict[str, Facts]:
+    """How many rows a mask of the data gathers, only the data tell."""
+    return {"none": {"outcome": "skipped", "detail": "depends on its data (aten.nonzero"}}
+
+
 def breaking() -> dict[str, Facts]:
     with pytest.raises(RuntimeError) as raised:
         two_steps(breaks.make)

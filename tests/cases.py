@@ -138,6 +138,7 @@ CASES = (
     Step(CAUSES, "causes.py:cached", BOTH, truths.fails),
     Step(CAUSES, "causes.py:squaring", ("all",), truths.on_ctx),
     Step(ROUTED, "experts.py:make", BOTH, truths.routed),
+    Step(ROUTED, "data_dependent.py:positive", ("none",), truths.data_dependent, is_predicted=True),
     Step(CAUSES, "breaks.py:make", ("none",), truths.breaking),
 )
 

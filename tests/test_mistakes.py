@@ -52,8 +52,6 @@ MISTAKES = {  # what is typed -> the words of the hint
         "a model's options follow its name: hf:gpt2:sequence=512; `gcprof models NAME` lists them"
     ),
     "blocks train.py": "name it: train.py:make",  # which is not imported
-    "explain mlp --quite": "did you mean '--quiet'?",
-    "show lst": "`gcprof runs list` shows the runs",
     "timeline mlp -o step.gif": "name a file that ends in .png, .svg, .pdf",
 }
 UNDERSTOOD = {
@@ -95,7 +93,6 @@ def test_options_as_other_tools_call_them_are_ours(typed):
 
 
 REFUSED = {  # words without effect, or that cannot be meant -> what is said
-    "predict mlp --device h1000": "nothing is known of 'h1000'",
     "predict mlp --memory 1GiB": "gcprof fit MODEL --memory SIZE",
     "run mlp --gpus 0,1": "--gpus: '0' is not a kind of GPU",
     "fit mlp --memory 1GiB --batch-size max --device t4,h100": "--batch-size max is of one GPU",
@@ -104,9 +101,6 @@ REFUSED = {  # words without effect, or that cannot be meant -> what is said
     "run mlp --device fake:cuda --predict": "predict has no effect on 'fake:cuda'",
     "run mlp --device fake:cuda --rounds 2": "--rounds has no effect on a prediction",
     "run mlp --device rehearse:h100 --engine ray": "--engine ray does not rehearse",
-    "run mlp --devices all --device cpu": "--devices has no effect with --device",
-    "run mlp --allow-parallel": "--allow-parallel has no effect without --devices",
-    "reproduce hf-trainer --predict": "hf-trainer cannot be predicted",
 }
 
 
