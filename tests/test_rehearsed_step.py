@@ -86,7 +86,6 @@ TRANSFORMER = "transformer:layers=2,width=64"
 CASES = [
     case(TRANSFORMER, "all", optimizer=Choice("adamw")),
     case(TRANSFORMER, "segments:k=2", precision="amp-bf16", accumulate=2),
-    case(TRANSFORMER, "recursive", keep_gradients=True),
     case(f"{USER_MODELS}/wrapped_optimizers.py:ahead"),  # whose slow weights are an attribute of the optimizer
     case(f"{USER_MODELS}/wrapped_optimizers.py:in_backward"),  # whose optimizers hooks step
     case(f"{USER_MODELS}/encoder.py:make", "selective:save=matmul", device="rehearse:t4", batch_size=8),

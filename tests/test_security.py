@@ -93,6 +93,10 @@ def test_what_is_written_follows_no_link(tmp_path):
     written.close()
 
     assert (mine.read_text(), table.read_text(), log.read_text()) == ("mine", "new", "new")
+    (folder / "derived").rename(tmp_path / "elsewhere")
+    (folder / "derived").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is a link"):
+        Writer(folder)
 
 
 def test_no_module_reaches_the_network():

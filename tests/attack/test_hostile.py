@@ -78,7 +78,6 @@ READING = {
     "compare": ("compare", "base", "base2"),
     "export": ("export", "base", "--to", "json"),
     "merge": ("merge", "base", "base2", "-o", "merged"),
-    "list": ("list", "--folder", "."),
 }
 RUNNING = {
     "explain": ("explain", "base"),

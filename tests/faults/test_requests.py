@@ -35,7 +35,6 @@ def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text):
 
 SWEEPS = {
     "key": ("\nsegmnts = 1\n", "sweep.toml:2: no key is called 'segmnts'"),
-    "type": ("seed = 1\nrounds = 'two'\n", "sweep.toml:2: rounds: Expected"),
     "switch": ("segments = [1, true]\n", "sweep.toml:1: segments: the list is empty, or holds"),
     "syntax": ("rounds = 1\n\nmodel = = 1\n", "sweep.toml:3: this is not TOML"),
     "latin-1": (b"rounds = 1\nmodel = 'm\xfc'\n", "sweep.toml:2: this is not UTF-8"),
