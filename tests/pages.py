@@ -86,7 +86,8 @@ def _structs() -> Iterator[str]:
             if isinstance(one, ast.AnnAssign):
                 line = source[(one.end_lineno or one.lineno) - 1]
                 named = f"`{ast.unparse(one.target)}` `{_plain(one.annotation)}`"
-                yield _item(named, line.partition("  # ")[2])
+                about = " ".join(line.partition("  # ")[2].split())
+                yield f"- {named}: {about}" if about else f"- {named}"
         yield ""
 
 
@@ -105,11 +106,6 @@ def _plain(annotation: ast.expr) -> str:
     text = ast.unparse(annotation)
     plain = text.replace(" | None", "").replace(" | UnsetType", "")
     return plain if plain == text else f"{plain}?"
-
-
-def _item(named: str, text: str | None) -> str:
-    about = " ".join((text or "").split())
-    return f"- {named}: {about}" if about else f"- {named}"
 
 
 if __name__ == "__main__":

@@ -1,68 +1,23 @@
-"""Large runs: what is done grows with what is read, not with its square, and what saves work changes nothing shown."""
+"""Large runs and wide tables: what makes them quick to show changes nothing that is read or printed."""
 
-import sys
-from collections.abc import Callable
 from operator import attrgetter
-from types import FrameType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from profiler.analysis import progress
 from profiler.analysis.rows import rows
 from profiler.cli import answer
-from profiler.core.case import Choice, Trial, encode
-from profiler.core.record import Record
+from profiler.core.case import Choice, encode
 from profiler.runs import store
 from profiler.views import tables as layout
-from profiler.views.report.section import prediction_pairs
 from profiler.views.tables import Paper, details, words
 from profiler.views.tables.columns import UNSHOWN, main
 from tests import examples, make
 
-FEW, MANY = 50, 200
 BASE = make.record("none")
 TWO_ROUNDS = [*examples.sweep(), *examples.sweep(round=2)]
-
-
-def of(**fields) -> Record:
-    return replace(BASE, case=replace(BASE.case, **fields))
-
-
-def for_refusals(number: int) -> Callable[[], object]:
-    refusals = [replace(of(batch_size=at + 1), outcome="failed", built=None) for at in range(number)]
-    plan = [Trial(case=of(batch_size=10_000 + at).case) for at in range(number)]
-    return lambda: progress.owed(plan, refusals)
-
-
-def for_pairs(number: int) -> Callable[[], object]:
-    table = rows([of(batch_size=at + 1, device=device) for at in range(number) for device in ("cuda:0", "fake:cuda")])
-    return lambda: prediction_pairs(table)
-
-
-def calls_of(work: Callable[[], object]) -> int:
-    """How many functions are called, of Python and of C."""
-    number = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal number
-        number += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return number
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("work", [for_refusals, for_pairs])
-def test_of_many_no_more_functions_are_called_for_each(work):
-    assert calls_of(work(MANY)) / MANY < 1.2 * calls_of(work(FEW)) / FEW
 
 
 def one_by_one(natural: list[int], least: list[int], width: int) -> list[int] | None:
@@ -87,9 +42,6 @@ def test_columns_give_way_as_if_by_one_at_a_time(cells, width):
     expected = one_by_one(natural, [max(sizes) for sizes in cells], width)
 
     assert layout._widths([layout._sizes(column, width) for column in columns], width) == expected
-
-
-# --- what makes large runs quick to show
 
 
 @pytest.mark.parametrize("records", [examples.troubled(), TWO_ROUNDS, examples.batches()])

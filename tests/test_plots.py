@@ -14,11 +14,12 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from profiler.analysis.live_bytes import curve, peak
+from profiler.analysis.live_bytes import curve
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.core.trace_data import Allocation, Operator, Trace, live
+from profiler.core.trace_data import Trace, live
+from profiler.core.units import bytes_text
 from profiler.runs import store
 from profiler.views import PLOTS
 from profiler.views.plots import draw, plot, theme, timeline
@@ -147,11 +148,6 @@ def test_every_cell_has_its_peak_or_a_word():
     assert (shown["invalid"], shown["·"]) == (1, 1)  # the latter did not run
 
 
-def test_axes_that_a_kind_does_not_choose_are_refused():
-    with pytest.raises(UserError, match="--over has no effect"):
-        draw(batches(), kind="frontier", over=("batch_size",))
-
-
 def test_curves_carry_how_they_grow():
     """The example's peaks are 100 MiB and 4 MiB a sample without checkpointing."""
     assert "none\n100 + 4 n" in texts(draw(batches(), kind="growth").axes[0])
@@ -217,31 +213,19 @@ def test_the_points_of_any_trace_are_in_order_and_hold_what_is_live(trace):
     assert max(totals) == max(held)
 
 
-def test_the_peak_of_a_long_step_is_drawn_marked_and_said():
-    half, spike = 25_000, 33_333
-    operators = [Operator("aten.run", "m", "forward" if at < half else "backward", 0, 1) for at in range(2 * half)]
-    lives = [Allocation(at % 997, at, at + 400, "aten.run", "m", "forward", "saved") for at in range(1, half, 7)]
-    highest_one = Allocation(10 * MIB, spike, spike, "aten.run", "m", "backward", "temporaries")
-    marks = (("zero", 0), ("forward", 0), ("backward", half), ("optimizer", 2 * half), ("end", 2 * half))
-    trace = Trace(allocations=(*lives, highest_one), operators=tuple(operators), marks=marks)
+def test_a_panel_for_each_strategy_in_their_order_has_its_recomputes_shaded_and_its_peak_drawn_marked_and_said(traces):
+    figure = timeline.draw(traces, title="mine")
 
-    figure = timeline.draw({"none": trace}, title="long")
-
-    (axes,) = figure.axes
-    (mark,) = [line for line in axes.lines if line.get_label() == "peak"]
-    assert "(MiB)" in figure.get_supylabel()
-    assert highest(axes) == pytest.approx(10)
-    assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([spike], [10])
-    assert any(text.startswith("peak 10.0 MiB: backward, m") for text in texts(axes))
-
-
-def test_a_panel_for_each_strategy_in_their_order_with_the_same_axes_and_its_recomputes_shaded(traces):
-    panels = timeline.draw(traces, title="mine").axes
-
-    assert [name for axes in panels for name in texts(axes) if name in STRATEGIES] == list(STRATEGIES)
-    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in panels}) == 1
-    assert [highest(axes) * 1024 for axes in panels] == pytest.approx([peak(one).nbytes for one in traces.values()])
-    assert [len(filled(axes, shades=True)) for axes in panels] == [0, 1, 4]
+    assert "(KiB)" in figure.get_supylabel()
+    assert [name for axes in figure.axes for name in texts(axes) if name in STRATEGIES] == list(STRATEGIES)
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
+    assert [len(filled(axes, shades=True)) for axes in figure.axes] == [0, 1, 4]
+    for axes, trace in zip(figure.axes, traces.values(), strict=True):
+        (mark,) = [line for line in axes.lines if line.get_label() == "peak"]
+        held = live(trace)
+        assert highest(axes) * 1024 == pytest.approx(max(held))
+        assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([held.index(max(held))], [max(held) / 1024])
+        assert any(text.startswith(f"peak {bytes_text(max(held))}: ") for text in texts(axes))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from profiler.analysis import progress
 from profiler.cli import answer, output
 from profiler.core.case import Case
 from profiler.engines.local import Local
-from profiler.views.tables.progress import LATER_SHARE, Follow
+from profiler.views.tables.progress import Follow
 from tests import examples, golden_files, make
 from tests.program import PATIENCE_SECONDS
 
@@ -80,18 +80,6 @@ def test_the_time_left_is_a_guess_until_a_trial_has_ended():
         "0/4  0:00:11",  # the guess was wrong
         "1/4  0:00:11, about 0:00:33 left",
     ]
-
-
-def test_later_rounds_take_a_part_of_the_first():
-    clock = Clock()
-    follow = live(clock, [make.case("none"), make.case("all")] * 3)
-    left = []
-
-    for still, (clock.seconds, number) in zip((5, 4, 3), ((10.0, 1), (20.0, 1), (24.0, 2)), strict=True):
-        follow.show(make.record(round=number), left=still)
-        left.append(follow.left_seconds())
-
-    assert left == pytest.approx([10 + 4 * 10 * LATER_SHARE, 4 * 10 * LATER_SHARE, 24 * 3 / (2 / LATER_SHARE + 1)])
 
 
 @pytest.mark.parametrize(

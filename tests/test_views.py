@@ -12,7 +12,6 @@ from profiler.analysis.advice import Place, Rung
 from profiler.analysis.comparison import Comparison
 from profiler.analysis.explanation import Explanation, Reason, Remedy
 from profiler.analysis.live_bytes import Floor, Peak, Share
-from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice
 from profiler.core.record import Readings, Record
@@ -74,14 +73,6 @@ def _samples() -> list[Table]:
     return details.samples(examples.table([*rounds, noisy, make.failed("all", "skipped", "not here")]))
 
 
-def _beside() -> list[Table]:
-    """Predicted beside measured, with how far off the prediction is."""
-    foreseen = [make.record(name, case=make.case(name, device="fake:cpu"), peak=peak * MIB)
-                for name, peak in (("none", 103), ("segments:k=2", 61))]  # fmt: skip
-    seen = [make.record("none", peak=100 * MIB), make.failed("segments:k=2", "out_of_memory", "tried 1 GiB")]
-    return main(examples.table([*seen, *foreseen]))
-
-
 def _fits() -> list[Table]:
     """The largest batches, measured, and the smallest GPUs, rehearsed; no GPU holds the last."""
 
@@ -106,21 +97,6 @@ def _fits() -> list[Table]:
         plans.sizes_table(batches, of_batches=True, chosen=batches[1], title="mine: the largest batch", below=()),
         plans.sizes_table(gpus, of_batches=False, chosen=gpus[1], title="mine: the smallest GPU", below=("context",)),
     ]
-
-
-def _reproduction() -> list[Table]:
-    wanted = [
-        PublishedFigure(label="", quantity=quantity, strategy=Choice(f"segments:k={k}"), unit=unit, published=published)
-        for quantity, k, unit, published in (
-            ("saved_bytes", 2, "MiB", 1139.25), ("peak_change", 4, "%", -60), ("peak_change", 3, "%", -50),
-        )
-    ]  # fmt: skip
-    compared = Reproduction(
-        name="bert", title="a published system of some length", source="a blog of 2019", unsaid=("the batch",),
-        reduced="width 64 of 768", environment=examples.ENVIRONMENT, device="cuda:0", evidence="measured",
-        lines=lines(wanted, [*examples.sweep((2, 4)), *examples.troubled()], reduced=True),
-    )  # fmt: skip
-    return [comparison.published_table(compared)]
 
 
 def three_runs() -> Comparison:
@@ -164,9 +140,7 @@ VIEWS: dict[str, Callable[[], list[Table]]] = {
     "models": lambda: main(examples.table(MODELS)),
     "explanation": _explanation,
     "samples": _samples,
-    "beside": _beside,
     "fits": _fits,
-    "reproduction": _reproduction,
     "compare": lambda: comparison.tables(three_runs()),
     **{name: lambda of=of: details.over_axes(examples.table(of[0]), over=of[1]) for name, of in AXES.items()},
 }

@@ -16,12 +16,8 @@ from matplotlib.figure import Figure
 
 from profiler.analysis import axes
 from profiler.analysis.axes import STRATEGY
-from profiler.analysis.axes import Space as Space
 from profiler.analysis.rows import Row
-from profiler.core import catalogue as catalogue
-from profiler.core.case import Case as Case
 from profiler.core.errors import UserError, load_function
-from profiler.training import models as models
 from profiler.views import PLOTS
 from profiler.views.export import refuse_output, write_whole
 from profiler.views.plots import theme
