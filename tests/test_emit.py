@@ -1,6 +1,5 @@
 """The code that is emitted does what carrying the plan out does, and stands without gcprof."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from profiler.predicting.prediction import memory_readings
 from profiler.training import strategies
 from profiler.training.strategies import carry_out
 from profiler.training.workload import Workload
-from tests.chain_models import Counted
 from tests.pasted import BUILDS, LLAMA, apply, counting, in_place, named, planned, random_runs, same, stepped
 from tests.plans import Saving, all_sorts, plan_of
 from tests.rooms import imports
@@ -76,22 +74,6 @@ def test_any_plan_of_six_blocks_is_emitted_as_it_is_carried_out(items):
 
     assert calls == times
     assert same(found, expected)
-
-
-def test_names_of_parameters_stay_and_a_deep_copy_computes_with_its_own_weights():
-    module, x = nn.Sequential(*[Counted() for _ in range(4)]), torch.ones(2, 3)
-    names = list(module.state_dict())
-    apply(emit(plan_of(module, tuple("0123"), [[[0], 1], Saving([2], "matmul")]), "python"), module)
-
-    twin = copy.deepcopy(module)
-    for parameter in twin.parameters():
-        nn.init.zeros_(parameter)
-    twin(x).sum().backward()
-
-    assert list(module.state_dict()) == names
-    assert not twin(x).any()
-    assert all(parameter.grad is not None for parameter in twin.parameters())
-    assert all(parameter.grad is None for parameter in module.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,6 @@ from profiler.predicting.prediction import follow_case
 from profiler.training import models
 from profiler.training.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
-from profiler.views.tables.explanation import remedies_text
 from tests import make
 from tests.traced import BLOCKS, SMALL, by_hand, random_traces, traced
 
@@ -89,17 +88,6 @@ def test_a_workspace_beside_static_memory_blames_no_activations():
     assert found.kind == "static"
     assert found.text.startswith("500 B of the peak's 1000 B is static")
     assert " and 400 B a workspace, which checkpointing does not touch" in found.text
-
-
-def test_where_there_are_too_many_checkpoints_fewer_are_advised_and_not_finer_ones():
-    (baseline, blocks), (trace, _) = (traced("mnist-cnn:channels=4", way, batch_size=16) for way in ("none", "all"))
-
-    advised = explain(trace, blocks=blocks, baseline=baseline)
-
-    gains = {remedy.kind: remedy.nbytes for remedy in advised.remedies}
-    assert "checkpointing" not in gains
-    assert gains["coarser"] == advised.peak.nbytes - advised.floor.nbytes
-    assert "fewer checkpoints (longer segments)" in remedies_text(advised)
 
 
 @pytest.mark.parametrize(("num_widths", "frozen", "expected"), [(64, False, "block"), (1, True, "static")])

@@ -10,21 +10,21 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import profiler
+from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
-from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
-from profiler.training import strategies
+from profiler.training import STRATEGIES, strategies
 from profiler.training.block_segments import checkpoint_segments, repaired
 from tests import make
-from tests.chain_models import Counted, InTuples, workload
+from tests.chain_models import Counted, workload
 from tests.conftest import measured
 
 BY_BLOCKS = ("segments:k=1", "sqrt", "recursive", "from-start", "all", "every:k=1", "first:n=1", "selective:save=mm")
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 2])
 @pytest.mark.parametrize("strategy", BY_BLOCKS)
 def test_whatever_checkpoints_no_block_of_a_short_chain_says_so(strategy, length):
     applied = profiler.apply(nn.Sequential(*(nn.Linear(2, 2) for _ in range(length))), strategy)
@@ -32,29 +32,11 @@ def test_whatever_checkpoints_no_block_of_a_short_chain_says_so(strategy, length
     assert ("GCP001" in [note.code for note in applied.notes]) == (not applied.recomputes)
 
 
-def calls(strategy: str, length: int = 6) -> list[int]:
-    """How often each block of a chain runs in a step."""
-    from profiler.core import catalogue
-    from profiler.training import STRATEGIES
-
-    module = nn.Sequential(*[Counted() for _ in range(length)])
-    work = workload(module, tuple(str(i) for i in range(length)))
-    apply, options = catalogue.load(Choice(strategy), STRATEGIES)
-    applied = apply(work, **options)
-    for block in module:
-        block.calls = 0
-    work.loss(module, work.batch).backward()
-    found = [block.calls for block in module]
-    assert found == [1 + applied.recomputes.get(i, 0) for i in range(length)]
-    return found
-
-
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
         ("none", [1, 1, 1, 1, 1, 1]),
         ("all", [2, 2, 2, 2, 2, 2]),
-        ("every:k=2", [1, 2, 1, 2, 1, 2]),
         ("every:k=3", [1, 1, 2, 1, 1, 2]),
         ("first:n=4", [2, 2, 2, 2, 1, 1]),
         ("sqrt", [2, 2, 2, 1, 1, 1]),  # sqrt(6) = 2.4: two segments, the last one plain
@@ -64,25 +46,22 @@ def calls(strategy: str, length: int = 6) -> list[int]:
     ],
 )
 def test_every_strategy_computes_each_block_as_often_as_it_says(strategy, expected):
-    assert calls(strategy) == expected
+    module = nn.Sequential(*[Counted() for _ in range(6)])
+    work = workload(module, tuple("012345"))
+    apply, options = catalogue.load(Choice(strategy), STRATEGIES)
+
+    applied = apply(work, **options)
+
+    for block in module:
+        block.calls = 0  # one forward may have been observed
+    work.loss(module, work.batch).backward()
+    assert [block.calls for block in module] == expected
+    assert [1 + applied.recomputes.get(index, 0) for index in range(6)] == expected
 
 
-@pytest.mark.parametrize(("length", "root"), [(1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (100, 10), (301, 17)])
+@pytest.mark.parametrize(("length", "root"), [(1, 1), (6, 2), (7, 3), (301, 17)])
 def test_the_square_root_is_rounded_to_the_nearest(length, root):
     assert strategies.round_root(length) == root
-
-
-class LoopedOver(nn.Module):
-    """Its forward takes the modules of a Sequential one by one, and does more than chain them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*[Counted() for _ in range(4)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x)) + x
-        return x
 
 
 class Tapped(nn.Module):
@@ -97,22 +76,21 @@ class Tapped(nn.Module):
         total, kept = torch.zeros(4, 2, 3), []
         for index, layer in enumerate(self.layers):
             x = layer(x)
-            self.tap(x, index, total, kept)
+            x = self.tap(x, index, total, kept)
         return x + total.sum(), kept
 
 
 TAPS = {
-    "by an operator": lambda x, index, total, kept: total.add_(x.detach().sin()),
-    "by an item": lambda x, index, total, kept: total.__setitem__(index, x.detach()),
-    "by what is returned": lambda x, index, total, kept: kept.append(x),
+    "more than a chain": lambda x, index, total, kept: torch.tanh(x) + x,
+    "by an item": lambda x, index, total, kept: total.__setitem__(index, x.detach()) or x,
+    "by what is returned": lambda x, index, total, kept: kept.append(x) or x,
 }
 
 
-@pytest.mark.parametrize("strategy", ["segments:k=2", "sqrt", "recursive", "from-start"])
-@pytest.mark.parametrize("make", [LoopedOver, *[partial(Tapped, tap) for tap in TAPS.values()]])
-def test_a_module_that_does_more_than_chain_its_blocks_is_unsupported_and_not_changed(make, strategy):
-    torch.manual_seed(0)
-    module, x = make(), torch.ones(2, 3)
+@pytest.mark.parametrize("strategy", ["segments:k=2", "from-start"])
+@pytest.mark.parametrize("tap", TAPS.values(), ids=TAPS)
+def test_a_module_that_does_more_than_chain_its_blocks_is_unsupported_and_not_changed(tap, strategy):
+    module, x = Tapped(tap), torch.ones(2, 3)
     expected = module(x)
 
     with pytest.raises(Unsupported, match=r"cannot be run together|do not run once each"):
@@ -123,31 +101,11 @@ def test_a_module_that_does_more_than_chain_its_blocks_is_unsupported_and_not_ch
     torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
 
 
-def test_blocks_that_return_a_tuple_of_one_are_run_together_too():
-    module = InTuples()
-    work = workload(module, tuple(f"layers.{i}" for i in range(4)))
-    expected = torch.autograd.grad(work.loss(module, work.batch), list(module.parameters()))
-
-    checkpoint_segments(work, [[0, [1], 2]])
-    for layer in module.layers:
-        layer.calls = 0
-    work.loss(module, work.batch).backward()
-
-    assert [layer.calls for layer in module.layers] == [2, 3, 2, 1]
-    assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), expected, strict=True))
-
-
 def test_blocks_that_run_twice_are_unsupported_in_a_run():
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([Counted(), Counted()])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers[1](self.layers[0](self.layers[0](x)))
+    first = Counted()
 
     with pytest.raises(Unsupported, match="do not run once each"):
-        checkpoint_segments(workload(Twice(), ("layers.0", "layers.1")), [[0, 1]])
+        checkpoint_segments(workload(nn.Sequential(first, first, Counted()), ("0", "2")), [[0, 1]])
 
 
 @pytest.mark.slow
@@ -181,12 +139,10 @@ def test_hooks_around_blocks_get_what_a_selective_checkpoint_saves():
     assert sum(packed) == 2 * (4 + (16 + 4 if reach else 0)) * 1024
 
 
-@pytest.mark.parametrize("device", ["cpu", "fake:t4"])
-def test_selective_checkpointing_that_keeps_nothing_says_so_and_what_the_blocks_have(device):
+def test_selective_checkpointing_that_keeps_nothing_says_so_and_what_the_blocks_have():
     def notes(save: str) -> list[str]:
-        case = make.case(f"selective:save={save}", model=Choice("mnist-cnn:channels=2,layers=5"), device=device)
-        record = (measure if device == "cpu" else predict)(Trial(case=case, passes=("memory",)))
-        return [note.text for note in record.notes if note.code == "GCP063"]
+        case = make.case(f"selective:save={save}", model=Choice("mnist-cnn:channels=2,layers=5"), device="fake:t4")
+        return [note.text for note in predict(Trial(case=case, passes=("memory",))).notes if note.code == "GCP063"]
 
     (nothing,) = notes("matmul")
 
@@ -195,21 +151,20 @@ def test_selective_checkpointing_that_keeps_nothing_says_so_and_what_the_blocks_
     assert notes("conv") == notes("matmul+conv") == []
 
 
-@pytest.mark.parametrize("word", ["matmull", "__name__", "name"])
+@pytest.mark.parametrize("word", ["matmull", "__name__"])
 def test_selective_refuses_an_operator_that_aten_does_not_have(word):
-
     with pytest.raises(Unsupported, match=f"no operator '{word}'"):
         strategies.selective(workload(nn.Sequential(Counted()), ("0",)), save=word)
 
 
-def test_a_model_without_the_switch_of_hugging_face_is_skipped_with_the_reason():
-
-    with pytest.raises(Unsupported, match=r"as a Hugging Face model has; .* `own` measures them"):
-        strategies.hugging_face(workload(nn.Sequential(Counted()), ("0",)))
-
-
-@pytest.mark.parametrize("on", ["enable_gradient_checkpointing", "{}_checkpointing_enable"])
-@pytest.mark.parametrize("word", ["activation", "gradient"])  # the name since transformers 5.23, and the old one
+@pytest.mark.parametrize(  # of transformers since 5.23 and before, and of diffusers
+    ("on", "word"),
+    [
+        ("{}_checkpointing_enable", "activation"),
+        ("{}_checkpointing_enable", "gradient"),
+        ("enable_gradient_checkpointing", "gradient"),
+    ],
+)
 def test_the_switch_of_diffusers_and_of_transformers_is_used_by_the_name_that_it_has(on, word):
     class Model(Counted):
         gradient_checkpointing, given = False, ()
@@ -230,7 +185,7 @@ def test_the_switch_of_diffusers_and_of_transformers_is_used_by_the_name_that_it
     assert not module.gradient_checkpointing
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", [2, 5])
 @pytest.mark.usefixtures("with_test_models")
 def test_the_extra_flops_of_every_kth_block_equal_arithmetic(k):
     batch, time, width, layers = 8, 32, 64, 12
@@ -250,12 +205,7 @@ def twice(module, x, *, checkpointed):
 
 
 @pytest.mark.parametrize(
-    "norm",
-    [
-        partial(nn.BatchNorm1d, momentum=0.1),
-        partial(nn.BatchNorm1d, momentum=None),
-        partial(nn.InstanceNorm1d, momentum=0.1, track_running_stats=True),
-    ],
+    "norm", [partial(nn.BatchNorm1d, momentum=None), partial(nn.InstanceNorm1d, track_running_stats=True)]
 )
 def test_a_block_that_runs_several_times_has_the_statistics_of_the_plain_one(norm):
     """The recomputes run in reverse, so that no momentum makes up for them."""

@@ -1,6 +1,5 @@
 """What is traced without memory is what the allocator sees."""
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from profiler.predicting.fake_tensors import fake_tensors
 from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.traced_case import FakeTracer, follow
 from profiler.training import STRATEGIES, models
-from profiler.training.assemble import assemble
 from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
@@ -30,11 +28,7 @@ CONVOLUTIONS = "mnist-cnn:channels=8"
 EVERY = (
     "none",
     "segments:k=2",
-    "segments:k=2,split=balanced",
-    "sqrt",
     "all",
-    "every:k=2",
-    "first:n=2",
     "recursive",
     "from-start",
     "selective:save=matmul",
@@ -76,8 +70,6 @@ def test_peak_and_saved_bytes_are_those_of_the_allocator(model, strategy, tmp_pa
     [
         {"accumulate": 3},
         {"keep_gradients": True},
-        {"optimizer": Choice("momentum")},
-        {"precision": "bf16"},
         {"precision": "amp-bf16"},
     ],
     ids=str,
@@ -93,7 +85,7 @@ def test_every_setting_is_followed(setting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["none", "segments:k=8", "all"])
+@pytest.mark.parametrize("strategy", ["none", "all"])
 def test_convolutions_are_predicted_with_what_those_of_none_were_measured_to_hide(strategy):
     read = measure(Trial(case=case(CONVOLUTIONS), passes=(OPERATORS,))).readings.hidden_bytes
     real = measure(Trial(case=case(CONVOLUTIONS, strategy), passes=("memory",))).readings.peak_bytes
@@ -111,9 +103,7 @@ def test_convolutions_are_predicted_with_what_those_of_none_were_measured_to_hid
         "batchnorm.py:build",
         "shared_weights.py:factory",
         "unet.py:segmentation",
-        "dataclass_batch.py:make",
         "extra_arguments.py:decoder",
-        "tuple_output.py:create",
     ],
 )
 def test_what_users_write_is_followed(path):
@@ -161,112 +151,17 @@ def test_parameters_without_a_gradient_have_neither_gradient_nor_state():
     assert held["optimizer"] == 2 * 4 * (8 * 8 + 8) + 2 * 4
 
 
-def test_what_a_model_keeps_from_its_first_forward_is_not_saved_again():
-    class Lazy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.mask = nn.Linear(8, 8), None
+def test_on_cuda_dropout_keeps_a_mask_of_one_byte_an_element_and_storages_are_multiples_of_512():
+    model = "transformer:layers=1,width=32,heads=2,sequence=16,vocabulary=64,dropout="
 
-        def forward(self, x):
-            if self.mask is None:
-                self.mask = torch.ones(1000, device=x.device)
-            return (self.layer(x) * self.mask[0]).sum()
-
-    def build():
-        return Workload(
-            module=Lazy(), blocks=("layer",), batch=torch.ones(2, 8), loss=lambda module, batch: module(batch)
-        )
-
-    with fake_tensors():
-        built = assemble(case(MLP, device="fake:cpu"), build=build)
-        found = follow(built.workload, *built.trainer())
-
-    assert not [one for one in found.allocations if one.nbytes == 4000 and one.born > 0]
-
-
-def predict_built(build, device="fake:cpu", **fields):
-    """As `predict`, of a model that is in no catalogue."""
-    from unittest import mock
-
-    from profiler.training import assemble as room
-
-    with mock.patch.object(room, "_from_catalogue", return_value=build):
-        return predict(Trial(case=case(MLP, device=device, **fields)))
-
-
-def test_a_copy_of_a_module_is_a_module_of_its_own():
-    def build():
-        student = nn.Linear(64, 64)
-        module = nn.ModuleList([student, copy.deepcopy(student).requires_grad_(False), nn.Linear(64, 64)])
-
-        def loss(module, batch):
-            student, teacher, head = module
-            return (head(student(batch)) - teacher(batch)).square().sum()
-
-        return Workload(module=module, batch=torch.randn(4, 64), loss=loss, blocks=("0", "2"))
-
-    static = predict_built(build).readings.static_bytes
-
-    assert static["parameters"] == 3 * (64 * 64 + 64) * 4
-    assert static["gradients"] == 2 * (64 * 64 + 64) * 4
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_in_half_precision_parameters_whose_values_are_known_have_gradients_in_it(precision):
-    def build():
-        module = nn.Linear(8, 8)
-        module.scale = nn.Parameter(torch.ones(8))
-
-        def loss(module, batch):
-            return (module(batch) * module.scale).float().sum()
-
-        return Workload(module=module, batch=torch.randn(4, 8), loss=loss, blocks=("",))
-
-    static = predict_built(build, precision=precision).readings.static_bytes
-
-    assert static["parameters"] == static["gradients"] == (64 + 8 + 8) * 2
-
-
-def test_on_cuda_dropout_keeps_a_mask_of_one_byte_an_element():
     with_dropout, without = (
-        "transformer:layers=1,width=32,heads=2,sequence=16,vocabulary=64,dropout=0.1",
-        "transformer:layers=1,width=32,heads=2,sequence=16,vocabulary=64,dropout=0",
+        [one for one in traced(f"{model}{rate}", device="fake:cuda").allocations if one.operator.endswith("_dropout")]
+        for rate in (0.1, 0)
     )
 
-    masks = {
-        device: [
-            one
-            for one in traced(with_dropout, device=device).allocations
-            if one.operator in ("aten.native_dropout", "aten.bernoulli_.float", "aten.empty_like")
-            and one.category == "saved"
-        ]
-        for device in ("fake:cuda", "fake:cpu")
-    }
-
-    elements = 4 * 16 * 32  # batch, time, width
-    assert elements in {one.nbytes for one in masks["fake:cuda"]}
-    assert not [one for one in traced(without, device="fake:cuda").allocations if one.operator == "aten.native_dropout"]
-
-
-@pytest.mark.parametrize("shape", [(8, 16), (2, 8, 16), (1, 2, 2, 8, 16)], ids=["no head", "no batch", "two batches"])
-def test_on_cuda_attention_of_any_shape_is_followed(shape):
-    def build():
-        module = nn.Linear(16, 16)
-
-        def loss(module, batch):
-            query = module(batch)
-            return nn.functional.scaled_dot_product_attention(query, query, query).sum()
-
-        return Workload(module=module, batch=torch.randn(shape), loss=loss, blocks=("",))
-
-    assert predict_built(build, device="fake:cuda").readings.saved_bytes >= 3 * 512
-
-
-def test_on_cuda_every_storage_is_a_multiple_of_512_bytes():
-    cuda, cpu = traced(MLP, device="fake:cuda"), traced(MLP)
-
-    assert all(one.nbytes % 512 == 0 for one in cuda.allocations)
-    assert not all(one.nbytes % 512 == 0 for one in cpu.allocations)
+    assert 4 * 16 * 32 in {one.nbytes for one in with_dropout if one.category == "saved"}  # batch, time, width
+    assert not without
+    assert all(one.nbytes % 512 == 0 for one in traced(MLP, device="fake:cuda").allocations)
 
 
 @pytest.mark.slow
@@ -283,20 +178,10 @@ def test_on_cuda_adam_takes_a_list_of_temporaries_as_large_as_the_parameters():
 
 
 @pytest.mark.slow
-def test_on_cuda_what_is_offloaded_is_not_on_the_device():
-    def saved(strategy: str, device: str) -> int:
-        return predict(Trial(case=case(TRANSFORMER, strategy, device=device))).readings.saved_bytes
-
-    assert saved("offload", "fake:cuda") < saved("none", "fake:cuda") / 2
-    assert saved("offload", "fake:cpu") == saved("none", "fake:cpu")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["none", "all"])
-@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("kind", ["GRU", "RNN"])  # what oneDNN keeps for an LSTM is not known
-def test_on_a_cpu_what_recurrent_layers_keep_is_predicted_as_it_is_measured(kind, layers, strategy):
-    model = f"tests/user_models/recurrent.py:make:kind={kind},layers={layers}"
+def test_on_a_cpu_what_recurrent_layers_keep_is_predicted_as_it_is_measured(kind, strategy):
+    model = f"tests/user_models/recurrent.py:make:kind={kind},layers=2"
 
     real = measure(Trial(case=case(model, strategy, batch_size=None), passes=("memory", OPERATORS))).readings
 
@@ -390,21 +275,15 @@ SAVED = HIDDEN + FLOAT  # ReLU's result, which the last layer takes too; and the
 
 @pytest.mark.parametrize("keeps", ["gradient", "nothing"])
 def test_a_forward_that_frees_a_kept_gradient_saves_what_it_makes(keeps):
-    readings = measured(
-        Choice.of(f"{FILE}:make", {"keeps": keeps}), "none", batch_size=BATCH, passes=("memory",)
-    ).readings
+    model = Choice.of(f"{FILE}:make", {"keeps": keeps})
 
-    assert readings.saved_bytes == SAVED
+    readings = measured(model, "none", batch_size=BATCH, passes=("memory",)).readings
+    predicted = predict(Trial(case=make.case("none", model=model, batch_size=BATCH, device="fake:cpu"))).readings
+
+    assert readings.saved_bytes == predicted.saved_bytes == SAVED
     kept = HIDDEN if keeps == "gradient" else 0
     static = readings.static_bytes
     assert readings.start_bytes == static["parameters"] + static["inputs"] + kept  # the gradients are zeroed to None
-
-
-@pytest.mark.parametrize("keeps", ["gradient", "nothing"])
-def test_it_is_predicted_as_it_is_measured(keeps):
-    case = make.case("none", model=Choice.of(f"{FILE}:make", {"keeps": keeps}), batch_size=BATCH, device="fake:cpu")
-
-    assert predict(Trial(case=case)).readings.saved_bytes == SAVED
 
 
 def test_a_backward_within_the_forward_is_part_of_the_forward():

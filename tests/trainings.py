@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
@@ -32,14 +31,12 @@ def mlp() -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(kind(WIDTH, WIDTH, batch_first=True) for _ in range(2))
+        self.layer = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)[0]
-        return x
+        return self.layer(x)[0]
 
 
 def transformer() -> nn.Module:
@@ -67,19 +64,12 @@ class Noisy(nn.Module):
         return self.layers(x + torch.rand(x.shape, generator=self.generator) + torch.rand(x.shape, generator=OF_TORCH))
 
 
-def lazy(*, is_ready: bool) -> nn.Module:
-    net = nn.Sequential(nn.LazyLinear(WIDTH), nn.ReLU(), nn.LazyLinear(WIDTH))
-    if is_ready:
-        net(torch.zeros(ROWS, WIDTH))
-    return net
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(WIDTH), nn.ReLU(), nn.LazyLinear(WIDTH))
 
 
 def data_parallel() -> nn.Module:
     return nn.parallel.DistributedDataParallel(mlp())  # in the process group of a test
-
-
-def normalized() -> nn.Module:
-    return nn.Sequential(*(parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)) for _ in range(3)))
 
 
 class Counter:
@@ -138,16 +128,6 @@ class Recomputing(nn.Module):
         return x
 
 
-class LowRank(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen = mlp().requires_grad_(False)
-        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.frozen(x) + self.up(self.down(x))
-
-
 @lru_cache
 def mask(size: int) -> torch.Tensor:
     return torch.ones(size).cumsum(0)
@@ -175,17 +155,6 @@ class Remembering(nn.Module):
         return self.layers(x) + self.mean * mask(x.shape[-1])
 
 
-class Complex(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=torch.complex64) for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x * (1 + 0j))
-        return x.abs()
-
-
 def compiled() -> nn.Module:
     net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
     net.compile(backend="eager")
@@ -194,24 +163,19 @@ def compiled() -> nn.Module:
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
-    "gru": partial(Recurrent, nn.GRU),
-    "lstm": partial(Recurrent, nn.LSTM),
+    "lstm": Recurrent,
     "transformer": transformer,
     "shared": shared,
     "noisy": Noisy,
-    "lazy": partial(lazy, is_ready=False),
-    "lazy-ready": partial(lazy, is_ready=True),
+    "lazy": lazy,
     "ddp": data_parallel,
-    "weight-norm": normalized,
     "hooked": hooked,
     "observed": observed,
     "checkpointed": Recomputing,
-    "low-rank": LowRank,
     "remembering": Remembering,
-    "complex": Complex,
     "compiled": compiled,
 }
-SEQUENCES = ("gru", "lstm", "transformer")
+SEQUENCES = ("lstm", "transformer")
 
 
 def train(kind: str, between: Callable[[nn.Module, Any, Any], object] = lambda net, batch, loss: None) -> str:
@@ -252,6 +216,5 @@ def digest(net: nn.Module, optimizer: torch.optim.Optimizer, own: list[object]) 
     states += [getattr(net, "observed", list)(), *own, type(mask(WIDTH)).__name__]
     if isinstance(net, Noisy):
         states += [net.own.getstate(), net.generator.get_state().tolist()]
-    real = [torch.view_as_real(part) if part.is_complex() else part for part in tensors]
-    bits = b"".join(part.detach().numpy().tobytes() for part in real)
+    bits = b"".join(part.detach().numpy().tobytes() for part in tensors)
     return hashlib.md5(bits + repr(states).encode()).hexdigest()
