@@ -18,6 +18,8 @@ if not find_spec("msgspec"):  # on a GPU machine, for which `just gpu-packages` 
     sys.path.append(str(ROOT / "build/gpu-site"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), sys.path[-1])))
 
+from msgspec import UNSET, Struct  # noqa: E402
+
 from profiler import __version__  # noqa: E402
 from profiler.core import catalogue  # noqa: E402
 from profiler.core.case import Case, Choice, Trial, decode, encode  # noqa: E402
@@ -40,16 +42,32 @@ def parser(about: str | None, names: str = "", *, minutes: float | None = None) 
     return made
 
 
-def step(model: str, device: str, *, strategy: str = "none", optimizer: str = "sgd", **fields: Any) -> Case:
-    """Return a training step, of a user's words."""
-    return Case(
-        model=catalogue.resolve(Choice(model), models.TABLE),
-        strategy=catalogue.resolve(Choice(strategy), STRATEGIES),
-        optimizer=catalogue.resolve(Choice(optimizer), OPTIMIZERS),
-        device=device,
-        verify="off",
-        **fields,
-    )
+class Row(Struct, frozen=True, kw_only=True):
+    """A training step, of a user's words."""
+
+    model: str
+    batch_size: int | None = None
+    device: str = "h100"  # a GPU's
+    precision: str = "fp32"
+    optimizer: str = "sgd"
+    strategy: str = "none"
+    ranks: int = 0
+    parallel: str = "ddp"  # of ranks
+
+    def __str__(self) -> str:
+        return f"{self.device} {self.model} b{self.batch_size} {self.precision} {self.optimizer} {self.strategy}"
+
+    def case(self, device: str, **fields: Any) -> Case:
+        """Return the step on a device: `cpu`, `rehearse:h100`."""
+        return Case(
+            model=catalogue.resolve(Choice(self.model), models.TABLE),
+            strategy=catalogue.resolve(Choice(self.strategy), STRATEGIES),
+            optimizer=catalogue.resolve(Choice(self.optimizer), OPTIMIZERS),
+            device=device,
+            **{"batch_size": self.batch_size, "precision": self.precision, "verify": "off", **fields},
+            ranks=self.ranks or UNSET,
+            parallel=Choice(self.parallel) if self.ranks else UNSET,
+        )
 
 
 def record(engine: Local, case: Case, *passes: str) -> Record:

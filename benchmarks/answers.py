@@ -20,9 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from benchmarks import GCPROF, ROOT, Spent, parser, spent, step, verdict
+from benchmarks import GCPROF, ROOT, Row, Spent, parser, spent, verdict
 from profiler.core.case import Trial
 from profiler.core.server_process import PRELOAD
 from profiler.engines.local import Local
@@ -142,7 +140,7 @@ def _trial() -> int:
 
 def _trials() -> tuple[list[float], list[float]]:
     """Return the seconds to the first line and of the whole of tiny trials, after a first one."""
-    none = replace(step("mlp", "cpu", batch_size=64, samples=5), verify="auto")
+    none = Row(model="mlp", batch_size=64).case("cpu", samples=5, verify="auto")
     starts, wholes = [], []
     with Local() as engine:
         baseline = next(engine.run([Trial(case=none)]))

@@ -19,7 +19,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from benchmarks import keep, kept, record
-from benchmarks.instrument import READINGS, case_of
+from benchmarks.instrument import READINGS
 from benchmarks.instrument_rows import rows
 from profiler.core import gpu_specs
 from profiler.core.case import OPERATORS, Case
@@ -38,7 +38,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.against:
         return against(asked.file, asked.most)
-    every = list(dict.fromkeys(case_of(row, "cuda:0") for row in rows() if ".py:" not in row.model))  # no paths
+    every = list(dict.fromkeys(row.case("cuda:0") for row in rows() if ".py:" not in row.model))  # no paths
     random.Random(0).shuffle(every)
     until, every, local = time.monotonic() + asked.seconds, every[: asked.most], threading.local()
 

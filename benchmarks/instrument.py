@@ -19,15 +19,14 @@ from typing import Any, Self
 
 import msgspec
 
-from benchmarks import made, parser, record, resumed, step, table, write
-from benchmarks.instrument_rows import LEFT_OUT, Row, not_covered, rows
-from profiler.core.case import Case
+from benchmarks import Row, made, parser, record, resumed, table, write
+from benchmarks.instrument_rows import LEFT_OUT, rows
 from profiler.core.gpu_specs import FAKE, REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
 
 READINGS = ("peak_bytes", "saved_bytes", "reserved_bytes")
-MOST_ROWS, MOST_MINUTES = 700, 60.0
+MOST_MINUTES = 60.0
 MOVED = "as of a loop that makes the model on the host and moves it: one segment of small blocks is filled otherwise"
 HOLES = (
     "the steps allocate and free the same, one by one; making the batch leaves other holes in segments of small blocks"
@@ -99,19 +98,13 @@ class BareLoop:
 
 
 def main() -> int:
-    arguments = parser(__doc__, minutes=MOST_MINUTES)
-    arguments.add_argument(
-        "--only", nargs="*", default=[], help="rows in which all of these stand: model=hf: device=t4"
-    )
+    arguments = parser(__doc__, "rows in which all of these stand: hf: t4", minutes=MOST_MINUTES)
     arguments.add_argument("--rows", type=int, help="so many, spread over all")
     arguments.add_argument("--no-estimate", action="store_true", help="leave the estimate out")
     arguments.add_argument("--layouts", action="store_true", help="operators on other layouts")
     asked = arguments.parse_args()
     everything = layouts() if asked.layouts else rows()
-    assert len(everything) <= MOST_ROWS, len(everything)
-    assert asked.layouts or not not_covered(everything), not_covered(everything)[:3]
-    pairs = [word.split("=", 1) for word in asked.only]
-    chosen = [row for row in everything if all(value in str(getattr(row, name)) for name, value in pairs)]
+    chosen = [row for row in everything if all(word in str(row) for word in asked.names)]
     random.Random(0).shuffle(chosen)  # so that a part of them is spread over all
     judged: list[Judged] = []
     with BareLoop() as bare, engine(rehearses=True) as rehearsing, engine(rehearses=False) as plain:
@@ -127,7 +120,12 @@ def main() -> int:
     if not asked.layouts:
         text += "".join(f"- `{name}` is left out: {why}.\n" for name, why in LEFT_OUT.items()) + "\n"
         text += _by("model", judged, lambda row: row.model)
-    text += _by("layout" if asked.layouts else "strategy", judged, lambda row: row.family) + _differing(judged)
+        text += _by("strategy", judged, lambda row: row.strategy.partition(":")[0])
+    else:
+        from benchmarks.layouts import LAYOUTS
+
+        text += _by("layout", judged, lambda row: LAYOUTS[row.model.partition("layout=")[2]])
+    text += _differing(judged)
     print(f"\n{text}")
     write(asked.output, "layouts" if asked.layouts else "rows", text)
     return int(any(one.failed or not (one.refused or one.is_exact or one.cause) for one in judged))
@@ -135,13 +133,10 @@ def main() -> int:
 
 def layouts() -> list[Row]:
     """A row for each operator on each layout."""
-    from benchmarks.layouts import LAYOUTS, OPERATORS
+    from benchmarks.layouts import LAYOUTS, OPERATORS  # with torch
 
-    return [
-        Row(kind="layout", model=f"benchmarks/layouts.py:make:op={op},layout={layout}", batch_size=8, family=about)
-        for op in OPERATORS
-        for layout, about in LAYOUTS.items()
-    ]
+    words = [f"benchmarks/layouts.py:make:op={op},layout={layout}" for op in OPERATORS for layout in LAYOUTS]
+    return [Row(model=model, batch_size=8) for model in words]
 
 
 def engine(*, rehearses: bool) -> Local:
@@ -152,8 +147,8 @@ def engine(*, rehearses: bool) -> Local:
 def judge(row: Row, bare: BareLoop, rehearsing: Local, estimating: Local | None) -> Judged:
     """Rehearse the row, run its bare loop where it is not refused, and estimate it meanwhile."""
     with ThreadPoolExecutor() as pool:
-        guess = pool.submit(record, estimating, case_of(row, FAKE + row.device)) if estimating else None
-        rehearsed = record(rehearsing, case_of(row, REHEARSE + row.device))
+        guess = pool.submit(record, estimating, row.case(FAKE + row.device)) if estimating else None
+        rehearsed = record(rehearsing, row.case(REHEARSE + row.device))
         truth = bare.run(row, sizes=_sizes(rehearsed)) if rehearsed.outcome != "skipped" else {}
         estimated = guess.result() if guess else None
     if rehearsed.outcome == "skipped":
@@ -168,12 +163,6 @@ def judge(row: Row, bare: BareLoop, rehearsing: Local, estimating: Local | None)
         return Judged(row=row, failed=f"{rehearsed.outcome}: {failed}")
     is_estimated = estimated is not None and estimated.outcome == "ok"
     return Judged(row=row, rehearsed=_bytes(rehearsed), truth=truth, estimate=_bytes(estimated) if is_estimated else {})
-
-
-def case_of(row: Row, device: str) -> Case:
-    """The row's step on a device."""
-    how = {name: getattr(row, name) for name in ("strategy", "optimizer", "batch_size", "precision")}
-    return step(row.model, device, **how)
 
 
 def _bytes(found: Record | None) -> dict[str, int]:

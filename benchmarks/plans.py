@@ -8,15 +8,14 @@ docs/tables/accuracy.md with -o.
 
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks import made, parser, record, resumed, table, write
-from benchmarks.instrument import MOST_MINUTES, BareLoop, case_of, engine, short
-from benchmarks.instrument_rows import MODELS, Row
+from benchmarks import Row, made, parser, record, resumed, table, write
+from benchmarks.instrument import MOST_MINUTES, BareLoop, engine, short
+from benchmarks.instrument_rows import MODELS
 from profiler.core import plan_file
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import to_rehearse
@@ -71,32 +70,27 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    arguments = parser(__doc__, minutes=MOST_MINUTES)
-    arguments.add_argument("--only", nargs="*", default=[], help="only models in whose words one of these stands")
-    asked = arguments.parse_args()
+    asked = parser(__doc__, "only models in whose words one of these stands", minutes=MOST_MINUTES).parse_args()
+    models = [next(model for model in MODELS if word in model) for word in (*SMALL, *OTHERS)]
+    chosen = [
+        Row(model=model, batch_size=MODELS[model], device=DEVICE, precision=precision)
+        for model in models
+        if not asked.names or any(word in model for word in asked.names)
+        for precision in PRECISIONS
+    ]
     proved: list[Proved] = []
     with BareLoop() as bare, engine(rehearses=True) as rehearsing, tempfile.TemporaryDirectory() as folder:
 
         def found(row: Row) -> Proved:
             return prove(row, bare, rehearsing, Path(folder) / "plan.json")
 
-        for one in resumed(list(_rows(asked.only)), Proved, asked, found):
+        for one in resumed(chosen, Proved, asked, found):
             proved.append(one)
             print(_line(one), flush=True)
     text = _told(proved)
     print(f"\n{text}")
     write(asked.output, "plans", text)
     return int(not all(one.is_fine for one in proved))
-
-
-def _rows(only: list[str]) -> Iterator[Row]:
-    batches = {model: (kind, batch) for kind, named in MODELS.items() for model, batch in named.items()}
-    for word in (*SMALL, *OTHERS):
-        model = next(model for model in batches if word in model)
-        for precision in PRECISIONS:
-            if not only or any(one in model for one in only):
-                kind, batch = batches[model]
-                yield Row(kind=kind, model=model, batch_size=batch, device=DEVICE, precision=precision)
 
 
 def prove(row: Row, bare: BareLoop, rehearsing: Local, path: Path) -> Proved:
@@ -118,7 +112,7 @@ def prove(row: Row, bare: BareLoop, rehearsing: Local, path: Path) -> Proved:
     chosen = planned.fitted.point.plan
     plan_file.write(plan_file_of(planned.chain, chosen), path)
     planned_row = msgspec.structs.replace(row, strategy=f"plan:file={path}")
-    under = record(rehearsing, case_of(planned_row, to_rehearse(row.device)))
+    under = record(rehearsing, planned_row.case(to_rehearse(row.device)))
     assert under.readings.peak_bytes, under.detail
     return msgspec.structs.replace(
         proved,

@@ -9,11 +9,9 @@ import argparse
 import sys
 from typing import Any
 
-import msgspec
-from msgspec import UNSET
-
-from benchmarks import Spent, made, parser, record, spent, step, table, write
-from profiler.core.case import Case, Choice, decode, encode
+import benchmarks
+from benchmarks import Spent, made, parser, record, spent, table, write
+from profiler.core.case import Case, decode, encode
 from profiler.core.gpu_specs import Device
 from profiler.core.record import Record
 from profiler.core.units import GIB, MIB, bytes_text
@@ -25,27 +23,17 @@ ROOMY = str(Device(prefix="", name="h100", bytes=512 * GIB, context_bytes=0))  #
 HEAD = "model | device | published: | rehearsed: | predicted: | seconds: | processor seconds: | host's memory:"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(benchmarks.Row, frozen=True, kw_only=True):
     """A step to rehearse."""
 
     name: str
-    model: str
-    batch_size: int = 1
-    strategy: str = "none"
+    batch_size: int | None = 1
     optimizer: str = "adamw"
     precision: str = "bf16"
-    device: str = "h100"
-    ranks: int = 0  # of FSDP2
+    parallel: str = "fsdp2"
     published: str = "-"
     outcome: str = "ok"
     seconds: float = SECONDS
-
-    @property
-    def case(self) -> Case:
-        """The row's step, to be rehearsed."""
-        how = {name: getattr(self, name) for name in ("strategy", "optimizer", "batch_size", "precision")}
-        ranks = {"ranks": self.ranks or UNSET, "parallel": Choice("fsdp2") if self.ranks else UNSET}
-        return step(self.model, f"rehearse:{self.device}", **how, **ranks)
 
 
 EVERY = "Llama-7B, every block checkpointed, AdamW"
@@ -96,8 +84,9 @@ def main() -> int:
 
 def rehearse(row: Row) -> tuple[tuple[str, ...], list[str]]:
     """Return a line of the table, of what a new interpreter rehearses and predicts, and the bounds that it breaks."""
-    rehearsed, used = _run(row.case)
-    predicted, _ = _run(row.case.foreseen)
+    case = row.case(f"rehearse:{row.device}")
+    rehearsed, used = _run(case)
+    predicted, _ = _run(case.foreseen)
     outcome, detail = (rehearsed.outcome, rehearsed.detail) if rehearsed else (f"not within {LONGEST} s", "")
     wrong = [] if outcome == row.outcome else [f"{outcome}, not {row.outcome}: {detail}"]
     if used.clock > row.seconds:

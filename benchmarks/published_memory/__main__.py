@@ -14,10 +14,8 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
-from benchmarks import made, parser, record, step, table, write
-from profiler.core.case import Choice
+from benchmarks import Row, made, parser, record, table, write
 from profiler.core.units import GIB, MIB
 from profiler.engines.local import Local
 from profiler.rehearsal.device import PLANNED_OFF, UNPLANNED_OFF
@@ -36,23 +34,17 @@ TEXTS = SOURCES.pop("texts")
 HEAD = "what | GPU, torch | reading | published, MiB: | rehearsed: | error: | blind | cause"
 
 
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
+class Figure(Row, frozen=True, kw_only=True):
     """One published number, and the step that it is of."""
 
     source: str  # a key of SOURCES
     name: str
     gpu: str  # as published
-    device: str  # of configs/devices
     torch: str
     published: float  # in the unit of its source
-    model: str  # a file of this folder, its function and options
     reading: str = "peak"  # a key of READINGS
     within: float = 0.0  # half of the last digit that was published
-    precision: str = "fp32"
-    optimizer: str = "sgd"
-    batch_size: int | None = None
     keeps_gradients: bool = False  # from one step to the next
-    ranks: int = 0  # that train together by DDP
     is_convolutional: bool = False
     corrected: str | None = None  # what was wrong in the first rebuilding; None: it was met, or missed, blind
     cause: str | None = None  # of an error beyond the bounds; shown only there
@@ -75,7 +67,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 def figures() -> list[Figure]:
     """Every figure, in the order of the table."""
     whole = [{"source": key, **source["of"], **row} for key, source in SOURCES.items() for row in source["rows"]]
-    return [Figure(**{name: TEXTS.get(value, value) for name, value in fields.items()}) for fields in whole]
+    given = [{name: TEXTS.get(value, value) for name, value in fields.items()} for fields in whole]
+    return [Figure(**{**fields, "model": f"benchmarks/published_memory/{fields['model']}"}) for fields in given]
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,16 +142,7 @@ def main() -> int:
 
 def hold(figure: Figure, engine: Local, unplanned: Local) -> Held:
     """Returns the figure beside its rehearsals."""
-    case = step(
-        f"benchmarks/published_memory/{figure.model}",
-        f"rehearse:{figure.device}",
-        optimizer=figure.optimizer,
-        batch_size=figure.batch_size,
-        precision=figure.precision,
-        keep_gradients=figure.keeps_gradients,
-        ranks=figure.ranks or UNSET,
-        parallel=Choice("ddp") if figure.ranks else UNSET,
-    )
+    case = figure.case(f"rehearse:{figure.device}", keep_gradients=figure.keeps_gradients)
     found = record(engine, case)
     return Held(
         figure=figure,

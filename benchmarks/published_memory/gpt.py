@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.activations import NewGELUActivation
 
 Mask = Literal["kept", "passing", "flash"]
 
@@ -69,13 +70,6 @@ class LayerNorm(nn.Module):
         return self.scale * normal + self.shift
 
 
-class Gelu(nn.Module):
-    """The GELU of a hyperbolic tangent by hand."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
-
-
 class Block(nn.Module):
     """Attention and an MLP, each normed before and dropped after."""
 
@@ -88,7 +82,7 @@ class Block(nn.Module):
             if mask == "flash"
             else Attention(width, heads, context, dropout, keeps_mask=mask == "kept")
         )
-        gelu = Gelu() if own else nn.GELU(approximate="tanh")
+        gelu = NewGELUActivation() if own else nn.GELU(approximate="tanh")
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), gelu, nn.Linear(4 * width, width))
         self.dropout = nn.Dropout(dropout)
 

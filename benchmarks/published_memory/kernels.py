@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 Made = tuple[nn.Module, Any, Callable[..., torch.Tensor]]
 
@@ -58,28 +60,18 @@ def layer_norm(width: int = 1024, rows: int = 4096) -> Made:
     return OnInput(nn.LayerNorm(width, eps=1e-6), rows, width), torch.randn(rows, width), from_gradient
 
 
-class GatedMlp(nn.Module):
-    """down(activation(gate(x)) * up(x)), without biases, as in Llama."""
-
-    def __init__(self, width: int, inner: int, activation: nn.Module) -> None:
-        super().__init__()
-        self.gate = nn.Linear(width, inner, bias=False)
-        self.up = nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
-        self.activation = activation
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+def gated_mlp(width: int, inner: int, activation: str) -> nn.Module:
+    return LlamaMLP(LlamaConfig(hidden_size=width, intermediate_size=inner, hidden_act=activation))
 
 
 def swiglu(time: int = 1024, batch_size: int = 4, width: int = 4096, inner: int = 11_008) -> Made:
     """A gated MLP with SiLU."""
-    return OnInput(GatedMlp(width, inner, nn.SiLU()), batch_size, time, width), (), from_noise
+    return OnInput(gated_mlp(width, inner, "silu"), batch_size, time, width), (), from_noise
 
 
 def geglu(time: int = 1024, batch_size: int = 8, width: int = 4096, inner: int = 11_008) -> Made:
     """A gated MLP with the GELU of a hyperbolic tangent."""
-    return OnInput(GatedMlp(width, inner, nn.GELU(approximate="tanh")), batch_size, time, width), (), from_noise
+    return OnInput(gated_mlp(width, inner, "gelu_pytorch_tanh"), batch_size, time, width), (), from_noise
 
 
 class Distillation(nn.Module):
@@ -115,25 +107,9 @@ def heads_jsd(rows: int = 1024, width: int = 4096, vocabulary: int = 128_256) ->
     return Distillation(rows, width, vocabulary), torch.randn(rows, width), lambda output: output
 
 
-class RmsNorm(nn.Module):
-    """The RMS norm of transformers' Llama: in fp32, the result in the input's type."""
-
-    def __init__(self, width: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        dtype = x.dtype
-        x = x.to(torch.float32)
-        variance = x.pow(2).mean(-1, keepdim=True)
-        x = x * torch.rsqrt(variance + self.eps)
-        return self.weight * x.to(dtype)
-
-
 def rms_norm(width: int = 1024, rows: int = 2048) -> Made:
     """Llama's RMS norm; its weight stays in fp32 beside an input in bfloat16."""
-    made = OnInput(RmsNorm(width), rows, width)
+    made = OnInput(LlamaRMSNorm(width), rows, width)
     made.x.data = made.x.data.bfloat16()
     return made, torch.randn(rows, width, dtype=torch.bfloat16), from_gradient
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.published_memory.kernels import GatedMlp
+from benchmarks.published_memory.kernels import gated_mlp
 
 RANK, CHUNK = 8, 128
 SHAPES = {  # layers, width, heads, rotating part of a head, inner width, vocabulary, tokens of the longest sample
@@ -72,7 +72,7 @@ class Block(nn.Module):
         self.out = nn.Linear(width, width, bias=not is_llama)
         gelu = nn.GELU(approximate="tanh" if model == "phi" else "none")
         plain = nn.Sequential(nn.Linear(width, inner), gelu, nn.Linear(inner, width))
-        self.mlp = GatedMlp(width, inner, nn.SiLU()) if is_llama else plain
+        self.mlp = gated_mlp(width, inner, "silu") if is_llama else plain
         self.heads, self.rotating, self.is_parallel = heads, int(part * width / heads), not is_llama
 
     def forward(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
