@@ -118,15 +118,20 @@ def verdict(is_met: bool) -> str:
     return "met" if is_met else "MISSED"
 
 
-def resumed(rows: Sequence[Any], kind: Any, asked: argparse.Namespace, find: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield what an earlier run has found of these rows, and what is found of the rows that are left."""
-    earlier = [one for one in kept(asked.keep, kind) if one.row in rows]
-    yield from earlier
-    until, known = time.monotonic() + 60 * asked.within, {one.row for one in earlier}
-    for row in rows:
-        if row not in known and time.monotonic() < until:
-            keep(asked.keep, one := find(row))
-            yield one
+def resumed(
+    rows: Sequence[Any], kind: Any, asked: argparse.Namespace, find: Callable[[Any], Any], line: Callable[[Any], str]
+) -> list[Any]:
+    """Return what an earlier run has found of these rows, and what is found of the others; prints a line of each."""
+    known = {one.row: one for one in kept(asked.keep, kind) if one.row in rows}
+    until = time.monotonic() + 60 * asked.within
+    for row in (*known, *(row for row in rows if row not in known)):
+        if row not in known:
+            if time.monotonic() > until:
+                break
+            known[row] = find(row)
+            keep(asked.keep, known[row])
+        print(line(known[row]), flush=True)
+    return list(known.values())
 
 
 def kept(file: Path | None, kind: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from statistics import fmean
 
 import msgspec
 
-from benchmarks import keep, kept, made, parser, sac, spent, table
+from benchmarks import Row, keep, kept, made, parser, sac, spent, table
 from profiler.analysis.rows import against, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import schedule
@@ -45,13 +45,11 @@ BUDGETS = (0.75, 0.5, 0.25)  # of a compiled budget besides 0, the largest that 
 LADDER = ("chunk-loss", "fused", "offload-inputs", "in-backward", *(f"micro-batches:n={n}" for n in (2, 4, 8)))
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class Step(Row, frozen=True, kw_only=True):
     """A training step, and the limit of what its allocator reserves."""
 
     name: str
-    model: str
     batch_size: int
-    precision: str = "fp32"
     optimizer: str = "adamw"
     limit_gib: float | None = None  # None: SHARE of what it reserves as it is
 

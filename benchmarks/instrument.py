@@ -106,15 +106,12 @@ def main() -> int:
     everything = layouts() if asked.layouts else rows()
     chosen = [row for row in everything if all(word in str(row) for word in asked.names)]
     random.Random(0).shuffle(chosen)  # so that a part of them is spread over all
-    judged: list[Judged] = []
     with BareLoop() as bare, engine(rehearses=True) as rehearsing, engine(rehearses=False) as plain:
 
         def found(row: Row) -> Judged:
             return judge(row, bare, rehearsing, None if asked.no_estimate else plain)
 
-        for one in resumed(chosen[: asked.rows], Judged, asked, found):
-            judged.append(one)
-            print(line(one), flush=True)
+        judged = resumed(chosen[: asked.rows], Judged, asked, found, line)
     judged.sort(key=lambda one: everything.index(one.row))
     text = f"{made('instrument' + ' --layouts' * asked.layouts)}\n\n{_summary(judged)}\n"
     if not asked.layouts:

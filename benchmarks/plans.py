@@ -78,15 +78,12 @@ def main() -> int:
         if not asked.names or any(word in model for word in asked.names)
         for precision in PRECISIONS
     ]
-    proved: list[Proved] = []
     with BareLoop() as bare, engine(rehearses=True) as rehearsing, tempfile.TemporaryDirectory() as folder:
 
         def found(row: Row) -> Proved:
             return prove(row, bare, rehearsing, Path(folder) / "plan.json")
 
-        for one in resumed(chosen, Proved, asked, found):
-            proved.append(one)
-            print(_line(one), flush=True)
+        proved = resumed(chosen, Proved, asked, found, _line)
     text = _told(proved)
     print(f"\n{text}")
     write(asked.output, "plans", text)

@@ -107,10 +107,8 @@ def main() -> int:
 
 
 def run_hollow(chosen: list[Script], asked: argparse.Namespace, absent: str) -> int:
-    rows = list[Watched]()
-    for one in resumed(chosen, Watched, asked, run_trap if asked.traps else run):
-        rows.append(one)
-        print(*one.cells, sep=" | ", flush=True)
+    find = run_trap if asked.traps else run
+    rows = resumed(chosen, Watched, asked, find, lambda one: " | ".join(map(str, one.cells)))
     if rows:
         name = "traps" if asked.traps else "scripts"
         packages = sorted({f"{name} {number}" for row in rows for name, number in row.packages.items()})

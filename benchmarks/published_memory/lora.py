@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.published_memory.kernels import gated_mlp
+from benchmarks.published_memory.single_layers import gated_mlp
 
 RANK, CHUNK = 8, 128
 SHAPES = {  # layers, width, heads, rotating part of a head, inner width, vocabulary, tokens of the longest sample

@@ -45,12 +45,12 @@ class Frames(nn.Module):
 
     def __init__(self, depth: int, frames: int, classes: int, dropout: float, *, shifts: bool) -> None:
         super().__init__()
-        self.network = ResNet(Block, DEPTHS[depth])
-        self.network.fc = nn.Identity()
+        self.network = ResNet(Block, DEPTHS[depth], num_classes=classes)
+        head, self.network.fc = self.network.fc, nn.Identity()
         for block in self.network.modules():
             if shifts and isinstance(block, Block):
                 block.conv1 = Shift(block.conv1, frames)
-        self.dropout, self.head = nn.Dropout(dropout), nn.Linear(2048, classes)
+        self.dropout, self.head = nn.Dropout(dropout), head
         self.frames, self.shifts = frames, shifts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,8 @@ class Frames(nn.Module):
 
 def volume(stem: int, stride: int, inflated: Sequence[Sequence[int]]) -> ResNet:
     """A ResNet-50 over the clip as a volume; `inflated`: by stage, whose first convolutions are of three frames."""
-    network = ResNet(Block, DEPTHS[50])
+    with torch.device("meta"):  # all that has weights is replaced
+        network = ResNet(Block, DEPTHS[50])
     sizes = {"conv1": (stem, stride)}
     for number, of_blocks in enumerate(inflated, start=1):
         for index in range(DEPTHS[50][number - 1]):
