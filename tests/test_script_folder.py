@@ -3,12 +3,9 @@
 import csv
 import io
 import json
-import re
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from profiler.cli import answer, script
@@ -225,32 +222,3 @@ def test_a_rehearsal_writes_a_run_below_the_results_that_says_what_the_script_sa
     phases = [one["phases"] for one in stored["records"]]
     assert phases == [one["processes"][0]["phases"] for one in document["variants"]]
     assert str(folder) not in json.dumps(stored)
-
-
-OBEYED = "a\x9b31mb\x85c\u202ed\x1b]0;t\x07e"  # characters that a terminal obeys
-COLOURS = re.compile(r"\x1b\[[\d;]*m")  # of our own tables
-
-
-@pytest.mark.parametrize("words", ["show one --json", "explain one", "compare one two --format csv"])
-def test_no_character_of_a_strangers_folder_that_a_terminal_obeys_is_printed_there(words, tmp_path, monkeypatch):
-    names = {"line": OBEYED, "category": OBEYED, "module": OBEYED}
-    held = phase(line=OBEYED, holders=(Holder(**names, num=1, nbytes=MIB),))
-    told = process(
-        held, outcome="failed", detail=OBEYED, module=OBEYED, notes=(OBEYED,), shortages=(OBEYED,), holders_why=OBEYED,
-        growth=(Growth(line=OBEYED, num_steps=2, nbytes=MIB),),
-        applied=(AppliedToModel(strategy=OBEYED, module=OBEYED, split=OBEYED, own=(OBEYED,), why=OBEYED),),
-    )  # fmt: skip
-    one = msgspec.structs.replace(variant(told, batch=OBEYED), detail=OBEYED, unguarded=OBEYED)
-    monkeypatch.chdir(tmp_path)
-    for name in ("one", "two"):
-        kept([one], tmp_path / name)
-    stdout, stderr = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    for stream, name in ((stdout, "stdout"), (stderr, "stderr")):
-        stream.isatty = lambda: True
-        monkeypatch.setattr(sys, name, stream)
-
-    answer(words.split())
-
-    said = COLOURS.sub("", "".join(stream.buffer.getvalue().decode() for stream in (stdout, stderr)))
-    assert "31mb" in said
-    assert [character for character in said if not character.isprintable() and character not in "\n\t"] == []
