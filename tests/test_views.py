@@ -12,6 +12,7 @@ from profiler.analysis.advice import Place, Rung
 from profiler.analysis.comparison import Comparison
 from profiler.analysis.explanation import Explanation, Reason, Remedy
 from profiler.analysis.live_bytes import Floor, Peak, Share
+from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice
 from profiler.core.record import Readings, Record
@@ -99,6 +100,21 @@ def _fits() -> list[Table]:
     ]
 
 
+def _reproduction() -> list[Table]:
+    """Figures that are read beside a run that has them, one that has another, and one whose row ran out of memory."""
+    published = {"saved_bytes": (2, "MiB", 1139.25), "peak_change": (4, "%", -60), "peak_bytes": (3, "MiB", 50)}
+    wanted = [
+        PublishedFigure(label="", quantity=quantity, strategy=Choice(f"segments:k={k}"), unit=unit, published=number)
+        for quantity, (k, unit, number) in published.items()
+    ]
+    compared = Reproduction(
+        name="bert", title="a published system", source="a blog of 2019", unsaid=("the batch",), reduced="width 64",
+        environment=examples.ENVIRONMENT, device="cuda:0", evidence="measured",
+        lines=lines(wanted, [*examples.sweep((2, 4)), *examples.troubled()], reduced=True),
+    )  # fmt: skip
+    return [comparison.published_table(compared)]
+
+
 def three_runs() -> Comparison:
     """Two measured in two rounds, of which the second lost, gained and slowed rows, and one that is predicted."""
     h100 = replace(examples.ENVIRONMENT, device_name="NVIDIA H100 80GB HBM3", device_bytes=900 * MIB)
@@ -141,6 +157,7 @@ VIEWS: dict[str, Callable[[], list[Table]]] = {
     "explanation": _explanation,
     "samples": _samples,
     "fits": _fits,
+    "reproduction": _reproduction,
     "compare": lambda: comparison.tables(three_runs()),
     **{name: lambda of=of: details.over_axes(examples.table(of[0]), over=of[1]) for name, of in AXES.items()},
 }
