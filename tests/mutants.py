@@ -18,8 +18,9 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import NamedTuple
+
+from scipy.stats import binomtest
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "mutants"
@@ -116,7 +117,6 @@ ROOMS = {
             "tests/test_published.py",
             "tests/test_rows.py",
             "tests/test_search.py",
-            "tests/test_small_savings.py",
             "tests/test_timing_doubts.py",
             "tests/test_run_folders.py",
             "tests/test_paired_time.py",
@@ -238,19 +238,10 @@ def settings(room: str, files: list[str]) -> str:
     return "\n[tool.mutmut]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
 
 
-def interval(hits: int, draws: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share (Wilson 1927), of which hits in so many draws were seen."""
-    z = NormalDist().inv_cdf(0.975)
-    share, weight = hits / draws, z**2 / draws
-    middle = (share + weight / 2) / (1 + weight)
-    half = (share * (1 - share) * weight + weight**2 / 4) ** 0.5 / (1 + weight)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def told(statuses: Counter[str]) -> str:
     """The share that was killed, by a failing test or by the limit of time, with its interval."""
     killed, number = statuses["killed"] + statuses["timeout"], statuses.total()
-    low, high = interval(killed, number)
+    low, high = binomtest(killed, number).proportion_ci(method="wilson")
     return f"{killed} of {number} killed ({killed / number:.0%}, {low:.0%} to {high:.0%}): {dict(statuses)}"
 
 

@@ -12,7 +12,6 @@ from profiler.measuring import equality_pass, passes
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality, memory_growth, operators, saved_graph
 from profiler.measuring.trial import measure
-from profiler.predicting.prediction import follow_case
 from profiler.training import kept_state
 from profiler.training.models.user import as_workload
 from tests import make
@@ -93,29 +92,3 @@ found = [torch.cuda.memory_reserved() - before, bench.all_notes()[-1].text]
 
     assert left == 0
     assert "this (out of memory)" in text
-
-
-class Differentiating(nn.Module):
-    """Its forward differentiates by torch.func, which allows no hooks on what autograd saves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return torch.func.grad(lambda point: torch.tanh(self.layer(point)).sum())(value).square().mean()
-
-
-def differentiating() -> Any:
-    return as_workload((Differentiating(), (torch.randn(8, 4),)))
-
-
-def test_a_step_that_allows_no_hooks_is_explained_without_the_choices_of_blocks_that_need_them():
-    trial = Trial(case=make.case(model=Choice("own"), batch_size=None, device="fake:cpu"))
-    plain = follow_case(trial, build=differentiating)
-
-    followed = follow_case(trial, build=differentiating, with_choices=True)
-
-    assert followed.trace.operators == plain.trace.operators
-    assert followed.choices is None
-    assert "saved tensor hooks" in followed.remarks[-1]

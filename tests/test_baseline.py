@@ -7,7 +7,6 @@ import msgspec
 import pytest
 import torch
 
-import profiler
 from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
 from profiler.measuring import failure_causes
@@ -119,13 +118,3 @@ def test_switches_of_libraries_are_off_but_under_own_and_hf(factory, strategies)
         case = msgspec.structs.replace(record.case, device="fake:cpu")
         predicted = predict(Trial(case=case)).readings
         assert predicted.saved_bytes == record.readings.saved_bytes
-
-
-def test_a_plan_starts_from_the_form_without_the_models_own_checkpoints():
-    plans = [
-        profiler.plan(lambda way=way: own_checkpoint.wrapped(way, batch_size=256), budget="70%", device="cpu")
-        for way in ("none", "module")
-    ]
-
-    assert plans[0].segments == plans[1].segments
-    assert plans[0].segments

@@ -78,7 +78,7 @@ def test_the_peak_of_all_that_is_told_is_the_one_that_is_measured(pattern):
     ],
 )
 def test_blocks_beside_which_most_is_saved_have_a_note(factory, strategy, blocks, is_told):
-    model = Choice(f"{FILE.parent / 'wide_trunk.py'}:{factory}")
+    model = Choice(f"{FILE}:{factory}")
     case = make.case(strategy, model=model, blocks=blocks, device="fake:t4", batch_size=None)
 
     notes = {note.code: note.text for note in predict(Trial(case=case)).notes}

@@ -1,18 +1,14 @@
 """Several runs side by side: what is aligned, what is refused, what is said."""
 
-import json
-import re
-
 import msgspec
 import pytest
 
 from profiler.analysis.comparison import Comparison, Judgement, Match, judge, parse_rules
 from profiler.analysis.pairing import ALIGN, read_sides
-from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from tests import examples, make
+from tests import make
 from tests.compared_runs import H100, T4, against, compare_runs, record
 from tests.make import MIB
 
@@ -37,9 +33,7 @@ def test_rows_of_one_model_strategy_batch_and_precision_stand_beside_each_other(
 @pytest.mark.parametrize(
     ("before", "after", "ratio", "verdict"),
     [
-        (2**30, 2**30, 1.0, "same"),
         (100, 101, 1.01, "worse"),
-        (2, 1, 0.5, "better"),
         (0, 0, 1.0, "same"),
         (0, 1, None, "worse"),
     ],
@@ -55,14 +49,6 @@ def test_steps_that_take_no_time_divide_nothing_by_zero(first, second, verdict):
     sides = [[record(seconds=(seconds, seconds))] for seconds in (first, second)]
 
     assert only(against(*sides)).cells[1].time.verdict == verdict
-
-
-def test_times_have_an_interval_that_holds_their_ratio():
-    contrast = only(against([record()], [record(slower=1.2)])).cells[1].time
-
-    assert contrast.ratio == pytest.approx(1.2)
-    assert contrast.low < 1.2 < contrast.high
-    assert contrast.verdict == "slower"
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.9, "slower"), (0.7, "cannot be told apart"), (None, "slower")])
@@ -103,33 +89,6 @@ def test_an_axis_that_is_not_aligned_by_would_make_two_rows_one():
     assert refused.value.exit_code == 4
     assert refused.value.hint == "--align model,strategy,batch_size,precision,optimizer"
     assert len(against(twice, twice, align=(*ALIGN, "optimizer")).matches) == 2
-
-
-def test_predictions_of_tokens_that_were_routed_otherwise_are_refused():
-    told, by_default, worst = (
-        [record(device="fake:t4", **given)] for given in ({"routing": "balanced"}, {}, {"routing": "worst"})
-    )
-
-    with pytest.raises(UserError, match=r"routing is balanced in A .*, worst in B"):
-        against(by_default, worst)
-    allowed = against(by_default, worst, allowed=["routing"])
-
-    assert [(one.what, one.values) for one in allowed.differences] == [("routing", ("balanced", "worst"))]
-    assert "routing" not in [one.what for one in (*against(told, by_default).differences, *against(told, told).same)]
-
-
-@pytest.mark.parametrize(
-    ("device", "named", "short"),
-    [
-        ("cuda:0", "NVIDIA GeForce RTX 4090", "A RTX 4090"),
-        ("cuda:0", "something new", "A cuda:0"),
-        ("cpu", "Intel(R) Xeon(R) Gold 6254", "A cpu"),
-    ],
-)
-def test_a_side_is_named_by_its_device_in_a_word(device, named, short):
-    run = [record(device=device, environment=msgspec.structs.replace(T4, device_name=named))]
-
-    assert against(run, run).sides[0].name == short
 
 
 def test_one_run_on_one_device_has_nothing_beside_it():
@@ -264,18 +223,3 @@ def test_what_changes_the_meaning_is_refused_unless_it_is_allowed(name):
     assert refused.value.exit_code == 4
     assert refused.value.hint.endswith(f"--allow-different {name}")
     assert len(against(first, second, allowed=[name]).matches) == 1
-
-
-def test_no_number_is_made_up_where_there_is_none(here, capsys):
-    untimed = msgspec.structs.replace(record("sqrt"), readings=examples.untimed_readings(record().readings))
-    gone = make.failed("first", "out_of_memory", "tried to allocate 96 MiB", environment=T4)
-    examples.run(here / "results" / "one", [record("all", seconds=(0.1,)), untimed, record("first"), record("k")])
-    examples.run(here / "results" / "two", [record("all", seconds=(0.1,)), untimed, gone])
-
-    assert [answer(["compare", "one", "two", "--format", form]) for form in ("json", "csv", "table")] == [0] * 3
-    text = capsys.readouterr().out
-
-    assert not re.search(r"\b(nan|inf|infinity)\b", text, re.IGNORECASE)
-    every, *others = [match["cells"][1] for match in json.loads(text.splitlines()[0])["comparison"]["matches"]]
-    assert every["time"]["verdict"] == "cannot be told apart"
-    assert [cell and cell["time"] for cell in others] == [None, None, None]

@@ -3,18 +3,11 @@
 The truth is PyTorch's own profiler around a plain step, without gcprof.
 """
 
-import msgspec
 import pytest
-import torch
 from torch.profiler import ProfilerActivity, profile
 
-from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
-from profiler.core.errors import Unsupported
-from profiler.measuring.bench import Bench
-from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
-from profiler.predicting.stages import stages
 from profiler.training.assemble import assemble
 from profiler.training.own_checkpoints import forget, num_compiled
 from tests import make
@@ -71,43 +64,6 @@ def test_checkpoints_in_compiled_code_are_off_but_under_own(way):
 
 
 @pytest.mark.slow
-def test_the_step_without_them_is_not_taken_from_code_that_has_them():
-    case = make.case("own", model=model(backend=PARTITION, own=True), batch_size=32, warmup=0, samples=2)
-
-    read, plain = (
-        measure(Trial(case=msgspec.structs.replace(case, model=choice), passes=("time",))).readings
-        for choice in (case.model, model(backend=PARTITION, own=True, breaks=True))
-    )
-
-    assert not read.plain_step_seconds
-    assert plain.plain_step_seconds
-
-
-def test_each_pass_compiles_anew_and_only_what_was_compiled(monkeypatch):
-    record("none", model(backend=PARTITION))
-    resets = []
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(1))
-    bench = Bench(Trial(case=make.case()), lambda name: None)
-
-    bench.begin("memory")
-    monkeypatch.setattr("profiler.training.own_checkpoints.COUNTERS", "not imported")
-    bench.begin("time")
-
-    assert len(resets) == 1
-    assert num_compiled() == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("way", "expected"), [pytest.param("module", "within noise", marks=pytest.mark.nightly), ("blocks", "bit-equal")]
-)
-def test_other_kernels_of_a_compiled_model_may_round_otherwise(way, expected):
-    result = record("all", model(way=way, backend=PARTITION), passes=("equality",))
-
-    assert (result.outcome, verdict(result)) == ("ok", expected)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["module", pytest.param("graphs", marks=pytest.mark.nightly)])
 def test_a_compiled_model_is_estimated_as_its_code_is_written(way):
     """To the byte, as it runs by a backend that compiles nothing; with kernels it takes less."""
@@ -141,15 +97,3 @@ def test_blocks_that_a_checkpoint_keeps_from_the_compiler_are_told(way, strategy
     assert loss.isfinite()
     assert ("GCP066" in {note.code for note in made.applied.notes}) == is_told
     assert has_compiled  # the rest of the model, at least
-
-
-@pytest.mark.slow
-def test_a_plan_is_for_blocks_that_are_not_compiled_with_what_is_around_them():
-    def stages_of(way):
-        choice = model(way=way, backend=PARTITION)
-        return stages(Trial(case=make.case(model=choice, batch_size=32, device="fake:cpu"), passes=("memory",))).stages
-
-    assert len(stages_of("blocks")) >= 4
-    for way in ("module", "wrapped"):
-        with pytest.raises(Unsupported, match="compile each block instead"):
-            stages_of(way)

@@ -14,12 +14,8 @@ from profiler.engines.local import MOST_TIMED, grouped
 from profiler.measuring.meters import time as timing
 from profiler.measuring.passes import measure_together
 from profiler.measuring.trial import measure
-from profiler.training.assemble import assemble_beside
 from tests import make
-from tests.plans import written
 from tests.scripted_steps import Scripted, step
-from tests.switched_steps import CHOICES, MODELS, assert_same, built
-from tests.switched_steps import step as run_step
 
 
 def later(*strategies: str, model: str = "mlp", **fields: Any) -> list[Trial]:
@@ -29,31 +25,6 @@ def later(*strategies: str, model: str = "mlp", **fields: Any) -> list[Trial]:
 
 
 # One model, many strategies
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", [model if "transformer" in model else pytest.param(model, marks=pytest.mark.nightly) for model in MODELS]
-)
-def test_each_strategy_of_the_catalogue_is_beside_the_others_as_it_is_by_itself(model, tmp_path):
-    shared, alone = built(model, "none"), {}
-    strategies = [str(written(strategy, model, tmp_path)) for strategy in CHOICES]
-    beside = {}
-    for strategy in strategies:
-        try:
-            beside[strategy] = assemble_beside(shared, make.case(strategy, model=Choice(model), batch_size=4))
-        except Unsupported:
-            continue
-        alone[strategy] = run_step(built(model, strategy))
-
-    assert len(beside) > 8
-    for strategy, assembled in [*beside.items(), *reversed(beside.items())]:
-        assert_same(run_step(shared), alone["none"])
-        assembled.switch(True)
-        assert_same(run_step(assembled), alone[strategy])
-        assembled.switch(False)
-    classes = [type(module) for module in shared.workload.module.modules()]
-    assert classes == [type(module) for module in built(model, "none").workload.module.modules()]
 
 
 # Their time

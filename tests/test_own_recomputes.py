@@ -12,7 +12,7 @@ from tests.conftest import measured
 from tests.user_models import hooks, lstm, own_checkpoint, own_recompute
 
 FILE = own_recompute.__file__
-RECOMPUTING = ("own", "own-and-saving", "class")
+RECOMPUTING = ("own", "class")
 LINEARS = tuple(f"blocks.{block}.{layer}" for block in range(3) for layer in ("first", "second"))
 
 

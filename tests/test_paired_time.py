@@ -142,16 +142,6 @@ def test_a_first_look_on_a_cpu_is_settled_by_the_step_that_takes_the_most_memory
     assert device.is_on
 
 
-def test_a_first_look_without_time_for_a_pair_is_a_step_of_the_strategy_alone():
-    device, now = Switched(), iter(range(1000))
-
-    found = read(device, samples=4, sampling=Sampling(), least_pairs=1, until=5.0, clock=lambda: next(now))
-
-    assert device.order == [False, True]
-    assert (found["step_seconds"], found["plain_step_seconds"], found["stopped"]) == ((1.5,), None, "limit")
-    assert found["plain_warmup_seconds"] == (1.0,)
-
-
 @pytest.mark.parametrize("strategy", ["none", "all", "segments:k=1", "offload"])
 def test_a_measured_step_has_a_neighbour_without_its_strategy(strategy):
     record = measured("mlp", strategy, passes=("time",), samples=4, warmup=1)

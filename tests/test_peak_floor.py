@@ -2,8 +2,6 @@
 
 import msgspec
 import pytest
-import torch
-from torch import nn
 
 from profiler.analysis.explanation import CHUNKS, remedies
 from profiler.analysis.live_bytes import floor, peak, stage_of
@@ -11,7 +9,6 @@ from profiler.core.case import Choice
 from profiler.core.trace_data import live
 from profiler.predicting.traced_case import trace_case
 from profiler.request.spec import Request
-from profiler.training.workload import Workload
 from profiler.workflows.explain import explain
 from tests import make
 from tests.conftest import measured
@@ -70,35 +67,6 @@ def test_no_checkpointing_of_blocks_passes_the_floor(model, optimizer, distance)
     assert floor(every, blocks=blocks).nbytes <= reached
     for strategy in ("segments:k=4,split=balanced", "recursive", "every") if "layers=8" in model else ():
         assert least <= peak(traced(model, strategy, optimizer=optimizer)[0]).nbytes
-
-
-class Shared(nn.Module):
-    """One block that is called six times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(32, 32)
-        self.block = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        for _ in range(6):
-            x = self.block(x)
-        return x.sum()
-
-
-def test_a_block_that_is_called_again_and_again_is_at_work_once_at_a_time():
-    def shared(batch_size: int = 0) -> Workload:
-        return Workload(
-            module=Shared(), blocks=("block",), batch=torch.zeros(4096, 32), loss=lambda module, x: module(x)
-        )
-
-    baseline, blocks = traced("mlp", build=shared)
-    every, _ = traced("mlp", "all", build=shared)
-
-    least = floor(baseline, blocks=blocks).nbytes
-
-    assert 0.5 * peak(every).nbytes <= least <= peak(every).nbytes
 
 
 LOOP = [("forward", "m"), ("forward", "m"), ("backward", "m"), ("optimizer", "")]

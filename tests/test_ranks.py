@@ -9,15 +9,13 @@ import pytest
 
 from profiler.analysis.progress import impossible
 from profiler.core.case import OPERATORS, Choice, Trial
-from profiler.core.errors import Unsupported, UserError
+from profiler.core.errors import UserError
 from profiler.core.record import RankBytes, Readings
 from profiler.core.units import MIB
 from profiler.measuring.meters import time
 from profiler.measuring.ranks import Group
 from profiler.request import device_choice
 from profiler.training.assemble import assemble
-from profiler.training.distributed import fsdp2
-from profiler.training.models.built_in import transformer
 from tests import killed, make
 from tests.plans import written
 from tests.program import PATIENCE_SECONDS, Started
@@ -40,19 +38,16 @@ def case(strategy="none", model="transformer", way="ddp", **fields):
 
 @pytest.fixture(scope="module")
 def records(engine, tmp_path_factory):
-    """Each model, trained each way by two ranks, under each strategy; some are timed."""
-    folders = {model: tmp_path_factory.mktemp(model) for model in MODELS}
-    texts = {(model, one): written(one, MODELS[model][0], folders[model]) for model in MODELS for one in STRATEGIES}
+    """Each model, trained each way by two ranks, under each strategy."""
     cases = {
-        (model, way, one): case(texts[model, one], model, way) for one in STRATEGIES for model in MODELS for way in WAYS
+        (model, way, one): case(written(one, MODELS[model][0], tmp_path_factory.mktemp(model)), model, way)
+        for one in STRATEGIES
+        for model in MODELS
+        for way in WAYS
     }
-    timed = ("transformer", "fsdp2")  # which switches a strategy off and on
-    passes = {key: ("equality", "memory", *(["time"] if key[:2] == timed else ())) for key in cases}
-    measured = [
-        Trial(case=one, passes=(*passes[key], OPERATORS) if one == one.baseline else passes[key])
-        for key, one in cases.items()
-    ]
-    found = {record.case: record for record in engine.run(measured)}
+    passes = ("equality", "memory", "time")
+    trials = [Trial(case=one, passes=(*passes, *[OPERATORS] * (one == one.baseline))) for one in cases.values()]
+    found = {record.case: record for record in engine.run(trials)}
     return {key: found[one] for key, one in cases.items()}
 
 
@@ -74,33 +69,28 @@ def test_every_strategy_trains_with_ranks_and_has_the_gradients_of_none(records,
 
 
 @cache
-def parameters(model):
-    return list(assemble(make.case(model=Choice(MODELS[model][0]), batch_size=2)).workload.module.parameters())
+def sizes(model):
+    """Bytes of all parameters, of the largest part that one of two ranks has, and how many there are."""
+    every = list(assemble(make.case(model=Choice(MODELS[model][0]), batch_size=2)).workload.module.parameters())
+    part = 4 * sum(ceil(p.shape[0] / 2) * p[0].numel() for p in every)
+    return 4 * sum(parameter.numel() for parameter in every), part, len(every)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("one", STRATEGIES)
 @pytest.mark.parametrize("model", MODELS)
-def test_with_ddp_each_rank_holds_the_whole_model_and_as_much_in_buckets_as_in_gradients(records, model, one):
-    whole = 4 * sum(parameter.numel() for parameter in parameters(model))
+def test_with_ddp_each_rank_holds_the_whole_model_and_with_fsdp2_its_part_and_nothing_gathered(records, model, one):
+    whole, part, number = sizes(model)
 
     for rank in records[model, "ddp", one].readings.ranks:
         held = rank.static_bytes
         assert held["parameters"] == held["gradients"] == held["communication buckets"] == whole
         assert rank.gathered_bytes is None
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("one", STRATEGIES)
-@pytest.mark.parametrize("model", MODELS)
-def test_with_fsdp2_each_rank_holds_its_part_of_every_parameter_and_nothing_gathered_between_steps(records, model, one):
-    part = 4 * sum(ceil(p.shape[0] / 2) * p[0].numel() for p in parameters(model))
-    whole = 4 * sum(parameter.numel() for parameter in parameters(model))
-
     for rank in records[model, "fsdp2", one].readings.ranks:
-        assert rank.static_bytes["parameters"] == rank.static_bytes["gradients"] == part
-        assert 2 * part <= rank.static_bytes["optimizer"] < 2 * part + 8 * len(parameters(model))  # Adam counts steps
-        assert rank.static_bytes["gathered parameters"] == 0
+        held = rank.static_bytes
+        assert held["parameters"] == held["gradients"] == part
+        assert 2 * part <= held["optimizer"] < 2 * part + 8 * number  # Adam counts steps
+        assert held["gathered parameters"] == 0
         assert part < rank.gathered_bytes + part <= whole + part
 
 
@@ -189,14 +179,6 @@ def test_more_ranks_than_devices_are_refused_before_anything_runs(device, ranks,
         device_choice.refuse_crowded([case(device=device, ranks=ranks)], here)
 
     assert refused.value.exit_code == 3 or device == "cpu"
-
-
-def test_a_parameter_that_two_blocks_share_cannot_be_sharded_twice():
-    workload = transformer(2, layers=2, width=8, sequence=4, vocabulary=8)
-    workload.module.blocks[1].out.weight = workload.module.blocks[0].out.weight
-
-    with pytest.raises(Unsupported, match=r"FSDP2 shards 'blocks.1.out.weight' once, and 'blocks.0' and 'blocks.1'"):
-        fsdp2(workload, None)
 
 
 def test_each_sample_is_the_slowest_ranks_and_all_begin_it_together():

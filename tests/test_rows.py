@@ -1,16 +1,12 @@
-import re
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.analysis import progress
-from profiler.analysis.live_bytes import peak_parts
 from profiler.analysis.rows import rows
-from profiler.core.case import Case, Trial
+from profiler.core.case import Trial
 from profiler.core.record import Equality, Readings
-from profiler.views.tables.columns import lines_below
 from tests import make
 from tests.make import MIB
 
@@ -73,19 +69,6 @@ def test_a_round_that_went_wrong_speaks_for_the_case_unless_it_was_run_again(rec
     assert (row.outcome, row.detail) == expected
 
 
-def test_what_may_be_as_fast_is_not_beaten():
-    records = [
-        make.record("none", peak=100, seconds=(1.00, 1.02, 1.06)),
-        make.record("all", peak=50, seconds=(0.99, 1.01, 1.05)),
-        make.record("sqrt", peak=60, seconds=(1.59, 1.61, 1.65)),
-        make.record("single", peak=60, seconds=(9.0,)),
-    ]
-
-    found = {row.case.strategy: row.on_frontier for row in rows(records)}
-
-    assert found == {"none": True, "all": True, "sqrt": False, "single": True}  # of a single sample nobody can tell
-
-
 def test_gradients_are_called_by_what_the_equality_pass_found():
     same = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True)
     near = Equality(loss_equal=True, gradients_equal=False, buffers_equal=True, random_state_equal=True)
@@ -103,22 +86,6 @@ def test_gradients_are_called_by_what_the_equality_pass_found():
     words = [row.gradients for row in rows(records)]
 
     assert words == ["bit-equal", "within noise", "differ", "missing", "not checked", "not verifiable", "-"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "parts"),
-    [
-        ({"start_bytes": 10, "peak_phase": "backward"}, {"static": 15, "saved": 60, "transient": 100 - 15 - 60}),
-        # in the optimizer's step no activation is saved
-        ({"start_bytes": 10, "peak_phase": "optimizer"}, {"static": 15, "saved": 0, "transient": 85}),
-        ({"start_bytes": 10, "peak_phase": "forward", "peak_bytes": 30}, {"static": 15, "saved": 15, "transient": 0}),
-        ({}, {}),  # not all was measured
-    ],
-)
-def test_the_parts_of_the_peak_sum_to_the_peak(fields, parts):
-    read = {"saved_bytes": 60, "peak_bytes": 100, "peak_gradient_bytes": 5, **fields}
-
-    assert peak_parts(Readings(**read)) == parts
 
 
 def test_a_plan_owes_what_has_no_record_and_a_crash_is_a_failure():
@@ -179,32 +146,3 @@ def test_a_prediction_is_held_against_the_measurement_of_its_kind_of_device():
     ]
 
     assert [row.prediction_error for row in rows(records)] == [110 / 100 - 1, 110 / 100 - 1, None]
-
-
-def test_twice_the_records_take_twice_the_looks(monkeypatch):
-    seen = []
-    for name, found in {name: vars(Case)[name].fget for name in ("twin", "baseline")}.items():
-        monkeypatch.setattr(Case, name, property(lambda case, found=found: seen.append(case) or found(case)))
-
-    def looks(number):
-        seen.clear()
-        rows([make.record(f"segments:k={index + 1}") for index in range(number)])
-        return len(seen)
-
-    assert 0 < looks(200) <= 2 * looks(100)
-
-
-def test_a_run_that_is_too_noisy_says_so_and_what_to_do_instead_of_a_floor():
-    alternating = (1.0, 16.0) * 8
-    readings = msgspec.structs.replace(
-        make.record().readings, step_seconds=alternating, plain_step_seconds=alternating[::-1]
-    )
-
-    lines = lines_below(rows([make.record("none", readings=readings)]))
-    (line,) = [line for line in lines if "none against itself" in line]
-
-    assert re.fullmatch(
-        r"too noisy to compare times: none against itself is known to ±\d{3,}\.\d %; "
-        r"end other programs, or raise --rounds and --samples",
-        line,
-    )

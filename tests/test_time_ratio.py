@@ -26,7 +26,7 @@ from profiler.analysis.time_ratio import (
     verdict,
 )
 from profiler.core.record import Record
-from profiler.core.stats import Sampling, centre, num_warmup_pairs, pair_ratios, ratio_of_pairs, step_order, stop_reason
+from profiler.core.stats import Sampling, centre, num_warmup_pairs, pair_ratios, step_order, stop_reason
 from profiler.views.report.section import budget, said, sentence
 from profiler.views.tables.columns import UNSURE, group_table, ratio_text
 from profiler.workflows.planner import is_slower
@@ -71,32 +71,7 @@ def test_a_quotient_adds_what_both_reach_as_squares_of_logarithms():
     assert quotient(ratio(1.2, 1.1, 1.3), ratio(0.8)).interval is None
 
 
-def test_a_verdict_turned_around_is_its_opposite():
-    draw = random.Random(3)
-    opposite = {"faster": "slower", "slower": "faster"}
-    for _ in range(300):
-        first, second = (of_pairs([[draw.lognormvariate(0, 0.05) for _ in range(8)]]) for _ in range(2))
-        told = verdict(quotient(first, second), floor=0.01)
-        assert verdict(quotient(second, first), floor=0.01) == opposite.get(told, told)
-
-
 # Pairs of steps
-
-
-def test_a_linear_drift_is_in_no_ratio():
-    with_it, without = [], []
-    for number in range(16):
-        early, late = 1 + 0.02 * number, 1 + 0.02 * number + 0.01
-        plain, own = (early, late) if step_order(number) == [0, 1] else (late, early)
-        with_it.append(own)
-        without.append(plain)
-
-    ratios = pair_ratios(with_it, without)
-    found = of_pairs([ratios])
-
-    assert all(ratio != 1 for ratio in ratios)
-    assert found.ratio == pytest.approx(1.0, abs=0.001)
-    assert found.low < 1 < found.high
 
 
 def test_every_second_cycle_is_turned_around_and_has_the_step_without_a_strategy_in_its_middle():
@@ -186,17 +161,6 @@ def test_of_fewer_than_six_samples_there_is_no_interval_and_of_equal_ones_none_t
     assert centre([1.0, 2.0, 3.0, 4.0, 6.0]) == (3.0, None)
     assert centre([1.0] * 6) == (1.0, (1.0, 1.0))
     assert centre([1.0, 3.0, 2.0], level=0.75) == (2.0, (1.0, 3.0))
-
-
-def test_many_pairs_are_held_against_each_other_by_their_neighbours():
-    draw = random.Random(4)
-    ratios = [1.1 * draw.lognormvariate(0, 0.05) for _ in range(500)]
-
-    ratio, (low, high) = ratio_of_pairs(ratios)
-
-    assert low < 1.1 < high
-    assert ratio == pytest.approx(median(ratios), rel=0.01)
-    assert (high - low) / 2 < 0.008  # 500 means of normal noise are sure to 0.0044
 
 
 def test_rounds_are_found_to_differ_as_often_as_kruskal_and_wallis_say_and_then_widen_the_interval_to_hold_each():

@@ -99,7 +99,6 @@ def test_convolutions_are_predicted_with_what_those_of_none_were_measured_to_hid
 @pytest.mark.parametrize(
     "path",
     [
-        "lora.py:finetune",
         "batchnorm.py:build",
         "shared_weights.py:factory",
         "unet.py:segmentation",

@@ -17,12 +17,9 @@ from tests.conftest import measured
 HERE = Path(__file__).parent / "user_models"
 FACTORIES = {
     "dataclass_batch": "make",
-    "tuple_output": "create",
     "extra_arguments": "decoder",
     "shared_weights": "factory",
-    "lora": "finetune",
     "batchnorm": "build",
-    "dropout": "net",
     "forces": "potential",
     "lstm": "char_rnn",
     "sparse": "words",
@@ -72,16 +69,6 @@ def test_sparse_gradients_are_counted_and_cannot_be_foreseen():
         predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
 
 
-def test_a_segment_of_a_users_loop_saves_its_input_alone():
-    none, half = (measured(choice("tuple_output"), s, batch_size=None).readings for s in ("none", "segments:k=2"))
-    batch, width, size = 16, 24, 4
-    of_a_layer = batch * (width + 2 + 2 * width) * size  # normed, mean and rstd, ReLU's result
-    between_layers = batch * width * size  # the residual sum
-
-    # a checkpoint keeps its input, which is the batch here, and the random state, which is 5056 bytes on the CPU
-    assert none.saved_bytes - half.saved_bytes == 3 * of_a_layer + 2 * between_layers - 5056
-
-
 @pytest.mark.parametrize("device", ["cpu", "fake:cuda"])
 def test_what_optimizers_keep_in_attributes_and_what_steps_in_the_backward_are_counted(device):
     def read(factory, **options):
@@ -114,7 +101,7 @@ def test_gradients_that_hooks_drop_or_that_are_sparse_are_compared_and_models_th
 
 
 @pytest.mark.parametrize(
-    ("factory", "modes", "words"),
+    ("mode", "modes", "words"),
     [
         ("training", [True, True], []),
         ("partly", [False, True], ["1 of 2 dropout and BatchNorm layers are in eval mode"]),
@@ -122,8 +109,8 @@ def test_gradients_that_hooks_drop_or_that_are_sparse_are_compared_and_models_th
         ("switched", [False, False], ["its own checkpointing is switched on, but has no effect in eval mode"]),
     ],
 )
-def test_train_or_eval_is_as_the_factory_returned_it_and_is_said(factory, modes, words):
-    built = assemble(make.case(model=Choice(f"{HERE / 'modes.py'}:{factory}")))
+def test_train_or_eval_is_as_the_factory_returned_it_and_is_said(mode, modes, words):
+    built = assemble(make.case(model=Choice(f"{HERE / 'modes.py'}:make:mode={mode}")))
 
     assert [built.workload.module.layers[index].training for index in (1, 2)] == modes
     notes = [note.text for note in built.applied.notes if note.code == "GCP043"]

@@ -1,10 +1,8 @@
 """What is compared is every tensor that a gradient reaches: each model goes wrong in a place that is easily missed."""
 
-import random
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
 from profiler.measuring.trial import measure
-from profiler.training import kept_state
 from profiler.training.models.user import as_workload
 from tests import make
 from tests.conftest import measured
@@ -67,15 +64,3 @@ def test_a_leaf_that_the_factory_returns_each_time_is_compared_by_the_gradients_
 
     assert (none.outcome, none.equality.gradients_equal) == ("ok", True)
     assert run("all", none.equality.digests).equality.gradients_equal
-
-
-def test_the_users_own_global_states_are_put_back():
-    random.seed(5)
-    np.random.seed(5)
-    expected = random.Random(5).random(), np.random.RandomState(5).rand()
-
-    with kept_state.kept_generators():
-        kept_state.seed(0)
-        random.random()
-
-    assert (random.random(), np.random.rand()) == expected

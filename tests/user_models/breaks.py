@@ -18,10 +18,3 @@ class Net(nn.Module):
 
 def make(batch_size=4):
     return Net(), torch.randn(batch_size, 8), lambda output: output.sum()
-
-
-def too_large(batch_size=4):
-    """The step asks for more than any machine has."""
-    net = Net()
-    net.mix = lambda x: x.sum() + torch.empty(2**60, dtype=torch.uint8)[0]
-    return net, torch.randn(batch_size, 8)

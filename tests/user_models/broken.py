@@ -25,18 +25,6 @@ def no_loss():
     return Net(), torch.randn(2, 4)
 
 
-def loss_of_many():
-    return Net(), torch.randn(2, 4), lambda output: output**2
-
-
-def module_alone():
-    return Net()
-
-
-def batch_first():
-    return torch.randn(2, 4), Net()
-
-
 def loss_before_batch():
     return Net(), lambda output: output.sum(), torch.randn(2, 4)
 

@@ -1,4 +1,4 @@
-"""Models whose forward changes what their blocks compute with: gradients switched off, parameters lent, statistics."""
+"""Models whose forward changes what their blocks compute with: parameters lent."""
 
 import torch
 from torch import nn
@@ -36,41 +36,5 @@ class Skeleton(nn.Module):
         return x
 
 
-class Tally(nn.Module):
-    """Adds to a buffer in every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        return x
-
-
-class Hidden(nn.Module):
-    """Saves less in every call, by a number that no one can see."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        calls = iter(range(100, 0, -1))
-        self.times = lambda: next(calls)
-
-    def forward(self, x):
-        for _ in range(self.times()):
-            x = torch.tanh(x)
-        return x
-
-
-def _with_data(model, batch_size):
-    return model, torch.randn(batch_size, 8), lambda out: out.square().sum()
-
-
 def skeleton(batch_size: int = 4, is_marked: bool = False):
-    return _with_data(Skeleton(is_marked), batch_size)
-
-
-def counting(batch_size: int = 4, by: str = "norm"):
-    kind = {"norm": lambda: nn.BatchNorm1d(8), "tally": Tally}[by]
-    blocks = (nn.Sequential(nn.Linear(8, 8), kind(), Hidden()) for _ in range(2))
-    return _with_data(nn.Sequential(*map(nn.Sequential, blocks)), batch_size)
+    return Skeleton(is_marked), torch.randn(batch_size, 8), lambda out: out.square().sum()

@@ -1,6 +1,6 @@
 """A regression whose batch is a dataclass."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
@@ -30,34 +30,3 @@ def make(batch_size=16, width=32):
     features = torch.randn(batch_size, 8)
     batch = Batch(features, (torch.rand(batch_size, 8) > 0.1).float(), features.sum(1))
     return Regressor(width), batch, lambda output, batch: ((output - batch.target) ** 2).mean()
-
-
-@dataclass(frozen=True, slots=True)
-class Inner:
-    features: torch.Tensor
-    name: str = "left"
-
-
-@dataclass
-class Pair:
-    """Holds another dataclass, and a tensor that it works out itself."""
-
-    left: Inner
-    doubled: torch.Tensor = field(init=False)
-
-    def __post_init__(self):
-        self.doubled = 2 * self.left.features
-        self.halved = self.doubled / 4
-
-
-class Summing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)])
-
-    def forward(self, batch):
-        return self.layers(batch.left.features + batch.doubled + batch.halved).square().mean()
-
-
-def nested(batch_size=16):
-    return Summing(), Pair(Inner(torch.randn(batch_size, 8)))

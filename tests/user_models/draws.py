@@ -14,10 +14,7 @@ class Scaled(nn.Module):
     def __init__(self, source: str) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)
-        self.python = random.Random()
         self.numpy = np.random.default_rng()
-        self.torch = torch.Generator(device="cpu")
-        self.torch.seed()
         self.source = source
 
     def drawn(self) -> float:
@@ -25,9 +22,7 @@ class Scaled(nn.Module):
             "random": random.random,
             "numpy": np.random.rand,
             "file": OF_THE_FILE.random,
-            "own-python": self.python.random,
             "own-numpy": self.numpy.random,
-            "own-torch": lambda: torch.rand((), generator=self.torch, device="cpu").item(),
             "system": lambda: os.urandom(1)[0] / 256,
             "none": lambda: 0.5,
         }

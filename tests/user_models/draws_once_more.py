@@ -45,7 +45,5 @@ def mean(output: torch.Tensor, batch: Any) -> torch.Tensor:
 def make(kind: str = "plain", batch_size: int = 256, width: int = 64, depth: int = 6) -> Any:
     block = Skipping if kind == "skipping" else Jittered
     model = nn.Sequential(*(block(width) for _ in range(depth)), nn.Linear(width, 1))
-    if kind == "expanded":
-        model.scale = nn.Parameter(torch.ones(1).expand(10), requires_grad=False)
     made = model, (torch.randn(batch_size, width),), mean
     return (*made, Scaling(model.parameters(), lr=0.1)) if kind == "scaled" else made

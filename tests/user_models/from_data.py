@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler, random_split
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 ROWS, BATCH, WIDTH, KINDS = 256, 32, 64, 10
 
@@ -64,7 +64,6 @@ BATCHES = {
     "drawn": lambda: (torch.randn(BATCH, WIDTH), torch.randint(0, KINDS, (BATCH,))),
     "shuffled": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True))),
     "workers": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True, num_workers=2, pin_memory=True))),
-    "split": lambda: next(iter(DataLoader(random_split(rows(), [0.8, 0.2])[0], BATCH, shuffle=True))),
     "weighted": lambda: next(
         iter(DataLoader(rows(), BATCH, sampler=WeightedRandomSampler(1.0 / torch.arange(1, ROWS + 1), ROWS)))
     ),

@@ -1,4 +1,4 @@
-"""Factories that return a model, or a part of it, in eval mode; and one whose options have names of gcprof's own."""
+"""A model in train mode, or of which all or a part is in eval mode."""
 
 import torch
 from torch import nn
@@ -7,31 +7,18 @@ from torch import nn
 class Net(nn.Module):
     gradient_checkpointing = False
 
-    def __init__(self, width: int = 8) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.5), nn.Linear(width, 1))
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
 
     def forward(self, x):
         return self.layers(x)
 
 
-def training(batch_size: int = 4):
-    return Net(), torch.randn(batch_size, 8), lambda out: out.sum()
-
-
-def partly(batch_size: int = 4):
+def make(mode: str = "training", batch_size: int = 4):
     net = Net()
-    net.layers[1].eval()
-    return net, torch.randn(batch_size, 8), lambda out: out.sum()
-
-
-def frozen(batch_size: int = 4):
-    net = Net()
-    net.layers[1].eval().requires_grad_(False)
-    return net, torch.randn(batch_size, 8), lambda out: out.sum()
-
-
-def switched(batch_size: int = 4):
-    net = Net().eval()
-    net.gradient_checkpointing = True
+    if mode in ("partly", "frozen"):
+        net.layers[1].eval().requires_grad_(mode != "frozen")
+    if mode == "switched":
+        net.eval().gradient_checkpointing = True
     return net, torch.randn(batch_size, 8), lambda out: out.sum()

@@ -1,6 +1,4 @@
-"""A model with parameters that get no gradient for three reasons, and a backward that is warned about."""
-
-import warnings
+"""A model with parameters that get no gradient for three reasons."""
 
 import torch
 from torch import nn
@@ -24,22 +22,3 @@ class Lossy(nn.Module):
 
 def make(batch_size: int = 4):
     return Lossy(), torch.randn(batch_size, 8)
-
-
-class Warned(nn.Module):
-    def __init__(self, count: int):
-        super().__init__()
-        self.body = nn.Linear(8, 8)
-        self.count = count
-
-    def forward(self, x):
-        warnings.warn("this will go away", DeprecationWarning, stacklevel=1)
-        warnings.warn("this will change", FutureWarning, stacklevel=1)
-        for number in range(self.count):
-            warnings.warn(f"trouble {number}\nand more of it", RuntimeWarning, stacklevel=1)
-            warnings.warn(f"trouble {number}\nand other words", UserWarning, stacklevel=1)
-        return nn.functional.mse_loss(self.body(x), torch.zeros(8))
-
-
-def warned(count: int = 0, batch_size: int = 4):
-    return Warned(count), torch.randn(batch_size, 8)

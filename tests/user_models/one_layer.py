@@ -1,4 +1,4 @@
-"""A model of one layer: as a single block it is recomputed whole, and only its parts are finer."""
+"""Models of wide parts: one layer, recomputed whole, or a trunk that is no stack beside a neck whose parts are blocks."""
 
 import torch
 from torch import nn
@@ -35,3 +35,21 @@ class Model(nn.Module):
 
 def one(rows=4096, dim=16, hidden=256):
     return Model(dim, hidden), torch.randn(rows, dim)
+
+
+class Necked(nn.Module):
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.trunk = Wide(dim, hidden)
+        self.neck = nn.Sequential(*(nn.Linear(dim, dim) for _ in range(3)))
+
+    def forward(self, x):
+        return self.neck(self.trunk(x)).sum()
+
+
+def wide(rows=64, dim=16, hidden=256):
+    return Necked(dim, hidden), torch.randn(rows, dim)
+
+
+def narrow():
+    return wide(hidden=8)

@@ -60,8 +60,6 @@ class Wrapped(nn.Module):
         ways = {
             "none": lambda: block(x),
             "module": lambda: c.checkpoint(block, x, use_reentrant=False),
-            "full-name": lambda: torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False),
-            "name": lambda: ck(block, x, use_reentrant=False),
             "partial": lambda: PARTIAL(block, x),
             "reentrant": lambda: ck(block, x, use_reentrant=True),
             "keywords": lambda: ck(lambda y: block(y), use_reentrant=False, preserve_rng_state=True, y=x),

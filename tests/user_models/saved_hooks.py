@@ -15,35 +15,9 @@ class Packed:
         return self.values.to(self.dtype)
 
 
-class Cyclic(Packed):
-    def __init__(self, tensor):
-        super().__init__(tensor)
-        self.itself = self
-
-
 def to_int8(tensor):
     scale = tensor.detach().abs().amax().clamp(min=1e-8)
     return (tensor / scale * 127).round().to(torch.int8), scale
-
-
-def by_largest(tensor):
-    """Asks for a value: `.item()`."""
-    scale = tensor.detach().abs().amax().item()
-    return (tensor / scale * 127).round().to(torch.int8), scale
-
-
-def unless_zero(tensor):
-    return tensor.clone() if tensor.any() else tensor.shape
-
-
-class Named:
-    """Packs a storage once, however often it is saved: told by its address."""
-
-    def __init__(self):
-        self.packed = {}
-
-    def pack(self, tensor):
-        return self.packed.setdefault(tensor.data_ptr(), tensor.half())
 
 
 HOOKS = {
@@ -53,23 +27,14 @@ HOOKS = {
     "object": lambda: (Packed, Packed.unpack),
     "tuple": lambda: (to_int8, lambda packed: packed[0].float() / 127 * packed[1]),
     "host": lambda: (lambda tensor: (tensor.device, tensor.to("cpu")), lambda packed: packed[1].to(packed[0])),
-    "half_on_host": lambda: (
-        lambda tensor: (tensor.device, tensor.to("cpu", torch.float16, non_blocking=True)),
-        lambda packed: packed[1].to(packed[0], non_blocking=True).float(),
-    ),
     "pinned_host": lambda: (
         lambda tensor: torch.empty(tensor.shape, pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True),
         lambda packed: packed.cuda() if torch.cuda.is_available() else packed,
     ),
-    "numpy": lambda: (lambda tensor: tensor.detach().numpy().copy(), torch.from_numpy),
-    "item": lambda: (by_largest, lambda packed: packed[0].float() / 127 * packed[1]),
-    "branch": lambda: (unless_zero, lambda packed: packed),
-    "address": lambda: (Named().pack, torch.Tensor.float),
     "quantized": lambda: (
         lambda tensor: torch.quantize_per_tensor(tensor.detach(), 0.1, 0, torch.qint8),
         torch.dequantize,
     ),
-    "cycle": lambda: (Cyclic, Packed.unpack),
 }
 
 

@@ -62,30 +62,3 @@ class Transposed(nn.Module):
 def transposed(batch_size=2):
     images = torch.rand(batch_size, 1, 32, 32)
     return Transposed(), (images, (images > 0.5).float()), F.binary_cross_entropy_with_logits
-
-
-class Single(nn.Module):
-    """One convolution a block, after one that belongs to none."""
-
-    def __init__(self, width=8, depth=2):
-        super().__init__()
-        self.first = nn.Conv2d(3, width, 3, padding=1)
-        self.down = nn.ModuleList([self._block(width, width) for _ in range(depth)])
-        self.up = nn.ModuleList([self._block(2 * width, width) for _ in range(depth)])
-
-    def forward(self, x):
-        x, skips = self.first(x), []
-        for down in self.down:
-            x = down(x)
-            skips.append(x)
-            x = F.max_pool2d(x, 2)
-        for up in self.up:
-            x = up(torch.cat([F.interpolate(x, scale_factor=2.0), skips.pop()], dim=1))
-        return x
-
-    def _block(self, inputs, outputs):
-        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU())
-
-
-def single(batch_size=4):
-    return Single(), (torch.rand(batch_size, 3, 64, 64), torch.zeros(batch_size, 8, 64, 64)), F.mse_loss
