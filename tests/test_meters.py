@@ -163,6 +163,32 @@ def test_of_micro_batches_the_one_that_saves_most_counts_and_the_first_is_the_st
     assert read["phases"]["backward"].allocated == 44
 
 
+def test_a_gradient_that_arrives_ends_a_span_and_is_in_the_next_one():
+    module = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 8, bias=False))
+    training = workload(module)
+    gradient_bytes, steps = LAYER + 8 * 16 * 4, iter(range(9))
+    peaks = 1, 2, 3, 9, 4, 1, 0  # of zero, forward, backward in three, optimizer, and what is after the step
+    ends = *[0] * 6, gradient_bytes + 3
+    device = Watched([span(0, peak, end) for peak, end in zip(peaks, ends, strict=True)])
+
+    def train(mark):
+        mark("zero")
+        module.zero_grad()
+        mark("forward")
+        loss = training.loss(module, training.batch)
+        mark("backward")
+        if next(steps):  # the first step leaves no gradients
+            loss.backward()
+        marked(mark, ("optimizer", "end"))
+
+    read, left_bytes = trial.read_memory(training, torch.optim.SGD(module.parameters()), device, train)
+
+    assert device.marks == 8  # the phases, two gradients, and when the step has returned
+    assert left_bytes == 3  # besides gradients
+    assert (read["peak_bytes"], read["peak_phase"]) == (9, "backward")
+    assert read["peak_gradient_bytes"] == 8 * 16 * 4  # that of the last layer, which arrives first
+
+
 def test_every_storage_between_steps_is_counted_once_and_under_its_first_category():
     shared = nn.Linear(16, 16, bias=False)
     module = nn.Sequential(shared, nn.Linear(16, 16, bias=False))
