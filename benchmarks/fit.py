@@ -133,12 +133,10 @@ def main() -> int:
     asked = arguments.parse_args()
     if asked.twins:
         return _measured(asked.output or FOLDER, asked.names)
-    if asked.one == SCRIPT.stem:
-        sys.stdout.buffer.write(msgspec.json.encode(scripted()))
-        return 0
     if asked.one:
-        (step,) = (step for step in STEPS if step.name == asked.one)
-        sys.stdout.buffer.write(msgspec.json.encode(judged(step, compiles=not asked.no_compiled)))
+        step = next((step for step in STEPS if step.name == asked.one), None)
+        found = judged(step, compiles=not asked.no_compiled) if step else scripted()
+        sys.stdout.buffer.write(msgspec.json.encode(found))
         return 0
     folder = asked.output or FOLDER
     folder.mkdir(parents=True, exist_ok=True)

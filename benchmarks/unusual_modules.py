@@ -166,9 +166,10 @@ PARTS: dict[Any, Callable[[], dict[str, Any]]] = {
         "scale": nn.Buffer(torch.ones(128)),
     },
 }  # fmt: skip
-PICTURES = {  # by kind: the stem of a model of dense outputs, and the sizes of a picture
-    "video": (lambda: nn.Conv3d(3, 32, 1), (3, 8, 32, 32)),
-    **dict.fromkeys(("upsampling", "images"), (lambda: nn.Conv2d(3, 32, 1), (3, 64, 64))),
+PICTURES = {  # by kind: the block of a model of dense outputs, its convolutions, and the sizes of a picture
+    "video": (video, nn.Conv3d, (3, 8, 32, 32)),
+    "upsampling": (upsampling, nn.Conv2d, (3, 64, 64)),
+    "images": (images, nn.Conv2d, (3, 64, 64)),
 }
 TOKENS = {  # by kind: the block of a language model, its width, the length of a text, whether logits are transposed
     "speech": (speech, 256, 512, False),
@@ -183,11 +184,10 @@ TOKENS = {  # by kind: the block of a language model, its width, the length of a
 def make(kind: str = "video", batch_size: int = 16) -> Any:
     """Return a module of this kind, its batch and its loss."""
     if kind in PICTURES:
-        stem, sizes = PICTURES[kind]
-        block = {"video": video, "upsampling": upsampling, "images": images}[kind]
-        head = nn.Conv3d(32, 1, 1) if kind == "video" else nn.Conv2d(32, 1, 1)
+        block, convolution, sizes = PICTURES[kind]
         batch = torch.randn(batch_size, *sizes), torch.randn(batch_size, 1, *sizes[1:])
-        return Chain(stem(), lambda: Block(block, PARTS[block]()), head), batch, F.mse_loss
+        head, stem = convolution(32, 1, 1), convolution(3, 32, 1)  # in this order, which places them
+        return Chain(stem, lambda: Block(block, PARTS[block]()), head), batch, F.mse_loss
     block, width, time, is_transposed = TOKENS[kind]
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
