@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,11 +50,3 @@ def _held_on_cuda() -> int:
     torch._C._cuda_clearCublasWorkspaces()  # which torch keeps for each thread before 2.15
     torch.cuda.empty_cache()
     return torch.cuda.memory_allocated()
-
-
-def parameters(module: nn.Module) -> list[StorageWeakRef]:
-    return [StorageWeakRef(parameter.untyped_storage()) for parameter in module.parameters()]
-
-
-def num_alive(references: list[StorageWeakRef]) -> int:
-    return sum(not reference.expired() for reference in references)
