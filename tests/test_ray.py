@@ -2,11 +2,9 @@
 
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +17,7 @@ from profiler.core.case import Choice, Trial, decode, encode
 from profiler.core.record import Record
 from profiler.engines import ray_cluster
 from profiler.engines.local import Local
-from tests import make, shard_folders
-from tests.killed import python_path
+from tests import make, ray_nodes, shard_folders
 from tests.program import PATIENCE_SECONDS
 
 SECRET = "a-long-and-secret-word"
@@ -41,27 +38,10 @@ def make(fail: bool = False):
 
 
 @pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A real cluster of two nodes on the loopback interface: the head claims an H100, the other a T4."""
-    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "PYTHONPATH": python_path()}
-    for name, value in {**settings, "GCPROF_TEST_TOKEN": SECRET}.items():
-        monkeypatch.setenv(name, value)
-    from ray._common.utils import get_ray_address_file
-    from ray.cluster_utils import Cluster
-
-    def claims(kind: str) -> dict[str, Any]:
-        return {
-            "num_cpus": 1, "num_gpus": 1, "resources": {f"accelerator_type:{kind}": 1}, "include_dashboard": False,
-            "node_ip_address": "127.0.0.2",  # of 127.0.0.1 Ray makes the address that others see
-            "object_store_memory": 80 << 20,
-        }  # fmt: skip
-
-    Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)  # Ray only makes the folder it uses
-    with tempfile.TemporaryDirectory(prefix="gcr-") as folder:  # a short name: there are sockets in it
-        cluster = Cluster(initialize_head=True, head_node_args={**claims("H100"), "temp_dir": folder})
-        cluster.add_node(**claims("T4"))
-        yield cluster.address
-        cluster.shutdown()
+def address() -> Iterator[str]:
+    """A real cluster of two nodes: the head claims an H100, the other a T4."""
+    with ray_nodes.nodes("H100", "T4", GCPROF_TEST_TOKEN=SECRET) as found:
+        yield found
 
 
 def trial(strategy: str, model: str = "mlp:depth=6", **fields) -> Trial:
