@@ -3,7 +3,6 @@
 import copy
 import inspect
 import textwrap
-import traceback
 
 import pytest
 import torch
@@ -40,17 +39,6 @@ def test_a_deep_copy_computes_with_its_own_weights(strategy, here):
     assert all(parameter.grad is not None for parameter in twin.parameters())
     assert all(parameter.grad is None for parameter in module.parameters())
     assert torch.equal(module(x), before)
-
-
-def test_a_factory_is_measured_in_this_process():
-    record = profiler.measure(factory, strategy="segments:k=3", samples=2)
-
-    assert record.outcome == "ok"
-    assert record.built.split == "2x2+2"
-    assert record.equality.gradients_equal
-    assert record.readings.block_calls == (2, 2, 2, 2, 1, 1)
-    assert len(record.readings.step_seconds) == 2
-    assert record.readings.peak_bytes > 0
 
 
 @pytest.mark.slow
@@ -134,24 +122,6 @@ def test_a_plan_goes_to_every_other_function_and_to_a_file(here):
         loss(one(x), y).backward()
     pairs = zip(module.parameters(), plain.parameters(), strict=True)
     assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in pairs)
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ({"device": "h1000"}, "device: nothing is known of 'h1000'"),
-        ({"budget": 0}, "budget cannot be '0'"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_in_words_of_python(words, complaint):
-    with pytest.raises(UserError) as caught:
-        profiler.plan(factory, **{"budget": "60%", **words})
-
-    assert caught.value.message.startswith(complaint)
-    assert caught.value.hint
-    assert "--" not in caught.value.hint
-    assert "fake:" not in caught.value.hint
-    assert f"hint: {caught.value.hint}" in "".join(traceback.format_exception(caught.value))
 
 
 def test_apply_names_batchnorm_that_a_step_updates_again_unless_it_is_repaired():

@@ -71,16 +71,6 @@ def test_operators_run_as_on_cuda(name):
     assert result.dtype == (torch.bfloat16 if name in HALF else torch.float32)
 
 
-def test_a_model_is_told_what_it_would_be_told_on_cuda():
-    with cuda_autocast():
-        assert not torch.is_autocast_enabled()
-        with torch.autocast("cuda", dtype=torch.bfloat16), torch.autocast("cuda"):
-            assert torch.is_autocast_enabled()
-            assert torch.get_autocast_dtype("cuda") == torch.bfloat16
-    with torch.autocast("cpu"):
-        assert not torch.is_autocast_enabled()
-
-
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, "amp-bf16"), (None, "amp-fp16")])
 def test_a_model_that_asks_for_autocast_on_cuda_gets_it(dtype, precision):
     def loss(module, batch):
@@ -95,17 +85,6 @@ def test_a_model_that_asks_for_autocast_on_cuda_gets_it(dtype, precision):
     made = [[(one.operator, one.nbytes) for one in trace.allocations if one.phase == "forward"] for trace in found]
     assert made[0] == made[1]
     assert ("aten.native_layer_norm", ROWS * 512 * 4) in made[0]
-
-
-def test_attention_is_in_half_precision_also_where_its_inputs_are_not():
-    def loss(module, batch):
-        queries = F.layer_norm(module(batch), (512,)).view(1, 8, ROWS, 64)
-        return F.scaled_dot_product_attention(queries, queries, queries).mean()
-
-    single, half = ({one.name for one in traced(loss, precision).operators} for precision in ("fp32", "amp-bf16"))
-
-    assert "aten._scaled_dot_product_flash_attention" in half
-    assert "aten._scaled_dot_product_efficient_attention" in single
 
 
 def test_cross_entropy_takes_its_logarithms_in_half_precision_and_copies_them():

@@ -1,7 +1,5 @@
 """The server that a command begins with: what is taken, what is dropped, and where there is none."""
 
-import os
-
 import pytest
 
 from profiler.core import server_process
@@ -61,16 +59,5 @@ def test_one_that_rehearses_has_the_hollow_device_from_its_beginning(started, wo
 )
 def test_others_begin_without_one(started, words):
     start_early(words)
-
-    assert started == []
-
-
-def test_where_a_standard_stream_is_closed_nothing_else_becomes_it(started, monkeypatch):
-    def closed(number: int) -> None:
-        raise OSError(9, "Bad file descriptor")
-
-    with monkeypatch.context() as within:
-        within.setattr(os, "fstat", closed)
-        start_early(["run"])
 
     assert started == []

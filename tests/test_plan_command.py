@@ -13,7 +13,7 @@ from profiler.core import plan_file
 from profiler.core.case import encode_indented
 from profiler.core.units import bytes_text
 from profiler.planning import chain as chains
-from profiler.planning.chain import SaveOption, StageModule
+from profiler.planning.chain import StageModule
 from profiler.planning.plan_code import emit
 from profiler.planning.solver import best, frontier
 from profiler.runs import store
@@ -58,14 +58,6 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_a_budget_beyond_the_peak_is_told_as_such_and_no_percentage(costs, capsys):
-    assert plan("--stages", costs, "--budget", "1700000MiB") == 0
-
-    title, *lines = capsys.readouterr().out.splitlines()
-    assert title == "costs.json: at most 1,660 GiB; it fits as it is, at 1.39 GiB without checkpointing"
-    assert [line.split()[-1] for line in lines if line.startswith("plan  ")] == ["nothing"]
-
-
 def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, capsys):
     code = plan("--stages", costs, "--budget", "60%")
 
@@ -80,31 +72,6 @@ def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, cap
     peak = bytes_text(best(FRONTIER, int(0.6 * WHOLE)).peak_bytes)
     assert f"`plan` is the fastest of its depth within {peak}, by costs; --frontier lists 30 plans" in said.err
     assert not list(Path().glob("results"))
-
-
-def with_option(folder: Path, *, error: float) -> Path:
-    """Costs with a save option that takes a tenth of a checkpoint of each stage, and is off by so much of it."""
-
-    def optional(stage: chains.Stage) -> chains.Stage:
-        option = SaveOption(
-            name="matmul", saved_bytes=stage.output_bytes, own_saved_bytes=0, forward_extra_bytes=0,
-            backward_extra_bytes=stage.backward_extra_bytes, forward_seconds=stage.forward_seconds,
-            backward_seconds=stage.backward_seconds + 0.1 * stage.stop_seconds,
-            error_seconds=error * stage.stop_seconds,
-        )  # fmt: skip
-        return replace(stage, error_seconds=0.0, options=(option,))
-
-    path = folder / "options.json"
-    path.write_bytes(encode_indented(replace(CHAIN, stages=tuple(map(optional, CHAIN.stages)))))
-    return path
-
-
-@pytest.mark.parametrize(("error", "words"), [(0.8, ("--budget", "60%")), (1.0, ("--frontier",))])
-def test_save_options_that_may_be_no_faster_are_left_out_and_named(here, capsys, error, words):
-    assert plan("--stages", with_option(here, error=error), *words) == 0
-
-    said = capsys.readouterr()
-    assert ("matmul" in said.out) == ("they may be no faster than a checkpoint: matmul" not in said.err) == (error < 1)
 
 
 def test_one_document_holds_the_frontier_and_the_fastest_plan_that_fits(costs, capsys):
@@ -160,16 +127,6 @@ def test_what_cannot_be_planned_is_refused(costs, shared, capsys, words, noun):
     assert said.out.count("\n") == ("--json" in words)  # one document, or nothing
     assert noun in said.err
     assert "hint: " in said.err
-
-
-@pytest.mark.parametrize("words", [("--emit", "python"), ("-o", "plan.json")])
-def test_stages_of_no_known_modules_are_planned_and_not_carried_out(costs, capsys, words):
-    assert plan("--stages", costs, "--budget", "60%", *words) == 2
-
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "gcprof: these stages have no known blocks" in said.err
-    assert not Path("plan.json").exists()
 
 
 def test_the_code_of_a_plan_file_is_printed_without_torch(named, capsys):

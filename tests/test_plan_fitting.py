@@ -60,30 +60,6 @@ def fitted(engine: Scripted, budget: int = BUDGET, *, measure: bool = True, devi
     return found, told
 
 
-class Comparing(Scripted):
-    """It also answers for the step without checkpointing, unless that is done."""
-
-    def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        for trial in trials:
-            if trial.case != trial.case.baseline:
-                yield from super().run([trial])
-            elif trial.case not in [record.case for record in done]:
-                self.asked.append((False, "none"))
-                yield make.record(case=trial.case)
-
-
-def test_a_step_whose_gradients_are_compared_gives_its_record_and_that_of_none_which_is_run_once():
-    engine = Comparing(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
-    steps = plan_fitting.Steps(engine, make.case(), CHAIN, passes=planner.EXACT_PASSES)
-
-    found = plan_fitting.fit_plan(steps.run, FRONTIER, BUDGET)
-
-    baseline, record = found.records
-    assert baseline.case == make.case().baseline
-    assert record.readings.peak_bytes == found.needed_bytes
-    assert [text for _, text in engine.asked] == ["none", render(best(FRONTIER, BUDGET).plan), render(found.point.plan)]
-
-
 @pytest.mark.parametrize("measure", [True, False])
 def test_what_a_step_needs_besides_is_kept_in_reserve_and_the_plan_made_again(measure):
     more = 40 * MIB
@@ -135,16 +111,6 @@ def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at():
 
     assert render(found.point.plan) in rules
     assert found.by_rule
-
-
-@pytest.mark.parametrize("outcome", ["ok", "invalid"])  # other gradients are for the comparison to tell
-def test_a_measured_step_outweighs_what_was_foreseen(outcome):
-    engine = Scripted(lambda plan: 2**40, by_costs)
-    engine.outcome = outcome
-
-    found, _ = fitted(engine)
-
-    assert found.point == best(FRONTIER, BUDGET)
 
 
 @pytest.mark.parametrize("room", [600 * MIB, 840 * MIB])

@@ -48,15 +48,3 @@ def test_where_no_plan_fits_and_the_models_own_checkpoints_do_that_is_said_with_
     assert "the model's own checkpoints fit" in printed.err
     assert "no plan fits" not in printed.err
     assert printed.err.splitlines()[-1].endswith("--strategies own")
-
-
-@pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize(("own", "below"), [("true", 1), ("false", -1000)])
-def test_where_the_models_own_do_not_fit_or_are_not_there_no_plan_does(here, capsys, own, below):
-    budget = f"{peak('own') - below}B"
-
-    assert answer(["plan", f"{MODEL}:own={own}", "--blocks", BLOCKS, "--device", "cpu", "--budget", budget]) == 5
-
-    printed = capsys.readouterr()
-    assert "no plan fits" in printed.err
-    assert "own checkpoints" not in printed.err

@@ -4,8 +4,8 @@ import pytest
 
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile, Segment
-from profiler.core.units import parse_budget, parse_bytes, parse_memory
-from profiler.planning.chain import Chain, Plan, Stage, StageModule, fault, plan_file_of
+from profiler.core.units import parse_budget
+from profiler.planning.chain import Chain, Stage, StageModule, fault, plan_file_of
 from tests.plan_text import parse, read
 
 
@@ -20,11 +20,6 @@ from tests.plan_text import parse, read
 )
 def test_what_is_no_plan_of_three_stages_is_told_why(text, complaint):
     assert fault(read(text), 3) == complaint
-
-
-@pytest.mark.parametrize("options", [((1, "few"), (0, "few")), ((0, "few"), (0, "all"))])
-def test_save_options_are_of_the_stages_in_their_order(options):
-    assert fault(Plan(items=(0, 1, 2), options=options), 3) == "save options are out of order"
 
 
 def of_modules(*names_by_stage):
@@ -92,15 +87,3 @@ def test_what_is_no_budget_is_refused_with_what_would_be_one(word):
 
     assert f"--budget cannot be '{word}'" in raised.value.message
     assert "8GiB, 750MiB, 60% of the peak without checkpointing, or max" in str(raised.value.hint)
-
-
-def test_what_has_no_whole_is_no_share_and_its_number_may_have_been_gibibytes():
-    with pytest.raises(UserError, match="--context cannot be '60%'"):
-        parse_bytes("60%", flag="--context")
-    with pytest.raises(UserError, match=r"--context cannot be '60': 60 B or 60 GiB\?"):
-        parse_bytes("60", flag="--context")
-
-
-def test_a_memory_is_bytes_or_a_share_of_the_devices():
-    assert parse_memory("11GiB", flag="--memory") == 11 * 2**30
-    assert parse_memory("60%", flag="--memory") == pytest.approx(0.6)

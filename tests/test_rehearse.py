@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler.core import gpu_specs
-from profiler.core.errors import UserError
 from profiler.core.record import evidence
 from profiler.core.units import MIB, bytes_text
 from profiler.runs import store
@@ -132,18 +130,3 @@ def test_blocks_that_are_sharded_and_checkpointed_hold_what_they_hold_where_pyto
 
     assert stored["rehearse:h100", "none"].readings.peak_bytes == hollow.python(code.format("plain"))
     assert stored["rehearse:h100", "all"].readings.peak_bytes == hollow.python(code.format(how))
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("rehearse:h1000", "no GPU is called 'h1000'"),
-        ("rehearse:t4:memory=11", "a rehearsed t4 has 11 B, of which CUDA takes 0 B: nothing is left for tensors"),
-        ("rehearse:t4:size=8GiB", "has no size"),
-    ],
-)
-def test_what_is_no_such_gpu_is_refused(word, message):
-    with pytest.raises(UserError) as refused:
-        gpu_specs.absent(word)
-
-    assert message in refused.value.message

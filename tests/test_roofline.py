@@ -76,13 +76,6 @@ def test_arithmetic_runs_at_the_rate_of_its_precision(precision, rate):
     assert found["step"] == pytest.approx(64e9 / rate + LAUNCH)
 
 
-def test_an_optimizer_outside_of_autocast_multiplies_in_fp32():
-    trace = (Operator("aten.mm", "", "optimizer", 8 * 10**9),)
-
-    assert roofline_seconds(trace, ROUND, "amp-fp16")["optimizer"] == pytest.approx(0.01 + LAUNCH)
-    assert roofline_seconds(trace, ROUND, "fp16")["optimizer"] == pytest.approx(0.00125 + LAUNCH)
-
-
 def test_without_bf16_units_products_run_as_fp32_and_that_is_said():
     old, new = gpu_specs.find("t4"), gpu_specs.find("l4")
 

@@ -5,7 +5,6 @@ import pytest
 from msgspec import UNSET
 
 from profiler.core.case import Case, decode, encode
-from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.measuring.meters import time as timing
@@ -52,15 +51,6 @@ def test_the_ratio_is_sampled_to_three_percent_unless_a_number_is_asked_for_or_n
     assert none.sampling == Sampling(precision_target=0.03, max_samples=100, max_seconds=2.0)
     assert (none.samples, fixed.sampling, fixed.samples) == (4, UNSET, 5)
     assert planned(device="fake:cpu")[0].sampling is UNSET
-
-
-@pytest.mark.parametrize("words", [{"precision_target": "2%"}, {"max_seconds": 1.0}])
-def test_a_limit_without_effect_is_refused(words):
-    (name,) = words
-    for others, said in (({"device": "cpu", "samples": 5}, "--samples"), ({"device": "fake:cpu"}, "'fake:cpu'")):
-        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} has no effect with {said}"):
-            planned(**others, **words)
-    assert planned(device="cpu", **words)
 
 
 def test_a_case_without_the_new_words_is_written_and_called_as_before():

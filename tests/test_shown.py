@@ -12,8 +12,6 @@ import gcprof
 import profiler
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
-from profiler.core.errors import UserError
-from profiler.core.units import bytes_text
 
 
 def chain(width: int = 64, layers: int = 12) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -81,32 +79,6 @@ def test_a_live_optimizer_is_taken_as_it_is_and_the_result_prints_as_the_screen(
     assert "all" in str(found)
     assert not optimizer.state
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-
-
-def test_what_is_left_out_of_an_assumed_sgd_is_the_state_that_torch_makes():
-    module, batch = chain(layers=4)
-
-    text = str(gcprof.explain(module, batch, loss=nn.functional.mse_loss, device="cpu"))
-
-    optimizer = torch.optim.AdamW(module.parameters())
-    nn.functional.mse_loss(module(batch[0]), batch[1]).backward()
-    optimizer.step()
-    states = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
-    assert "sgd (assumed)" in text.splitlines()[0]
-    assert f"optimizer='adamw' adds {bytes_text(sum(value.nbytes for value in states))} of state" in text
-
-
-@pytest.mark.parametrize(
-    ("model", "words", "complaint"),
-    [
-        (chain()[0], {}, "a module needs a batch"),
-        (chain()[0], {"batch": chain()[1], "strategy": nn.MSELoss()}, "a word or a plan, not a MSELoss"),
-        ("mlp", {"optimizer": torch.optim.SGD}, "the optimizer is of another model"),
-    ],
-)
-def test_what_is_no_model_is_refused(model, words, complaint):
-    with pytest.raises(UserError, match=complaint):
-        profiler.explain(model, **words)
 
 
 @pytest.mark.slow

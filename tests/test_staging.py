@@ -16,18 +16,14 @@ from profiler.core.trace_data import live
 from profiler.planning.candidates import all_stages, largest_stage, none
 from profiler.planning.chain import Chain, Plan, plan_file_of
 from profiler.planning.simulator import simulate
-from profiler.predicting import stage_seconds
 from profiler.predicting import stages as stages_module
 from profiler.predicting.prediction import predict
-from profiler.predicting.stage_operators import spans
-from profiler.predicting.stage_seconds import NOTHING
 from profiler.predicting.stages import stages
 from profiler.predicting.traced_case import observe_case, trace_case
 from profiler.training import models
 from profiler.training.workload import Workload
 from tests import make
 
-RANDOM_STATE = 5056  # bytes of torch.get_rng_state(): the Mersenne Twister of the CPU
 MODELS = (
     "mlp",
     "transformer:layers=4,width=32",  # embeddings before the blocks, a head behind them
@@ -92,18 +88,6 @@ def test_what_a_block_hands_on_is_held_no_longer_than_what_is_always_kept_reads_
         traced = traced_peak(model, chain, plan, "fake:t4", tmp_path, blocks=blocks)
 
         assert simulate(chain, plan).peak_bytes == traced
-
-
-@pytest.mark.slow
-def test_on_a_cpu_each_checkpoint_keeps_a_random_state_besides(tmp_path, monkeypatch):
-    model = "transformer:layers=4,width=32"
-    monkeypatch.setattr(stage_seconds, "seconds", lambda case, works, saves, fits, **_: [NOTHING for _ in works])
-    chain = stages(Trial(case=case(model, device="cpu")))
-
-    for plan in plans(chain)[:2]:
-        missing = traced_peak(model, chain, plan, "fake:cpu", tmp_path) - simulate(chain, plan).peak_bytes
-
-        assert -256 <= missing <= (len(chain.stages) + 1) * RANDOM_STATE  # a number here and there is not in the costs
 
 
 class Overwriting(nn.Conv2d):
@@ -206,16 +190,6 @@ def test_a_plan_with_a_save_option_has_the_peak_that_its_costs_say(tmp_path):
     assert traced < none(chain).cost.peak_bytes
 
 
-def test_a_block_that_does_not_keep_its_input_is_one_stage_with_the_one_before():
-    chain = chain_of("mnist-cnn:channels=4,layers=12")
-
-    kinds = [len(stage.blocks) for stage in chain.stages]
-
-    assert set(kinds) == {0, 1, 2}
-    assert sum(kinds) == 37  # 12 layers of three modules, and the pooling
-    assert all("-" in stage.name for stage in chain.stages if len(stage.blocks) == 2)
-
-
 def test_blocks_that_do_not_feed_each_other_alone_are_kept_apart():
     model = "tests/user_models/unet.py:segmentation"
     linked = observe_case(case(model, batch_size=None, device="fake:t4")).linked
@@ -258,18 +232,6 @@ def test_costs_are_the_blocks_that_the_allocator_gives():
     chain = stages(Trial(case=kept, passes=("memory",)))
 
     assert none(chain).cost.peak_bytes == predict(Trial(case=kept)).readings.peak_bytes  # 0.5 % less by requests
-
-
-def test_every_operator_of_forward_and_backward_is_in_one_stage():
-    built, trace, _ = trace_case(case("cifar-resnet", device="fake:t4"), with_saves=True)
-
-    found = spans(trace, built.workload.blocks)
-
-    forward = [number for span in found for number in range(span.first, span.last + 1)]
-    backward = [number for span in found[::-1] for number in range(span.backward_first, span.backward_last + 1)]
-    wanted = {phase: list(range(first, last + 1)) for phase, first, last in trace.spans()}
-    assert forward == wanted["forward"]
-    assert backward == wanted["backward"]
 
 
 @pytest.mark.slow

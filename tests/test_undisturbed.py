@@ -59,24 +59,6 @@ def test_a_training_goes_on_as_if_nothing_had_been_asked(kind, name, request):
     assert [REFUSED[kind] in text for text in said] == [True] if kind in REFUSED else name == "plan" or not said
 
 
-@pytest.mark.parametrize("name", ["explain", pytest.param("measure", marks=pytest.mark.slow)])
-def test_a_training_goes_on_after_several_threads_have_asked_at_once(name):
-    expected = trainings.train("noisy")
-    own = torch.Tensor.__deepcopy__, nn.Parameter.__deepcopy__, nn.Module.__call__
-    raised = []
-
-    def ask(net, batch, loss):
-        for _ in range(2):
-            try:
-                FUNCTIONS[name](net, batch, loss)
-            except (UserError, Unsupported) as error:
-                raised.append(error)
-
-    assert trainings.train("noisy", lambda *given: together(ask, *given, threads=2)) == expected
-    assert (torch.Tensor.__deepcopy__, nn.Parameter.__deepcopy__, nn.Module.__call__) == own
-    assert not raised
-
-
 def together(function, *given, threads=1):
     """Run a function in other threads."""
     started = [threading.Thread(target=function, args=given) for _ in range(threads)]
