@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
-from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from profiler.analysis.rows import verdict
@@ -52,14 +51,9 @@ CHOICES: dict[str, dict[str, float]] = {
     "hook": dict.fromkeys(("forward", "before", "backward", "before-backward", "tensor"), 0.06),
     "frozen": {"layer": 0.1, "whole": 0.05},
     "own": {"reentrant": 0.14, "not-reentrant": 0.08, "lossy": 0.08},
-    "own_place": {"body": 0.5},
     "in_place": {"relu": 0.15, "add": 0.1, "input": 0.04},
-    "eval": {"block": 0.05},
-    "branch": {"mean": 0.12, "rows": 0.12, "draw": 0.04},
-    "keeps": {"counter": 0.03, "buffer": 0.03, "list": 0.03},
-    "weight": {"norm": 0.05},
-    "patched": {"forward": 0.05},
-    "detached": {"body": 0.03},
+    "branch": {"mean": 0.12, "rows": 0.12},
+    "keeps": {"counter": 0.04, "buffer": 0.04},
 }
 
 
@@ -102,11 +96,11 @@ class Generated(nn.Module):
         self.loop = plan.loop
         if plan.shared == "block":
             self.blocks[-1] = self.blocks[0]
-        elif plan.shared == "weight" and not any("weight" in block for block in plan.blocks):
+        elif plan.shared == "weight":
             self.blocks[-1].layer.weight = self.blocks[0].layer.weight
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return self.through(values, lambda block, *given: block.own(block, *given) if block.is_whole else block(*given))
+        return self.through(values, lambda block, *given: block.own(block, *given))
 
     def through(self, values: torch.Tensor, call: Callable[..., torch.Tensor]) -> torch.Tensor:
         """The forward, in which blocks are called by `call`."""
@@ -134,18 +128,12 @@ class Block(nn.Module):
         self.python, self.numpy = random.Random(), np.random.default_rng()
         self.torch = torch.Generator(device="cpu")
         self.register_buffer("mean", torch.zeros(WIDTH))
-        self.calls, self.seen = 0, [1.0]
+        self.calls = 0
         self.noise, self.in_place = chosen.get("noise"), chosen.get("in_place")
         self.branch, self.keeps = chosen.get("branch"), chosen.get("keeps")
         self.options = OWN_CHECKPOINTS.get(chosen.get("own", "")) if has_own else None
-        self.is_whole = "own_place" not in chosen
-        self.is_detached = "detached" in chosen
-        if "weight" in chosen:
-            parametrizations.weight_norm(self.layer)
         if chosen.get("drop") == "eval":
             self.drop.eval()
-        if "eval" in chosen:
-            self.eval()
         if "frozen" in chosen:
             (self if chosen["frozen"] == "whole" else self.layer).requires_grad_(False)
         self.on_tensor = chosen.get("hook") == "tensor"
@@ -154,12 +142,11 @@ class Block(nn.Module):
         elif chosen.get("hook") == "before":
             self.register_forward_pre_hook(lambda module, arguments: (1.1 * arguments[0], *arguments[1:]))
         elif chosen.get("hook") == "backward":
-            self.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 1.3, *inputs[1:]))
+            self.register_full_backward_hook(
+                lambda module, inputs, outputs: tuple(one if one is None else one * 1.3 for one in inputs)
+            )
         elif chosen.get("hook") == "before-backward":
             self.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 0.8,))
-        if "patched" in chosen:
-            theirs = self.forward
-            self.forward = lambda *given: 1.1 * theirs(*given)
 
     def own(self, function: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
         """The function under the user's own checkpoint, where there is one."""
@@ -168,7 +155,7 @@ class Block(nn.Module):
     def forward(self, values: torch.Tensor, gate: torch.Tensor | float = 1.0) -> torch.Tensor:
         if self.in_place == "input":
             values.mul_(1.1)
-        changed = gate * (self.body(values) if self.is_whole else self.own(self.body, values))
+        changed = gate * self.body(values)
         if self.on_tensor and changed.requires_grad:
             changed.register_hook(lambda gradient: 0.9 * gradient)
         return values + changed
@@ -179,7 +166,7 @@ class Block(nn.Module):
             values = torch.relu_(values)
         elif self.in_place == "add":
             values = values.add_(0.5)
-        values = self.drop(self.second(torch.tanh(values.detach() if self.is_detached else values)))
+        values = self.drop(self.second(torch.tanh(values)))
         return self.branched(values) * torch.full((), 0.5 + self.drawn())
 
     def branched(self, values: torch.Tensor) -> torch.Tensor:
@@ -187,9 +174,7 @@ class Block(nn.Module):
             rows = values.sum(1) > 0
             values = values.clone()
             values[rows] = values[rows] * 0.5
-        elif (self.branch == "mean" and float(values.detach().mean()) > 0) or (
-            self.branch == "draw" and self.drawn() > 0.5
-        ):
+        elif self.branch == "mean" and float(values.detach().mean()) > 0:
             values = torch.tanh(self.extra(values))
         return values
 
@@ -201,9 +186,6 @@ class Block(nn.Module):
         if self.keeps == "buffer":
             self.mean.mul_(0.5).add_(0.1)
             return self.mean.clone()
-        if self.keeps == "list":
-            self.seen.append(self.seen[-1] / 2)
-            return sum(self.seen) / len(self.seen)
         return 0.0
 
     def drawn(self) -> float:

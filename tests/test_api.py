@@ -122,16 +122,3 @@ def test_a_plan_goes_to_every_other_function_and_to_a_file(here):
         loss(one(x), y).backward()
     pairs = zip(module.parameters(), plain.parameters(), strict=True)
     assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in pairs)
-
-
-def test_apply_names_batchnorm_that_a_step_updates_again_unless_it_is_repaired():
-    def chain():
-        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-
-    again = profiler.apply(chain(), "all").notes
-    held = profiler.apply(chain(), "all", repair_batchnorm=True).notes
-    kept = profiler.apply(chain(), "first:n=1").notes  # the BatchNorm is not recomputed
-
-    assert [(note.code, "repair_batchnorm=True mends it" in note.text) for note in again] == [("GCP004", True)]
-    assert [note.code for note in held] == ["GCP010"]
-    assert kept == ()

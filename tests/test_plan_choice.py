@@ -71,16 +71,6 @@ def test_a_plan_that_was_measured_slower_and_larger_than_a_rival_is_not_taken():
     assert sentence(chosen).startswith("uniform(5) is chosen: no other plan that fits is faster")
 
 
-def test_what_noise_cannot_tell_apart_the_costs_do():
-    """`all` recomputes what first(4) does and more."""
-    plans = compared({"first(4)": (0.4, 1.2, 2.0, 3.1), "all": (0.35, 1.1, 2.1, 2.9)}, {"first(4)": 33, "all": 21})
-
-    chosen = choose(plans, CHAIN, BUDGET)
-
-    assert chosen.plan.way.label == "first(4)"
-    assert not chosen.as_fast
-
-
 def test_what_neither_times_nor_costs_tell_apart_is_taken_by_its_simplicity():
     noisy = chain(error=0.5)
     plans = compared(

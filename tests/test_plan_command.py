@@ -1,7 +1,6 @@
 """`gcprof plan`: budgets, frontiers, files, refusals, and plans that are really run."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from msgspec.structs import replace
 from profiler.cli import answer
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
-from profiler.core.units import bytes_text
 from profiler.planning import chain as chains
 from profiler.planning.chain import StageModule
 from profiler.planning.plan_code import emit
@@ -58,22 +56,6 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, capsys):
-    code = plan("--stages", costs, "--budget", "60%")
-
-    said = capsys.readouterr()
-    lines = said.out.splitlines()
-    assert code == 0
-    assert lines[0] == "costs.json: at most 854 MiB, 60 % of the peak without checkpointing"
-    assert [line.split("  ")[0] for line in lines[5:8]] == ["plan", "uniform(7)", "all"]
-    assert "uniform(7) = first(6): one plan" in lines
-    assert lines[-2:-1] == ["times are against the step without checkpointing"]
-    assert "floor of these blocks: 536 MiB, the static bytes and 'c1' alone while it runs" in said.err
-    peak = bytes_text(best(FRONTIER, int(0.6 * WHOLE)).peak_bytes)
-    assert f"`plan` is the fastest of its depth within {peak}, by costs; --frontier lists 30 plans" in said.err
-    assert not list(Path().glob("results"))
-
-
 def test_one_document_holds_the_frontier_and_the_fastest_plan_that_fits(costs, capsys):
     assert plan("--stages", costs, "--budget", "60%", "--json") == 0
 
@@ -107,26 +89,6 @@ def test_a_file_that_is_there_is_written_over_by_force_alone(named, name):
     assert Path(name).read_text() == "mine"
     assert plan("--stages", named, "--budget", "60%", "-o", name, "--force") == 0
     assert Path(name).read_bytes() != b"mine"
-
-
-@pytest.mark.parametrize(
-    ("words", "noun"),
-    [
-        ("", "needs a model"),
-        ("--stages absent.json --frontier", "cannot read 'absent.json'"),
-        ("--stages costs.json", "needs a budget"),
-        ("--stages costs.json --budget 60% --emit python --json", "--json"),
-        ("mlp --budget 60% --device fake:t4 --rounds 2", "--rounds"),
-        ("--from plan.json --emit python --budget 60%", "--budget"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(costs, shared, capsys, words, noun):
-    assert plan(*shlex.split(words)) == 2
-
-    said = capsys.readouterr()
-    assert said.out.count("\n") == ("--json" in words)  # one document, or nothing
-    assert noun in said.err
-    assert "hint: " in said.err
 
 
 def test_the_code_of_a_plan_file_is_printed_without_torch(named, capsys):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
 from profiler.planning.candidates import cost_limit, whole_bytes
-from profiler.planning.chain import Chain, Plan, SaveOption, Stage, option_names, read, render, with_sure_options
+from profiler.planning.chain import Chain, SaveOption, Stage, option_names, read, render, with_sure_options
 from profiler.planning.simulator import simulate
 from tests.plan_text import parse
 from tests.planning_chains import FOLDER, NAMED, random_chain
@@ -117,25 +117,6 @@ def test_the_step_without_checkpointing_fits_by_its_trace_whatever_its_costs():
     assert (whole_bytes(chain), whole_bytes(traced)) == (whole, whole - 2)
     assert cost_limit(chain, whole - 2) == whole - 2
     assert [cost_limit(traced, whole + more) for more in (-3, -2, 1)] == [whole - 3, whole, whole + 1]
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        Plan(items=(0,)),
-        Plan(items=(0, (1, ()))),
-        Plan(items=(((0, 1),),)),
-        Plan(items=(0, (1,)), options=((1, "few"),)),
-        Plan(items=(0, 1), options=((1, "few"), (1, "few"))),
-    ],
-)
-def test_what_is_no_plan_of_the_chain_is_not_carried_out(plan):
-    few = SaveOption(**(OPTION | {"name": "few"}))
-    chain = Chain(input_bytes=1, stages=(stage(pinned=True), stage(options=(few,))))
-
-    simulate(chain, Plan(items=(0, 1), options=((1, "few"),)))
-    with pytest.raises(ValueError, match=r"stage|segment|options"):
-        simulate(chain, plan)
 
 
 @pytest.mark.parametrize(

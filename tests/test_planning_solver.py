@@ -64,19 +64,6 @@ def test_so_it_is_with_options_pins_and_limited_depth(levels):
         assert all(point.plan for point in found)
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 3))])
-def test_equal_stages_share_their_intervals_and_are_those_of_brute_force(part):
-    for seed in range(part, 90, 3):
-        (stage,) = random_chain(seed, 1, options=True).stages
-        stages = (replace(stage, gradient_bytes=0),) * (1 + seed % 6)
-        chain = chains.Chain(input_bytes=stage.output_bytes, stages=stages)
-
-        found = frontier(chain, levels=None)
-
-        assert same(found, best_of_all(chain)), seed
-        assert all(point.plan for point in found)
-
-
 @pytest.mark.slow
 def test_no_plan_gets_below_the_largest_stage_at_work_and_many_reach_it():
     reached = 0

@@ -1,26 +1,21 @@
 """Steps that were timed in turns become the costs of stages: sums by hand, and noise that is planted."""
 
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
 from profiler.planning.chain import Chain, Plan, SaveOption, Stage
 from profiler.planning.simulator import simulate, slower_by
-from profiler.predicting import stage_seconds
 from profiler.predicting.stage_seconds import (
     EVERY,
-    LEAST_ROUNDS,
     MOST_DOUBT,
     PLAIN,
-    TOGETHER,
     WHOLE,
     Seconds,
     StageWork,
     StepSample,
     pooled,
-    runs,
 )
 
 OUTSIDE = 0.5
@@ -66,22 +61,6 @@ def test_a_step_is_the_sum_of_its_stages_and_of_what_is_around_them():
     assert first.early_stop == pytest.approx(0.9)
     assert second.early_stop == pytest.approx(2.7)
     assert around.forward == pytest.approx(OUTSIDE)
-
-
-def test_only_stages_that_feed_each_other_alone_are_in_one_checkpoint():
-    """Three equal stages, of which the last takes more than the second gives."""
-    works = [AROUND, *(replace(work("a"), feeds_next=feeds) for feeds in (True, False, False)), AROUND]
-    again, kept, around = (1, 1, 2), (1, 0, 0), (0, 0, 0)
-    samples = {
-        PLAIN: [step(around, kept, kept, kept, around, outside=OUTSIDE + 6)] * 6,
-        EVERY: [step(around, again, again, again, around)] * 6,
-        TOGETHER: [step(around, again, again, (1, 0, 2), around, outside=OUTSIDE + 1)] * 6,
-    }
-
-    found = pooled(samples, works)
-
-    assert runs(works) == [[1, 2]]
-    assert [stage.inner for stage in found] == [None, pytest.approx(1.5), pytest.approx(1.5), None, None]
 
 
 def test_what_a_selective_context_takes_is_in_the_costs_of_its_option():
@@ -193,25 +172,3 @@ def test_after_one_round_what_checkpoints_add_is_known_to_be_doubtful():
     assert [seconds.forward for seconds in once] == pytest.approx([seconds.forward for seconds in often])
     assert once[0].error == pytest.approx(MOST_DOUBT * once[0].early_stop)
     assert often[0].error < once[0].error
-
-
-@pytest.mark.parametrize(("limit", "rounds"), [(1.0, 1), (50.0, 2), (1e6, LEAST_ROUNDS)])
-def test_a_limit_ends_the_rounds_and_what_was_timed_is_kept(limit, rounds, monkeypatch):
-    clock = iter(range(10**6))
-    one = plain(1.0)
-
-    class Steps:
-        def uncounted_ways(self, ways):
-            return []
-
-        def sample(self, way):
-            for _ in range(9):
-                next(clock)
-            return one
-
-    monkeypatch.setattr(stage_seconds, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    samples = {PLAIN: [], EVERY: []}
-
-    stage_seconds._sample(Steps(), samples, lambda step: None, limit)
-
-    assert samples == {PLAIN: [one] * rounds, EVERY: [one] * rounds}

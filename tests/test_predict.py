@@ -56,18 +56,6 @@ def estimated(device: str, strategy: str = "none", calibration: Calibration | No
     return predict(Trial(case=make.case(strategy, model=Choice(model), device=device), calibration=calibration))
 
 
-@pytest.mark.slow
-def test_estimates_are_scaled_to_the_row_that_was_measured_on_that_gpu():
-    measured = Calibration(hidden_bytes={}, device_name=gpu_specs.find("t4").name, step_seconds=0.5)
-    plain = estimated("fake:t4", "all").readings.step_seconds[0] / estimated("fake:t4").readings.step_seconds[0]
-
-    none, every = estimated("fake:t4", "none", measured), estimated("fake:t4", "all", measured)
-
-    assert none.readings.step_seconds == pytest.approx((0.5,))
-    assert every.readings.step_seconds == pytest.approx((0.5 * plain,))
-    assert "scaled to the measured row" in next(note.text for note in every.notes if note.code == "GCP016")
-
-
 def test_beside_a_measurement_products_take_the_workspace_of_the_gpu_that_was_measured():
     known = Calibration(hidden_bytes={}, device_name=gpu_specs.find("h100").name)
     model = "mlp:width=64,depth=2"

@@ -1,6 +1,5 @@
 """Estimated seconds: by arithmetic, on a GPU of round numbers."""
 
-import msgspec
 import pytest
 
 from profiler.core import gpu_specs
@@ -84,20 +83,6 @@ def test_without_bf16_units_products_run_as_fp32_and_that_is_said():
     assert "no bf16 units" in stated_error(old, "amp-bf16")
     assert "no bf16 units" not in stated_error(new, "amp-bf16")
     assert "no bf16 units" not in stated_error(old, "amp-fp16")
-
-
-def test_copies_to_the_host_take_as_long_as_its_link_and_those_of_a_stream_of_their_own_run_beside():
-    linked = msgspec.structs.replace(ROUND, host_bandwidth=1e10)  # 8e9 bytes a second are reached
-    copy = Operator("aten.copy_", "", "forward", 0, 0, host_bytes=8 * 10**7)  # 10 ms
-    beside = msgspec.structs.replace(copy, is_beside=True)
-    computing = forward("aten.add.Tensor", moved=12 * 10**8)  # 15 ms
-
-    found = [
-        roofline_seconds((*computing, *copies), linked, "fp32")["step"]
-        for copies in ((copy,), (beside,), (beside, beside))
-    ]
-
-    assert found == pytest.approx([0.025 + 2 * LAUNCH, 0.015 + LAUNCH, 0.020 + 2 * LAUNCH])
 
 
 def test_scaled_to_a_measured_step_ratios_stay():

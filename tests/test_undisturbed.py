@@ -59,13 +59,11 @@ def test_a_training_goes_on_as_if_nothing_had_been_asked(kind, name, request):
     assert [REFUSED[kind] in text for text in said] == [True] if kind in REFUSED else name == "plan" or not said
 
 
-def together(function, *given, threads=1):
-    """Run a function in other threads."""
-    started = [threading.Thread(target=function, args=given) for _ in range(threads)]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join()
+def together(function):
+    """Run a function in another thread."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
 
 
 class Copied:
