@@ -142,9 +142,7 @@ class Block(nn.Module):
         elif chosen.get("hook") == "before":
             self.register_forward_pre_hook(lambda module, arguments: (1.1 * arguments[0], *arguments[1:]))
         elif chosen.get("hook") == "backward":
-            self.register_full_backward_hook(
-                lambda module, inputs, outputs: tuple(one if one is None else one * 1.3 for one in inputs)
-            )
+            self.register_full_backward_hook(_larger)
         elif chosen.get("hook") == "before-backward":
             self.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 0.8,))
 
@@ -199,6 +197,10 @@ class Block(nn.Module):
             "system": far_from_the_last,
         }
         return draws[self.noise]() if self.noise else 0.5
+
+
+def _larger(module: nn.Module, inputs: Any, outputs: Any) -> tuple[torch.Tensor | None, ...]:
+    return tuple(one if one is None else one * 1.3 for one in inputs)
 
 
 def far_from_the_last() -> float:
