@@ -31,3 +31,18 @@ class Router(nn.Module):
 def router():
     torch.manual_seed(1)
     return Router(), torch.randn(8, 16)
+
+
+class Positive(nn.Module):
+    """The rows whose first number is positive, and no others, go on."""
+
+    def __init__(self, dim=16):
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x[x[:, 0] > 0])).square().mean()
+
+
+def positive():
+    return Positive(), torch.randn(8, 16)
