@@ -15,8 +15,8 @@ from profiler.analysis.rows import rows
 from profiler.core.case import Trial
 from profiler.core.units import bytes_text, change_text
 from profiler.engines.local import Local
-from profiler.request.spec import Request
 from profiler.workflows.planner import PlanRequest, is_slower, plan
+from profiler.workflows.spec import Request
 
 MOST_OFF = 0.03  # of a step: how far the costs may be from what is measured, at the median
 MODELS = {  # with their batches and budgets: between the lowest peak of a plan and the peak without checkpointing

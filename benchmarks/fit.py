@@ -26,12 +26,12 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_specs import MOST_BYTES, rehearsed
 from profiler.core.record import Record, bytes_needed
 from profiler.core.units import bytes_text
-from profiler.request.spec import Request
 from profiler.scripts.report import Asked
 from profiler.training import levers
 from profiler.workflows import fit_command
 from profiler.workflows.fit import FitRequest, fit
 from profiler.workflows.fit_search import OFFLOAD, Search, timed
+from profiler.workflows.spec import Request
 from profiler.workflows.stages import ModelOnDevice, roomy
 
 DEVICE, SHARE = "h100", 0.4

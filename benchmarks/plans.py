@@ -23,8 +23,8 @@ from profiler.core.units import bytes_text
 from profiler.engines.local import Local
 from profiler.planning.chain import Plan, plan_file_of, render
 from profiler.planning.simulator import simulate
-from profiler.request.spec import Request
 from profiler.workflows.planner import Planned, PlanRequest, plan
+from profiler.workflows.spec import Request
 from tests.planning_chains import every_items
 
 BUDGET, DEVICE, PRECISIONS, SLOWER = "70%", "h100", ("fp32", "amp-bf16"), 0.01

@@ -14,15 +14,18 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profiler.api import apply, explain, fit, measure, plan, predict, timeline, watch
     from profiler.training.called_blocks import block
+    from profiler.workflows.in_process.in_training import apply, watch
+    from profiler.workflows.in_process.trials import explain, fit, measure, plan, predict, timeline
     from profiler.workflows.stored_run import load
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "apply", "block", "explain", "fit", "load", "measure", "plan", "predict", "timeline", "watch"]
-_HOMES = {  # imported on first use: all others are of profiler.api, which imports torch and takes seconds
+_HOMES = {  # imported on first use; all others are of the trials, which import torch and take seconds
+    "apply": "profiler.workflows.in_process.in_training",
     "block": "profiler.training.called_blocks",
     "load": "profiler.workflows.stored_run",
+    "watch": "profiler.workflows.in_process.in_training",
 }
 
 
@@ -30,7 +33,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         state = random.getstate()  # rich draws from it when it is imported
         try:
-            return getattr(importlib.import_module(_HOMES.get(name, "profiler.api")), name)
+            return getattr(importlib.import_module(_HOMES.get(name, "profiler.workflows.in_process.trials")), name)
         finally:
             random.setstate(state)
     raise AttributeError(f"module 'profiler' has no attribute '{name}'")

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "profiler"
 
 
 class Room(NamedTuple):
-    """A folder of `profiler/`, a folder in one that may import more than its neighbours, or `api.py`."""
+    """A folder of `profiler/`, or a folder in one that may import more than its neighbours."""
 
     imports: frozenset[str]  # other rooms, all of them above this one in the table
     libraries: frozenset[str]  # heavy ones
@@ -27,25 +27,22 @@ ROOMS = {
     "planning": _room("core"),
     "analysis": _room("core"),
     "training": _room("core", "torch torchvision timm transformers"),
-    "request": _room("core training"),
     "rehearsal": _room("core", "torch"),
     "measuring": _room("core training", "torch psutil pynvml"),
     "predicting": _room("core planning analysis training measuring", "torch"),
     "scripts": _room("core training rehearsal predicting", "torch"),
     "runs": _room("core analysis"),
-    "engines": _room(
-        "core analysis training request rehearsal measuring predicting scripts runs", "torch ray submitit"
+    "engines": _room("core analysis training rehearsal measuring predicting scripts runs", "torch ray submitit"),
+    "views": _room(
+        "core planning analysis training runs scripts", "matplotlib jinja2 pyarrow rich tensorboard wandb mlflow"
     ),
-    "views": _room("core planning analysis training runs scripts", "matplotlib jinja2 pyarrow rich"),
-    "integrations": _room("core analysis runs", "tensorboard wandb mlflow"),
-    "workflows": _room("core planning analysis training request scripts runs engines views", "pandas"),
+    "workflows": _room("core planning analysis training scripts runs engines views", "pandas"),
     "workflows/in_process": _room(
-        "core planning analysis training request scripts measuring predicting engines views workflows",
+        "core planning analysis training scripts measuring predicting engines views workflows",
         "torch cloudpickle",
     ),
     "workflows/published": _room("core scripts training measuring engines workflows/in_process", "torch transformers"),
-    "api": _room("workflows/in_process"),
-    "cli": _room("core planning analysis training request scripts runs engines views integrations workflows", "typer"),
+    "cli": _room("core planning analysis training scripts runs engines views workflows", "typer"),
 }
 
 
@@ -58,8 +55,7 @@ def room_of(path: PurePath) -> str:
 
 def about(room: str) -> str:
     """The first line of a room's docstring, without its full stop."""
-    path = PACKAGE / room / "__init__.py"
-    text = (path if path.is_file() else PACKAGE / f"{room}.py").read_text(encoding="utf-8")
+    text = (PACKAGE / room / "__init__.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].removesuffix(".")
 
 

@@ -12,9 +12,9 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
-from profiler.request.spec import Request
 from profiler.training import DISTRIBUTED, OPTIMIZERS, STRATEGIES, models
 from profiler.workflows import consent
+from profiler.workflows.spec import Request
 from tests import make
 
 TABLES = {"model": models.TABLE, "strategy": STRATEGIES, "optimizer": OPTIMIZERS, "parallel": DISTRIBUTED}

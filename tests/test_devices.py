@@ -9,12 +9,12 @@ from threading import Barrier
 import msgspec
 import pytest
 
+from profiler.core import device_choice
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines.local import Local, run_on_devices
 from profiler.measuring.devices import of_rank
-from profiler.request import device_choice
 from tests import lane_worker, make
 from tests.program import PATIENCE_SECONDS
 

@@ -11,9 +11,9 @@ from profiler.core.record import Record
 from profiler.engines.worker import attempt, error_detail
 from profiler.measuring import failure_causes
 from profiler.measuring.trial import measure
-from profiler.request.spec import Request
 from profiler.training import called_blocks
 from profiler.workflows.planner import PlanRequest, plan
+from profiler.workflows.spec import Request
 from tests import make
 from tests.user_models import causes, changing
 

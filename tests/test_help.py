@@ -8,7 +8,8 @@ import pytest
 from profiler.cli import COMMANDS, answer, command
 from profiler.cli import options as layout
 from profiler.cli.options import CHOICES
-from profiler.request import device_choice, spec
+from profiler.core import device_choice
+from profiler.workflows import spec
 from tests import examples, make
 from tests.commands import modules_after
 from tests.program import gcprof

@@ -31,12 +31,12 @@ def offences(path: Path, of: str) -> list[str]:
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if room(path) not in ("__init__", "__main__")]
 
 
-def test_the_top_of_the_package_is_its_rooms_and_four_files():
+def test_the_top_of_the_package_is_its_rooms_and_three_files():
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
 
-    assert folders == {name for name in ROOMS if "/" not in name} - {"api"}
-    assert files == {"__init__.py", "__main__.py", "api.py", "py.typed"}
+    assert folders == {name for name in ROOMS if "/" not in name}
+    assert files == {"__init__.py", "__main__.py", "py.typed"}
 
 
 def test_no_arrow_runs_back_up():

@@ -13,12 +13,12 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Choice, Trial, decode, encode, split_choices
 from profiler.core.errors import Unsupported, UserError
 from profiler.measuring.trial import measure
-from profiler.request import spec
-from profiler.request.spec import Request
 from profiler.training import chunked_loss, levers, optimizers
 from profiler.training.assemble import assemble
 from profiler.training.models import TABLE
 from profiler.training.workload import Workload, compared
+from profiler.workflows import spec
+from profiler.workflows.spec import Request
 from tests.families import HUGGING_FACE, LLAMA
 from tests.small_heads import STEPS, reading, step
 

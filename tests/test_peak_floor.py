@@ -8,8 +8,8 @@ from profiler.analysis.live_bytes import floor, peak, stage_of
 from profiler.core.case import Choice
 from profiler.core.trace_data import live
 from profiler.predicting.traced_case import trace_case
-from profiler.request.spec import Request
 from profiler.workflows.explain import explain
+from profiler.workflows.spec import Request
 from tests import make
 from tests.conftest import measured
 from tests.traced import BLOCKS, by_hand, traced

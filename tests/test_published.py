@@ -11,9 +11,8 @@ from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.record import Built, Note
-from profiler.request import spec
 from profiler.views.tables import comparison
-from profiler.workflows import reproduce
+from profiler.workflows import reproduce, spec
 from profiler.workflows.reproduce import SIZES, System
 from tests import examples, make
 from tests.make import MIB, case, failed, record

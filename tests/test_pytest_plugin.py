@@ -8,7 +8,7 @@ import pytest
 
 from tests.program import environment
 
-PLUGIN = "profiler.integrations.pytest_plugin"
+PLUGIN = "profiler.workflows.in_process.pytest_plugin"
 MODEL = """
 import pytest, torch
 from torch import nn

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from profiler.analysis.progress import impossible
+from profiler.core import device_choice
 from profiler.core.case import OPERATORS, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import RankBytes, Readings
 from profiler.core.units import MIB
 from profiler.measuring.meters import time
 from profiler.measuring.ranks import Group
-from profiler.request import device_choice
 from profiler.training.assemble import assemble
 from tests import killed, make
 from tests.plans import written

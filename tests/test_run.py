@@ -10,9 +10,9 @@ import pytest
 from profiler.cli import answer
 from profiler.core.case import encode
 from profiler.core.record import Record
-from profiler.request import spec
-from profiler.request.spec import Request
 from profiler.runs import store
+from profiler.workflows import spec
+from profiler.workflows.spec import Request
 from tests import examples, make
 from tests.mnist_files import write_mnist
 from tests.program import gcprof, row_names

@@ -8,7 +8,7 @@ from profiler.core.case import Case, decode, encode
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.measuring.meters import time as timing
-from profiler.request.spec import Request, check
+from profiler.workflows.spec import Request, check
 from tests import make
 from tests.conftest import measured
 from tests.scripted_steps import Scripted, step

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.cli import COMMANDS, answer
+from profiler.core import device_choice
 from profiler.core.record import Environment
-from profiler.request import device_choice
 from profiler.views.tables import columns
 from profiler.views.tables.progress import Follow
 from tests import examples, golden_files, make

@@ -24,12 +24,12 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment
 from profiler.engines.slurm import Slurm, Work
-from profiler.request.spec import Request
 from profiler.runs import store
 from profiler.runs.store import Writer
 from profiler.workflows import run as workflow
 from profiler.workflows.resume import _refuse_changes
 from profiler.workflows.run import RunRequest
+from profiler.workflows.spec import Request
 from tests import make
 from tests.killed import ROOT
 from tests.program import PATIENCE_SECONDS

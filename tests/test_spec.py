@@ -8,14 +8,14 @@ from msgspec import UNSET
 
 from profiler.analysis.rows import rows
 from profiler.core import catalogue
+from profiler.core.device_choice import choose_device
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import parse
 from profiler.core.record import Environment, Record
 from profiler.core.schedule import in_rounds
 from profiler.core.stats import Sampling
-from profiler.request import spec
-from profiler.request.device_choice import choose_device
-from profiler.request.spec import CheckedRequest, Request, check, strategies_of
+from profiler.workflows import spec
+from profiler.workflows.spec import CheckedRequest, Request, check, strategies_of
 from tests import make
 from tests.gpu_records import NOTES
 

@@ -18,7 +18,6 @@ from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Readings, Record
-from profiler.integrations.trackers import entries
 from profiler.planning.candidates import Way
 from profiler.planning.simulator import Cost
 from profiler.runs import store
@@ -29,6 +28,7 @@ from profiler.views.tables import Paper, comparison, plans
 from profiler.views.tables import text as text_of
 from profiler.views.tables.columns import group_table
 from profiler.views.tables.progress import trial_line
+from profiler.views.trackers import entries
 from tests import examples, make
 from tests.compared_runs import compare_runs
 from tests.make import MIB

@@ -6,8 +6,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from profiler.cli import answer
-from profiler.integrations.trackers import entries
 from profiler.runs import store
+from profiler.views.trackers import entries
 from tests import examples, make
 from tests.make import MIB
 from tests.program import gcprof

@@ -179,7 +179,7 @@ def with_added(command: Callable[..., Any], name: str, *, of_script: bool = Fals
         if given.get("model"):
             given |= _of_run(given, taken)
         if taken:
-            from profiler.request.spec import Request
+            from profiler.workflows.spec import Request
 
             given["words"] = Request(**{name: given.pop(name) for name in taken})
         return command(**given)
@@ -209,7 +209,7 @@ STAGE_LIMIT = _option(
 def _flags(words: Words) -> Iterator[Parameter]:
     """Yield the model's argument, and a flag for each word, with its help text as the Request has it."""
     from profiler.core.case import SWITCHES
-    from profiler.request.spec import Request
+    from profiler.workflows.spec import Request
 
     if words.model:
         is_needed = type(None) not in get_args(get_args(words.model)[0])

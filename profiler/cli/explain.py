@@ -22,10 +22,10 @@ from profiler.cli.output import (
     screen_width,
 )
 from profiler.cli.script import ON_SCRIPT, named_script, under
+from profiler.core.device_choice import SEVERAL
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, error_text
-from profiler.request.device_choice import SEVERAL
-from profiler.request.spec import Request, flags
+from profiler.workflows.spec import Request, flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

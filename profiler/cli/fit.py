@@ -29,7 +29,7 @@ from profiler.cli.run import say_assumed
 from profiler.cli.script import A_PLAN_ALONE, SCHEMA, Batches, gpus_of
 from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
 from profiler.core.units import batch_text, bytes_text, count_text, parse_budget, parse_bytes, parse_memory
-from profiler.request.spec import Request
+from profiler.workflows.spec import Request
 
 if TYPE_CHECKING:
     from profiler.scripts.report import Asked
@@ -166,9 +166,9 @@ def _print(fitted: Fitted, *, json: bool) -> None:
 
 def _print_sizes(sizes: Sizes, *, json: bool) -> None:
     from profiler.core.gpu_specs import parse, to_rehearse
-    from profiler.request.spec import optimizer_text
     from profiler.views.tables import plans as view
     from profiler.views.tables.columns import device_word
+    from profiler.workflows.spec import optimizer_text
 
     rungs, chosen, of_batches = sizes.rungs, sizes.chosen, sizes.of_batches
     place = rungs[0].place

@@ -103,12 +103,12 @@ def blocks(
     Example: gcprof blocks torchvision:resnet18 --pattern 'layer?.*'
     """
     from profiler import engines
-    from profiler.core import catalogue
+    from profiler.core import catalogue, device_choice
     from profiler.core.case import Case, Choice, encode
     from profiler.core.record import ModelSummary
-    from profiler.request import device_choice, spec
     from profiler.training.models import TABLE, meant
     from profiler.views.tables.details import blocks as table
+    from profiler.workflows import spec
     from profiler.workflows.stages import better_blocks_text
 
     chosen = catalogue.resolve(meant(Choice(model)), TABLE, what="model")

@@ -45,8 +45,8 @@ def _runs() -> list[tuple[str, str]]:
 def _entries(field: str) -> Iterator[tuple[str, str]]:
     """Yield what may be in this field of a case; of a family, the user types the member."""
     from profiler.core import catalogue
-    from profiler.request.spec import TABLES
     from profiler.training import levers
+    from profiler.workflows.spec import TABLES
 
     for entry in catalogue.entries({**TABLES[field], **(levers.TABLE if field == "strategy" else {})}):
         if "/" not in entry.name:
@@ -76,7 +76,7 @@ PROPOSALS = {  # the same
     "target": _proposing(lambda: [*_runs(), *_entries("model")]),
     "kind": _proposing(lambda: _named(*load_module("profiler.views").PLOTS)),
     "to": _proposing(
-        lambda: _named(*load_module("profiler.views").EXPORTS, *load_module("profiler.integrations.trackers").TRACKERS)
+        lambda: _named(*load_module("profiler.views").EXPORTS, *load_module("profiler.views.trackers").TRACKERS)
     ),
 }
 

@@ -24,7 +24,7 @@ from profiler.cli.output import (
 )
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, count_text
-from profiler.request.spec import Request
+from profiler.workflows.spec import Request
 
 if TYPE_CHECKING:
     from profiler.planning.solver import Point

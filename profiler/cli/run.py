@@ -27,17 +27,17 @@ from profiler.cli.output import (
 )
 from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import count_text, parse_bytes, parse_memory
-from profiler.request.spec import Request
+from profiler.workflows.spec import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from profiler.analysis.rows import Row
     from profiler.core.record import Record
-    from profiler.request.spec import CheckedRequest
     from profiler.runs.store import Run
     from profiler.workflows.reproduce import Reproduced, System
     from profiler.workflows.run import Ran
+    from profiler.workflows.spec import CheckedRequest
 
 OWN_OPTIMIZER = "GCP009"  # the note that the model brings its own optimizer
 SMALLER = 0.8  # of the peak: what the next command is to fit, where checkpointing did not lower it
@@ -176,7 +176,7 @@ def print_run(ran: Ran, *, json: bool, is_kept: bool = True, is_look: bool = Fal
 
 def say_assumed(records: Iterable[Record | Row]) -> None:
     """Print that SGD was assumed, where no optimizer was named and the model brings none."""
-    from profiler.request.spec import assumed_text
+    from profiler.workflows.spec import assumed_text
 
     for record in records:
         static = record.readings.static_bytes or {}
@@ -228,8 +228,8 @@ def _after(run: Run) -> list[str]:
     from profiler.core.gpu_specs import parse
     from profiler.core.plan_file import strategy_label
     from profiler.core.units import KIB
-    from profiler.request.spec import flag
     from profiler.workflows.consent import needs_naming
+    from profiler.workflows.spec import flag
 
     peaks = {record.case.label: record.readings.peak_bytes for record in run.records if record.readings.peak_bytes}
     case, whole = run.manifest.plan[0].case.baseline, peaks.pop(Choice("none"), None)

@@ -361,9 +361,9 @@ class Conclusion:
 
 def keep(variants: Sequence[Variant], *, output: Path | None, started: datetime) -> Path:
     from profiler.core.case import encode
-    from profiler.request.spec import command_line
     from profiler.runs import RESULTS, store
     from profiler.scripts import records
+    from profiler.workflows.spec import command_line
 
     lines = records.records(variants, started=started.isoformat(timespec="seconds"))
     manifest = store.Manifest(

@@ -287,8 +287,8 @@ def export(
     """
     from profiler import views
     from profiler.core.errors import load_function
-    from profiler.integrations import trackers
     from profiler.runs import REFERENCE
+    from profiler.views import trackers
     from profiler.views.export import write_whole
 
     kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
@@ -319,8 +319,8 @@ def export(
 
 def _write_to_tracker(loaded: Run, kind: str, folder: Path | None) -> None:
     from profiler.core.errors import load_function
-    from profiler.integrations import trackers
     from profiler.runs.store import refuse_link, unwritable
+    from profiler.views import trackers
 
     if folder is None:
         for path in (loaded.folder / "derived", loaded.folder / "derived" / kind):

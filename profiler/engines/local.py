@@ -25,6 +25,7 @@ from profiler.analysis import progress
 from profiler.analysis.progress import impossible
 from profiler.core import catalogue, schedule
 from profiler.core.case import Case, Trial, decode, encode
+from profiler.core.device_choice import SEVERAL, visible
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import MOST_BYTES, absent, parse
 from profiler.core.plan_file import strategy_label
@@ -37,7 +38,6 @@ from profiler.engines import MEASURED, REHEARSED, WORKER
 from profiler.engines.child import LOG_BYTES, Child, Ended, Server
 from profiler.rehearsal import device as rehearsed_device
 from profiler.rehearsal.smoke import proven_libraries, readiness
-from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
 from profiler.training import models
 

@@ -1,4 +1,4 @@
-"""The work of each command, without a terminal."""
+"""The words of a request, and the work of each command, without a terminal."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from profiler.core import catalogue, plan_file, safe_files
 from profiler.core.case import Case, Choice, split_choices
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
-from profiler.request.spec import TABLES, Request
 from profiler.runs import run_folder, store
 from profiler.runs.store import Run
 from profiler.training import levers
+from profiler.workflows.spec import TABLES, Request
 
 MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # a family's member: resnet18, vit_base_patch16_224.augreg
 WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # the value of an option of our own: own, 224, matmul+gelu, 16+32

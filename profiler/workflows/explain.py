@@ -11,6 +11,7 @@ from profiler.analysis.explanation import Explanation
 from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.live_bytes import peak
 from profiler.analysis.progress import calibrations
+from profiler.core import device_choice
 from profiler.core.case import Case, Choice, Trial, encode, split_choices
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
@@ -18,12 +19,11 @@ from profiler.core.record import Record, evidence
 from profiler.core.trace_data import Followed
 from profiler.core.units import batch_text
 from profiler.engines import REHEARSED, WORKER, Engine, read_answer
-from profiler.request import device_choice, spec
-from profiler.request.spec import Request
 from profiler.runs import is_run, run_folder, store
 from profiler.views.tables.columns import device_word, optimizer
-from profiler.workflows import SILENT, Screen
+from profiler.workflows import SILENT, Screen, spec
 from profiler.workflows.consent import refuse_cases
+from profiler.workflows.spec import Request
 from profiler.workflows.stages import for_gpus
 
 

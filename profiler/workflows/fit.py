@@ -18,7 +18,6 @@ from profiler.core.plan_file import OFFLOADING, PlanFile
 from profiler.core.record import Record, bytes_needed
 from profiler.core.units import bytes_text
 from profiler.planning import plan_code
-from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.views.tables import Table
 from profiler.views.tables import plans as view
@@ -33,6 +32,7 @@ from profiler.workflows.fit_search import (
     timed,
 )
 from profiler.workflows.planner import GATE, file_of
+from profiler.workflows.spec import Request
 from profiler.workflows.stages import ModelOnDevice, Step, context_of, limit_of, roomy, way_of
 
 ROUNDS = 2  # of the ways that fit, where they are measured

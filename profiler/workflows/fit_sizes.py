@@ -18,7 +18,6 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_specs import parse
 from profiler.core.plan_file import PlanFile
 from profiler.planning import plan_code
-from profiler.request.spec import flags
 from profiler.runs import RESULTS, store
 from profiler.training.levers import label as label_of
 from profiler.training.levers import refuse_conflicts
@@ -37,6 +36,7 @@ from profiler.workflows.fit_search import (
 )
 from profiler.workflows.plan_fitting import MEMORY
 from profiler.workflows.planner import GATE, file_of
+from profiler.workflows.spec import flags
 from profiler.workflows.stages import ModelOnDevice, Step, context_alone, context_of, limit_of, way_of
 
 Need = Callable[[Place], int | None]  # what a step needs at a place; None if it has no room there

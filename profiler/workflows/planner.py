@@ -15,7 +15,7 @@ import msgspec
 from profiler.analysis import progress
 from profiler.analysis.rows import Row, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
-from profiler.core import plan_file, schedule
+from profiler.core import device_choice, plan_file, schedule
 from profiler.core.case import Calibration, Case, Trial
 from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
 from profiler.core.gpu_specs import parse
@@ -29,13 +29,12 @@ from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain, Plan, plan_file_of
 from profiler.planning.simulator import slower_by
 from profiler.planning.solver import Frontier, best
-from profiler.request import device_choice
-from profiler.request.spec import Request, flags
 from profiler.runs import RESULTS, store
 from profiler.views.export import refuse_output
 from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, fastest, fit_rule, frontiers, under
+from profiler.workflows.spec import Request, flags
 from profiler.workflows.stages import ModelOnDevice, Step, better_blocks_text
 
 ANY = 2**40  # bytes: a stand-in for a peak that is not known yet

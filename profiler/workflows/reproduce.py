@@ -13,17 +13,16 @@ from profiler import engines
 from profiler.analysis import progress
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
-from profiler.core import catalogue, safe_files
+from profiler.core import catalogue, device_choice, safe_files
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError, nearest_or_all, shipped
 from profiler.core.gpu_specs import parse
 from profiler.core.record import evidence
-from profiler.request import device_choice, spec
-from profiler.request.spec import TABLES, Request, command_line
 from profiler.runs import RESULTS, run_folder, store
 from profiler.runs.store import Run
-from profiler.workflows import SILENT, Screen
+from profiler.workflows import SILENT, Screen, spec
 from profiler.workflows.run import follow, opening
+from profiler.workflows.spec import TABLES, Request, command_line
 
 SIZES = ("full", "cpu")
 TRAINED = "GCP020"  # the note that only records of a Trainer's real run have

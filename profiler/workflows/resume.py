@@ -11,18 +11,17 @@ from msgspec import UNSET
 
 from profiler import engines
 from profiler.analysis import progress, rows
-from profiler.core import catalogue
+from profiler.core import catalogue, device_choice
 from profiler.core.case import Choice, split_choices
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
-from profiler.request import device_choice, spec
-from profiler.request.spec import TABLES, CheckedRequest, Request, given
 from profiler.runs import RESULTS, run_folder, store
 from profiler.runs.store import Run
-from profiler.workflows import SILENT, STARTING, Screen, consent
+from profiler.workflows import SILENT, STARTING, Screen, consent, spec
 from profiler.workflows import run as workflow
 from profiler.workflows.run import Ran, RunRequest, Started
+from profiler.workflows.spec import TABLES, CheckedRequest, Request, given
 
 THREADS = "OMP_NUM_THREADS"  # the variable that sets how many threads PyTorch uses
 

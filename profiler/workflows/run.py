@@ -20,7 +20,7 @@ from profiler import engines
 from profiler.analysis import progress
 from profiler.analysis.progress import Speed, SweepCost, cost
 from profiler.analysis.timing_doubts import other_processes
-from profiler.core import catalogue, gpu_specs, schedule
+from profiler.core import catalogue, device_choice, gpu_specs, schedule
 from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError, refuse_idle
 from profiler.core.gpu_specs import parse, to_predict
@@ -28,14 +28,13 @@ from profiler.core.record import Environment, Record
 from profiler.core.schedule import Shard
 from profiler.core.units import bytes_text
 from profiler.engines import WORKER, Engine, EngineChoice
-from profiler.request import device_choice, spec
-from profiler.request.spec import CheckedRequest, Request, command_line, given
 from profiler.runs import RESULTS, store
 from profiler.runs.store import Run, Writer
 from profiler.training import models
 from profiler.views import export
 from profiler.views.tables.columns import card, device_word
-from profiler.workflows import SILENT, STARTING, Interrupted, Screen, consent
+from profiler.workflows import SILENT, STARTING, Interrupted, Screen, consent, spec
+from profiler.workflows.spec import CheckedRequest, Request, command_line, given
 
 UNTOLD = "GCP031"  # the note that a device reports nothing about itself
 

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from profiler import engines
 from profiler.analysis import progress
 from profiler.analysis.explanation import better_blocks
-from profiler.core import gpu_specs, plan_file
+from profiler.core import device_choice, gpu_specs, plan_file
 from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode, encode_indented, split_choices
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES, MOST_BYTES, absent, parse, to_predict, to_rehearse
@@ -25,14 +25,13 @@ from profiler.engines import MEASURED, REHEARSED, STAGE_SECONDS, WORKER, Engine,
 from profiler.engines.local import why_no_rehearsal
 from profiler.planning.chain import Chain
 from profiler.planning.plan_code import Way
-from profiler.request import device_choice, spec
-from profiler.request.spec import Request, command_line, flags, optimizer_text
 from profiler.runs import run_folder, store
 from profiler.runs.store import Run
 from profiler.views.tables.columns import device_word
 from profiler.views.tables.explanation import better_text
-from profiler.workflows import SILENT, STARTING, Screen
+from profiler.workflows import SILENT, STARTING, Screen, spec
 from profiler.workflows.run import follow
+from profiler.workflows.spec import Request, command_line, flags, optimizer_text
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

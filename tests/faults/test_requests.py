@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from profiler.cli import answer
 from profiler.core.errors import UserError
-from profiler.request import spec
-from profiler.request.spec import Request
 from profiler.runs import store
 from profiler.views import export
+from profiler.workflows import spec
+from profiler.workflows.spec import Request
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
 RUN = ("run", "--model", "mlp", "--segments", "2", *QUICK, "-o", "run")

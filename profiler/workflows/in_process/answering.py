@@ -26,7 +26,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from profiler.core import own_thread
+from profiler.core import device_choice, own_thread
 from profiler.core.case import Case, Choice, Trial, decode, split_choices
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.gpu_specs import FAKE, parse, to_predict
@@ -38,8 +38,6 @@ from profiler.predicting import prediction
 from profiler.predicting.fake_tensors import DEEPCOPY
 from profiler.predicting.stages import stages
 from profiler.predicting.traced_case import known_rates
-from profiler.request import device_choice, spec
-from profiler.request.spec import Request
 from profiler.training import kept_state
 from profiler.training.assemble import Build
 from profiler.training.known_values import MOST_FRACTIONS, MOST_WHOLE
@@ -47,7 +45,9 @@ from profiler.training.models import user
 from profiler.training.models.user import BY_FACTORY, as_workload, refuse_other_arguments
 from profiler.training.optimizers import hooks_of
 from profiler.training.workload import Workload
+from profiler.workflows import spec
 from profiler.workflows.planner import GATE
+from profiler.workflows.spec import Request
 from profiler.workflows.stages import for_gpus
 
 Model = Callable[[], Any] | nn.Module | str

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from profiler.analysis.explanation import better_blocks
-from profiler.core import gpu_specs, plan_file
+from profiler.core import device_choice, gpu_specs, plan_file
 from profiler.core.case import PASSES, Case, Choice, Trial, split_choices
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES, parse
@@ -25,8 +25,6 @@ from profiler.engines import Engine
 from profiler.measuring.trial import measure as measure_trial
 from profiler.planning import candidates
 from profiler.planning.chain import plan_file_of
-from profiler.request import device_choice
-from profiler.request.spec import Request, optimizer_text
 from profiler.training import levers
 from profiler.training.memory_levers import grows, set_growing
 from profiler.training.models.user import as_workload
@@ -50,6 +48,7 @@ from profiler.workflows.in_process.answering import (
 from profiler.workflows.in_process.results import Fit, Found, PeakMemory, Plan, ShownRecord, StepExplanation, Timeline
 from profiler.workflows.plan_fitting import frontiers, written
 from profiler.workflows.planner import GATE, file_of, fitted_plan
+from profiler.workflows.spec import Request, optimizer_text
 from profiler.workflows.stages import Step, block_choices, limit_of, roomy, stages
 
 REHEARSED = "by='predicted' rehearses a GPU where that is possible"

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.core import catalogue, plan_file, safe_files, schedule
+from profiler.core import catalogue, device_choice, plan_file, safe_files, schedule
 from profiler.core.case import SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
 from profiler.core.errors import UserError, nearest, nearest_or_all, refuse_idle
 from profiler.core.gpu_specs import parse
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
 from profiler.core.units import bytes_text, parse_percent
-from profiler.request import device_choice
 from profiler.training import DISTRIBUTED, OPTIMIZERS, STRATEGIES, levers, models, refuse_unknown_optimizer
 from profiler.training.models import meant
 

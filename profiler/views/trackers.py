@@ -21,9 +21,9 @@ from profiler.core.record import moment
 from profiler.runs.store import Run
 
 TRACKERS = {
-    "tensorboard": "profiler.integrations.trackers:write_tensorboard",
-    "wandb": "profiler.integrations.trackers:write_wandb",
-    "mlflow": "profiler.integrations.trackers:write_mlflow",
+    "tensorboard": "profiler.views.trackers:write_tensorboard",
+    "wandb": "profiler.views.trackers:write_wandb",
+    "mlflow": "profiler.views.trackers:write_mlflow",
 }
 READ = ("saved_bytes", "peak_bytes", "reserved_bytes")
 DERIVED = ("static_bytes", "peak_ratio", "step_seconds", "step_spread", "time_ratio")  # times are medians

@@ -1,1 +1,0 @@
-"""Other people's tools: experiment trackers, and tests with pytest."""

@@ -1,1 +1,0 @@
-"""From what users type, words and TOML, to checked cases."""
