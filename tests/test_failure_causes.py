@@ -15,7 +15,7 @@ from profiler.training import called_blocks
 from profiler.workflows.planner import PlanRequest, plan
 from profiler.workflows.spec import Request
 from tests import make
-from tests.user_models import causes, changing
+from tests.user_models import causes, changing, switched
 
 FILE = causes.__file__
 MISMATCH = "checkpoint mismatch: the recompute gives different tensors: "
@@ -115,3 +115,19 @@ def test_parameters_that_a_functional_call_lends_are_told_with_the_way_out():
 
     assert lent.detail == f"{MISMATCH}'layer' {failure_causes.LENT}"
     assert (marked.equality.gradients_equal, marked.built.num_blocks) == (True, 3)
+
+
+def test_a_loss_without_gradient_behind_a_reentrant_checkpoint_is_told_with_both_ways_out():
+    assert "use_reentrant=False gives them theirs, and so does requires_grad_() on an input" in failed("own", "whole")
+    for way in ("plain", "input"):
+        assert under("own", f"whole:way={way}").equality.gradients_equal
+
+
+@pytest.mark.slow
+def test_a_cache_of_keys_that_the_recompute_finds_filled_is_told_with_the_way_out():
+    record, without = (
+        under("selective", "", model=Choice(f"{switched.__file__}:gpt2:use_cache={word}")) for word in ("true", "false")
+    )
+
+    assert "the layers fill a cache of keys (config.use_cache)" in record.detail
+    assert without.equality.gradients_equal

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -146,3 +147,19 @@ def once(batch_size: int = 4):
 
 def freezing(batch_size: int = 4, after: int = 1):
     return _with_data(nn.Sequential(*(Freezing(after) for _ in range(2))), batch_size)
+
+
+class Whole(nn.Module):
+    """All of it under one checkpoint."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(2)))
+        self.way = way
+
+    def forward(self, x):
+        return checkpoint(self.layers, x.requires_grad_(self.way == "input"), use_reentrant=self.way != "plain")
+
+
+def whole(batch_size: int = 4, way: str = "reentrant"):
+    return _with_data(Whole(way), batch_size)

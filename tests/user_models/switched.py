@@ -20,3 +20,12 @@ def vit(is_on: bool = True, batch_size: int = 2):
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, embed_dim=32, num_heads=2).train()
     model.set_grad_checkpointing(is_on)
     return model, torch.randn(batch_size, 3, 32, 32), lambda output: output.square().mean()
+
+
+def gpt2(use_cache: bool = True, batch_size: int = 2):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 16, "vocab_size": 50}
+    model = GPT2LMHeadModel(GPT2Config(use_cache=use_cache, **sizes)).train()
+    tokens = torch.randint(0, 50, (batch_size, 16))
+    return model, {"input_ids": tokens, "labels": tokens}
