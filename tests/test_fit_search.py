@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from profiler.analysis.rows import rows as read_rows
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
 from profiler.planning.chain import Plan
 from profiler.training.levers import label as label_of
+from profiler.views.plots import frontier, picture
 from profiler.workflows import fit_search
 from profiler.workflows.fit_search import Search, Way
 from profiler.workflows.plan_fitting import moves_enough
@@ -140,3 +142,24 @@ def test_inputs_of_under_one_percent_of_the_peak_are_not_moved_to_the_host(outpu
     chain = replace(equal_stages(3, output=output_bytes, saved=output_bytes), traced_peak_bytes=100 * MIB)
 
     assert moves_enough(chain, Plan(items=(0, (1,), 2), offloaded=(1,))) is is_enough
+
+
+def test_the_picture_has_a_step_line_for_each_curve(tmp_path, monkeypatch):
+    """A plan serves every memory from its own peak to that of the next plan."""
+    drawn = dict[str, list[tuple[float, float]]]()
+
+    def kept(*panels: Any, **words: Any) -> Any:
+        figure = picture(*panels, **words)
+        for line in figure.axes[0].get_lines():
+            drawn[str(line.get_label())] = [(float(x), float(y)) for x, y in line.get_xydata()]
+        return figure
+
+    monkeypatch.setattr(frontier, "picture", kept)
+    rows = read_rows([make.record("none", peak=100 * MIB), make.record("all", peak=50 * MIB)])
+    curves = {"without levers": [(50 * MIB, 1.3), (100 * MIB, 1.0)], "with all": [(25 * MIB, 1.5)]}
+    path = frontier.plot_levers(curves, rows, chosen=rows[1], limit=60 * MIB, path=tmp_path / "frontier.png")
+
+    assert path.read_bytes().startswith(b"\x89PNG")
+    points = [(x, round(y)) for x, y in drawn["plans without levers"]]
+    assert points == [(50.0, 30), (100.0, 30), (100.0, 0)]
+    assert drawn["chosen"][0][0] == 50.0
