@@ -108,7 +108,7 @@ def test_records_of_strategies_together_are_those_of_each_but_for_their_times():
     found = measure_together(trials)
 
     for trial, record in zip(trials, found, strict=True):
-        without_times = {"readings": None, "stage_seconds": {}, "num_steps": 0}
+        without_times = {"readings": None, "stage_seconds": {}, "num_steps": 0, "environment": None}
         alone, shared = (msgspec.structs.replace(one, **without_times) for one in (measure(trial), record))
         assert shared == alone
         assert len(record.readings.step_seconds) == len(record.readings.plain_step_seconds) == 3
