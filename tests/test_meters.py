@@ -1,6 +1,7 @@
 """The meters on devices that tell what is written down: what becomes of it is arithmetic."""
 
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 
 import msgspec
@@ -281,8 +282,9 @@ def test_attention_with_grouped_heads_has_the_flops_of_its_products_measured_and
 # --- the seconds of a step
 
 
-def test_the_seconds_of_phases_are_of_one_step_however_many_a_sample_has():
-    device = Scripted([1.0, 3e-4, 8e-3, 4e-3])
+def test_the_seconds_of_phases_are_of_one_step_however_many_a_sample_has(monkeypatch):
+    device, on_core = Scripted([1.0, 3e-4, 8e-3, 4e-3]), count(100.0, 0.5)
+    monkeypatch.setattr(time.time, "thread_time", lambda: next(on_core))
 
     read = time.read(device, step, warmup=1, samples=2)
 
@@ -291,6 +293,7 @@ def test_the_seconds_of_phases_are_of_one_step_however_many_a_sample_has():
     assert read["step_seconds"] == (2e-3, 1e-3)
     assert read["forward_seconds"] == read["backward_seconds"] == (1e-3, 5e-4)
     assert read["optimizer_seconds"] == (0, 0)
+    assert read["processor_seconds"] == (0.125, 0.125)  # half a second for four steps
     assert (read["stopped"], read["host_share"]) == ("samples", None)
 
 

@@ -57,6 +57,12 @@ def test_steps_with_and_without_alternate_in_the_order_that_is_drawn():
     assert device.is_on  # as it was
 
 
+def test_a_first_step_without_the_strategy_is_one_of_the_warm_up_steps():
+    found = read(Switched(), warmup=3)
+
+    assert (len(found["warmup_seconds"]), len(found["plain_warmup_seconds"])) == (3, 1)
+
+
 WAITS = [0.0, 3.0, 0.0, 0.0, 5.0, 0.0, 0.02, 0.0]  # of 8 pairs: one or the other step had to wait in two
 
 
