@@ -62,6 +62,7 @@ ROOMS = {
             "tests/test_needless_graph.py",
             "tests/test_own_recomputes.py",
             "tests/test_interleaved_timing.py",
+            "tests/test_paired_time.py",
             "tests/faults/test_clocks.py",
         ),
         left_out="mnist or transformer or compiled or llama or bert or cifar-resnet or (leaves_no_byte and not offload)"
