@@ -5,29 +5,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 
-def powers(matrix, vector):
-    for _ in range(10):
-        vector = torch.tanh(matrix @ vector)
-    return vector
-
-
-class Loop(nn.Module):
-    """Of a hundred products, only every tenth result is kept."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
-
-    def forward(self, matrix, vector):
-        for _ in range(10):
-            vector = checkpoint(powers, self.scale * matrix, vector, use_reentrant=False)
-        return vector.norm()
-
-
-def loop():
-    return Loop(), (torch.randn(32, 32) / 6, torch.randn(32, 32))
-
-
 def log_likelihood(logits, targets):
     return logits.gather(1, targets[:, None]).squeeze(1) - logits.logsumexp(1)
 
