@@ -13,6 +13,7 @@ import torch
 
 from profiler.core.case import Choice
 from profiler.core.units import bytes_text
+from profiler.training.workload import uncollected
 from tests.conftest import measured
 from tests.left_behind import Storages
 from tests.user_models import grows, keeps
@@ -30,7 +31,8 @@ KEPT_BY = {  # and the line whose operators make what is kept
 
 def told(model: str, strategy: str = "none", **fields: object) -> tuple[list[str], int]:
     """The notes on growth of a model, and the number of steps that were run."""
-    record = measured(Choice(model), strategy, passes=("memory",), **fields)
+    with uncollected():
+        record = measured(Choice(model), strategy, passes=("memory",), **fields)
     assert record.outcome == "ok"
     return [note.text for note in record.notes if note.code == "GCP048"], record.num_steps
 
@@ -41,19 +43,15 @@ def truth(how: str) -> list[int]:
     optimizer = torch.optim.AdamW(module.parameters())
     alive = []
     gc.collect()
-    gc.disable()
-    try:
-        with Storages() as storages:
-            for _ in range(7):
-                optimizer.zero_grad()
-                loss(module(batch)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                alive.append(storages.alive())
-    finally:
-        gc.enable()
-        grows.LOSSES.clear()
-        grows.Net.seen.clear()
+    with uncollected(), Storages() as storages:
+        for _ in range(7):
+            optimizer.zero_grad()
+            loss(module(batch)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            alive.append(storages.alive())
+    grows.LOSSES.clear()
+    grows.Net.seen.clear()
     return [after - before for before, after in pairwise(alive[2:])]
 
 

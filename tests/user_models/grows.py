@@ -47,6 +47,8 @@ class Net(nn.Module):
             self.history = torch.cat([self.history, output.detach()])
         elif self.how == "cycle":
             Recorder(hidden.detach())
+        elif self.how == "losses" and self.calls <= 2:
+            Recorder(hidden.detach())  # freed by the collector, and not by the steps that grow
         elif self.how == "last":
             self.last = hidden.detach()
         elif self.how == "recent":

@@ -95,6 +95,7 @@ def read(
     keep all that stays. Python's garbage collector is off meanwhile, and runs at the end. `with_operators` runs Python
     at each operator, which compiled code does not allow.
     """
+    gc.collect()  # what earlier steps left in cycles is not of these
     made, known = _Made(), with_state(optimizer)
     lasting, held = [lasting_bytes(workload, optimizer, known)], device.held_bytes()
     with uncollected(), device.watch(0) as watch:
