@@ -8,8 +8,22 @@ import msgspec
 import numpy as np
 
 from profiler.planning.chain import Chain, Item, Plan
-from profiler.planning.dp_table import Costs, Inner, KeptIntervals, Table
-from profiler.planning.pareto import LARGEST, Cuts, ParetoFront, Points, Sides, Whole, lowest, merged, single, thinned
+from profiler.planning.dp_table import (
+    LARGEST,
+    Costs,
+    Cuts,
+    Inner,
+    KeptIntervals,
+    ParetoFront,
+    Points,
+    Sides,
+    Table,
+    Whole,
+    lowest,
+    merged,
+    single,
+    thinned,
+)
 from profiler.planning.simulator import simulate
 
 DEEPEST = 8  # every level nests a checkpoint call, and a hundred of them end in RecursionError

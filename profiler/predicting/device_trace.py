@@ -38,7 +38,7 @@ from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
 from profiler.measuring.devices import open_device
 from profiler.measuring.meters.operators import copied_bytes, kind_of
-from profiler.predicting.chains import block_choices, followed_of, with_choices_if_known
+from profiler.predicting.stage_operators import block_choices, followed_of, with_choices_if_known
 from profiler.predicting.step_tracer import (
     BlockLife,
     BlockLives,

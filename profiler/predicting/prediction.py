@@ -29,7 +29,7 @@ from profiler.core.trace_data import (
 )
 from profiler.measuring.devices import versions
 from profiler.measuring.meters import saved_graph
-from profiler.predicting.chains import block_choices, followed_of, with_choices_if_known
+from profiler.predicting.stage_operators import block_choices, followed_of, with_choices_if_known
 from profiler.predicting.traced_case import Assumed, device_kind, known_rates, trace_case
 from profiler.training import own_checkpoints
 from profiler.training.assemble import Assembled, Build

@@ -20,8 +20,15 @@ from profiler.measuring.failure_causes import UNKNOWN
 from profiler.planning import candidates
 from profiler.planning.chain import Chain
 from profiler.predicting import device_trace, stage_seconds
-from profiler.predicting.chains import chain_of, estimated_seconds
-from profiler.predicting.stage_operators import StageBytes, StageSpan, held, refuse_backward_in_forward, spans
+from profiler.predicting.stage_operators import (
+    StageBytes,
+    StageSpan,
+    chain_of,
+    estimated_seconds,
+    held,
+    refuse_backward_in_forward,
+    spans,
+)
 from profiler.predicting.stage_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
 from profiler.predicting.traced_case import known_rates, observe_case, taken_workspace, trace_case, workspace_bytes
 from profiler.training.assemble import Assembled, Build

@@ -17,9 +17,8 @@ from torch import nn
 
 from profiler.core import gpu_specs
 from profiler.core.errors import NotOnce, Unsupported
-from profiler.predicting.chains import chain_of, estimated_seconds, proved_floor
 from profiler.predicting.device_trace import DeviceTracer
-from profiler.predicting.stage_operators import spans
+from profiler.predicting.stage_operators import chain_of, estimated_seconds, proved_floor, spans
 from profiler.scripts import applying
 from profiler.training import blocks as finding
 from profiler.training import called_blocks
