@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
-from profiler.planning.candidates import Way, all_stages, first, none, uniform
 from profiler.planning.chain import Chain, Plan, SaveOption, Stage
-from profiler.planning.simulator import simulate, slower_by
+from profiler.planning.simulator import Way, all_stages, first, none, simulate, slower_by, uniform
 from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows.planner import choose, doubted, sentence
 from tests import make

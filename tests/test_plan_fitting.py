@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from profiler.core import plan_file
 from profiler.core.case import Trial
 from profiler.core.record import Readings, Record
-from profiler.planning import candidates
-from profiler.planning.candidates import ways
+from profiler.planning import simulator
 from profiler.planning.chain import Plan, StageModule, read, render
-from profiler.planning.simulator import simulate
+from profiler.planning.simulator import simulate, ways
 from profiler.planning.solver import best, frontier
 from profiler.workflows import plan_fitting, planner
 from tests import make
@@ -96,7 +95,7 @@ def test_between_the_smallest_plan_and_those_whose_memory_is_torn_a_faster_one_i
 
 
 def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at():
-    rules = {render(found[1]) for kind in candidates.KINDS if (found := candidates.best_of(CHAIN, kind, BUDGET))}
+    rules = {render(found[1]) for kind in simulator.KINDS if (found := simulator.best_of(CHAIN, kind, BUDGET))}
 
     def only_rules(plan: Plan) -> int:
         return by_costs(plan) + (0 if render(plan) in rules else BUDGET)
@@ -135,7 +134,7 @@ def test_a_plan_for_a_gpu_that_is_rehearsed_fits_by_its_rehearsed_step_alone(mea
 
 
 def test_each_way_is_measured_in_rounds_and_predicted_once(tmp_path):
-    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
+    found = ways(CHAIN, best(FRONTIER, BUDGET).plan, BUDGET)
 
     cases, trials, files = planner.paired_trials(make.case(), CHAIN, found, tmp_path, rounds=3)
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
 from profiler.planning import chain as chains
-from profiler.planning.candidates import none, ways
+from profiler.planning.simulator import none, ways
 from profiler.planning.solver import best, frontier
 from profiler.views.plots import frontier as plots
 from profiler.views.tables import Paper, plans, text
@@ -26,7 +26,7 @@ def compared() -> list[ComparedPlan]:
     """The plan and its rivals: the last one ran out of memory, the others were measured in two rounds."""
     found = [
         replace(way, cost=replace(way.cost, error_seconds=0.0021 * at))
-        for at, way in enumerate(ways(CHAIN, best(FRONTIER, BUDGET), BUDGET))
+        for at, way in enumerate(ways(CHAIN, best(FRONTIER, BUDGET).plan, BUDGET))
     ]
     records = [make.failed("all", "out_of_memory", "no room")]
     for number in (1, 2):

@@ -6,9 +6,8 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from profiler.planning.candidates import largest_stage
 from profiler.planning.chain import Chain, Plan, StageModule, host_bytes, plan_file_of, render
-from profiler.planning.simulator import simulate
+from profiler.planning.simulator import largest_stage, simulate
 from profiler.planning.solver import best, frontier
 from profiler.workflows import plan_fitting
 from tests.planning_chains import add_options, equal_stages, every_plan, lower_envelope, random_chain

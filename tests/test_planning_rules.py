@@ -6,7 +6,7 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from profiler.planning import candidates
+from profiler.planning import simulator
 from profiler.planning.chain import Chain, read, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
@@ -16,11 +16,11 @@ from tests.planning_chains import FOLDER, NAMED, equal_stages, random_chain
 def test_rules_are_what_their_names_say():
     chain = equal_stages(7)
 
-    assert render(candidates.uniform(chain, 3)) == "[1-2] [3-4] 5-7"
-    assert render(candidates.uniform(chain, 1)) == "1-7"
-    assert render(candidates.first(chain, 2)) == "[1] [2] 3-7"
-    assert render(candidates.every(chain, 3)) == "[1] 2-3 [4] 5-6 [7]"
-    assert render(candidates.all_stages(chain)) == "[1] [2] [3] [4] [5] [6] [7]"
+    assert render(simulator.uniform(chain, 3)) == "[1-2] [3-4] 5-7"
+    assert render(simulator.uniform(chain, 1)) == "1-7"
+    assert render(simulator.first(chain, 2)) == "[1] [2] 3-7"
+    assert render(simulator.every(chain, 3)) == "[1] 2-3 [4] 5-6 [7]"
+    assert render(simulator.all_stages(chain)) == "[1] [2] [3] [4] [5] [6] [7]"
 
 
 def test_rules_go_round_pinned_stages():
@@ -28,11 +28,11 @@ def test_rules_go_round_pinned_stages():
     stages = (replace(stage, pinned=True), *others[:2], replace(stage, pinned=True), *others[3:])
     chain = Chain(input_bytes=1, stages=stages)
 
-    assert render(candidates.uniform(chain, 2)) == "1 [2-3] 4-7"
-    assert render(candidates.uniform(chain, 1)) == "1-7"
-    assert render(candidates.first(chain, 3)) == "1 [2] [3] 4 [5] 6-7"
-    assert render(candidates.every(chain, 2)) == "1 [2] 3-4 [5] 6 [7]"
-    assert render(candidates.all_stages(chain)) == "1 [2] [3] 4 [5] [6] [7]"
+    assert render(simulator.uniform(chain, 2)) == "1 [2-3] 4-7"
+    assert render(simulator.uniform(chain, 1)) == "1-7"
+    assert render(simulator.first(chain, 3)) == "1 [2] [3] 4 [5] 6-7"
+    assert render(simulator.every(chain, 2)) == "1 [2] 3-4 [5] 6 [7]"
+    assert render(simulator.all_stages(chain)) == "1 [2] [3] 4 [5] [6] [7]"
 
 
 def test_what_no_plan_checkpoints_is_kept_before_the_stages_after_it():
@@ -41,7 +41,7 @@ def test_what_no_plan_checkpoints_is_kept_before_the_stages_after_it():
     pinned = [replace(stage, pinned=True, saved_bytes=nbytes) for stage, nbytes in ((second, 7), (last, 5))]
     chain = replace(chain, stages=(first, pinned[0], third, pinned[1]))
 
-    kept = [candidates.kept_before(chain, stage.name) for stage in chain.stages]
+    kept = [simulator.kept_before(chain, stage.name) for stage in chain.stages]
 
     assert kept == [0, 0, 7, 7]
 
@@ -50,13 +50,13 @@ def test_plans_that_are_equal_are_one_way_with_all_names():
     chain = equal_stages(4)
     points = frontier(chain, levels=1)
 
-    ways = candidates.ways(chain, points.point(0), simulate(chain, candidates.none(chain).plan).peak_bytes)
+    ways = simulator.ways(chain, points.point(0).plan, simulate(chain, simulator.none(chain).plan).peak_bytes)
 
     assert len({render(way.plan) for way in ways}) == len(ways)
-    assert ways[0].label == candidates.PLAN
+    assert ways[0].label == simulator.PLAN
     for way in ways:
         assert way.name == " = ".join([way.label, *way.same])
-        assert way.is_catalogue == (way.label != candidates.PLAN or way.same != ())
+        assert way.is_catalogue == (way.label != simulator.PLAN or way.same != ())
         assert way.cost == simulate(chain, way.plan)
 
 
@@ -72,7 +72,7 @@ def within(found, budget) -> float:
 def test_deeper_is_no_slower_and_no_rule_beats_one_level(chain):
     nested, two, one = (frontier(chain, levels=levels) for levels in (None, 2, 1))
 
-    for cost in (simulate(chain, plan) for kind in candidates.RULES for _, plan in candidates.plans(chain, kind)):
+    for cost in (simulate(chain, plan) for kind in simulator.RULES for _, plan in simulator.plans(chain, kind)):
         times = [within(found, cost.peak_bytes) for found in (nested, two, one)]
 
         assert all(deeper <= other + 1e-9 for deeper, other in pairwise([*times, cost.step_seconds]))

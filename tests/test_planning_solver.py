@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.planning import chain as chains
-from profiler.planning.candidates import largest_stage
+from profiler.planning.simulator import largest_stage
 from profiler.planning.solver import Frontier, best, frontier
 from tests.planning_chains import (
     FOLDER,

@@ -8,7 +8,7 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.trace_data import host_rate
 from profiler.engines.local import Local
-from profiler.planning import candidates
+from profiler.planning import simulator
 from profiler.planning.chain import plan_file_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
@@ -44,7 +44,7 @@ def test_a_steps_peak_under_a_plan_is_that_of_its_stages(engine, tmp_path, preci
 
     chain = stages.stages(engine, of, None)
 
-    plans = [candidates.all_stages(chain), frontier(chain, levels=1).point(0).plan]
+    plans = [simulator.all_stages(chain), frontier(chain, levels=1).point(0).plan]
     whole, *under = peaks(engine, of, [(chain, plan) for plan in plans], tmp_path)
     assert chain.traced_peak_bytes == whole
     assert [simulate(chain, plan).peak_bytes for plan in plans] == pytest.approx(under, rel=MOST_OFF)

@@ -13,9 +13,8 @@ from profiler.analysis.live_bytes import floor
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import live
-from profiler.planning.candidates import all_stages, largest_stage, none
 from profiler.planning.chain import Chain, Plan, plan_file_of
-from profiler.planning.simulator import simulate
+from profiler.planning.simulator import all_stages, largest_stage, none, simulate
 from profiler.predicting import stages as stages_module
 from profiler.predicting.prediction import predict
 from profiler.predicting.stages import stages

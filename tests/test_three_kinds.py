@@ -18,8 +18,7 @@ from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Readings, Record
-from profiler.planning.candidates import Way
-from profiler.planning.simulator import Cost
+from profiler.planning.simulator import Cost, Way
 from profiler.runs import store
 from profiler.runs.merge import merge
 from profiler.views.export import markdown

@@ -190,7 +190,7 @@ def _write(planned: Planned, points: list[Point], asked: PlanRequest) -> None:
 
 
 def _say_document(planned: Planned, points: list[Point]) -> None:
-    from profiler.planning.candidates import largest_stage
+    from profiler.planning.simulator import largest_stage
     from profiler.views.tables import plans
 
     chain, own = planned.chain, planned.own
@@ -264,7 +264,7 @@ def _title_of(planned: Planned, *, costs: bool = False) -> str:
 def _say_infeasible(planned: Planned, budget: int) -> None:
     """Print that no plan fits, which stage sets the smallest peak, and what else would fit."""
     from profiler.core.record import evidence
-    from profiler.planning.candidates import kept_before, largest_stage
+    from profiler.planning.simulator import kept_before, largest_stage
     from profiler.views.tables.plans import workspace_text
 
     chain = planned.chain
@@ -301,7 +301,7 @@ def _say_infeasible(planned: Planned, budget: int) -> None:
 
 def _facts(planned: Planned, fitted: TriedPlan) -> list[str]:
     """Return lines on the plan besides its line in the table: its floor, the frontier, and what is in reserve."""
-    from profiler.planning.candidates import kept_before, largest_stage
+    from profiler.planning.simulator import kept_before, largest_stage
 
     frontier = planned.frontier
     name, floor = largest_stage(planned.chain)

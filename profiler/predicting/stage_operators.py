@@ -16,9 +16,8 @@ from profiler.analysis.live_bytes import floor, stage_of
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import BlockChoice, BlockChoices, Followed, Trace, live, operator_seconds, resting, summed
-from profiler.planning.candidates import all_stages
 from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
-from profiler.planning.simulator import simulate
+from profiler.planning.simulator import all_stages, simulate
 from profiler.predicting.stage_seconds import EVERY, NOTHING, TOGETHER, Seconds
 from profiler.predicting.step_tracer import INNER_BACKWARD
 from profiler.training.assemble import Assembled

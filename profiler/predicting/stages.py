@@ -17,7 +17,7 @@ from profiler.core.trace_data import Trace, live
 from profiler.core.units import parse_budget
 from profiler.measuring.devices import available_bytes, open_device
 from profiler.measuring.failure_causes import UNKNOWN
-from profiler.planning import candidates
+from profiler.planning import simulator
 from profiler.planning.chain import Chain
 from profiler.predicting import device_trace, stage_seconds
 from profiler.predicting.stage_operators import (
@@ -124,8 +124,8 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
 
     if trial.budget is not UNSET:
         without_times = chain([NOTHING] * len(stage_spans))
-        budget_bytes = parse_budget(trial.budget, whole_bytes=candidates.whole_bytes(without_times))
-        if candidates.largest_stage(without_times)[1] > budget_bytes:
+        budget_bytes = parse_budget(trial.budget, whole_bytes=simulator.whole_bytes(without_times))
+        if simulator.largest_stage(without_times)[1] > budget_bytes:
             return without_times
     return chain(_seconds(trial, works, trace, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
 

@@ -19,7 +19,7 @@ from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Phase
 from profiler.core.units import bytes_text, parse_budget
-from profiler.planning import candidates, plan_code
+from profiler.planning import plan_code, simulator
 from profiler.planning.chain import Chain, plan_file_of
 from profiler.planning.solver import Point
 from profiler.scripts import launch
@@ -294,13 +294,13 @@ class _Search:
         self._say(f"{plain.label}: tracing a step of its model")
         traced = msgspec.structs.replace(self._roomy, strategy=plain.label)
         self._module, chain, floor_bytes = _traced_chain(traced, self._ends[plain.label])
-        beyond = max(self._context, (plain.needed_bytes or 0) - candidates.none(chain).cost.peak_bytes)
+        beyond = max(self._context, (plain.needed_bytes or 0) - simulator.none(chain).cost.peak_bytes)
         run = partial(self._try, chosen, chain)
         gpu = self._gpu if self._has_levers else None
         _, found = fastest(run, chain, self._limit, gpu=gpu, levels=self._levels, beyond=beyond)
         if found:
             return self.ways[label]
-        stage, _ = candidates.largest_stage(chain)
+        stage, _ = simulator.largest_stage(chain)
         smallest = self.ways.get(label, plain)
         self.floors[chosen] = floor_bytes + self._context
         why = f"the smallest plan that was rehearsed {smallest.need}; no plan needs less than "

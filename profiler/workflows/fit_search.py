@@ -22,8 +22,8 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_specs import parse
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, bytes_needed
-from profiler.planning import candidates
 from profiler.planning import chain as chains
+from profiler.planning import simulator
 from profiler.planning.chain import Chain, Plan, plan_file_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point
@@ -130,7 +130,7 @@ class Search:
         sure = chains.with_sure_options(chain)
         away = offloading(copied(sure, self._gpu), 0, self._most_host_bytes) if is_away else None
         points = away or next(frontiers(sure))
-        none, whole = (candidates.none(one).cost.step_seconds for one in (chain, base))
+        none, whole = (simulator.none(one).cost.step_seconds for one in (chain, base))
         mine, plain = (self.run(label_of(NONE, one)).readings.step_seconds for one in (chosen, ()))
         own, whole = (mine[0], plain[0]) if mine and plain else (none, whole)
         added = [(seconds - none) * _num_parts(chosen) for seconds in points.step_seconds]
@@ -233,7 +233,7 @@ class Search:
             chain = self._chain(chosen)
             if chain is None:
                 return 0
-            _, nbytes = candidates.largest_stage(copied(chain, self._gpu))
+            _, nbytes = simulator.largest_stage(copied(chain, self._gpu))
             self.floors[chosen] = nbytes + self._context_bytes
         return self.floors[chosen]
 
@@ -298,7 +298,7 @@ class Search:
         )  # fmt: skip
         if fitted is None:
             return None
-        plan, none = fitted.point.plan, candidates.none(chain)
+        plan, none = fitted.point.plan, simulator.none(chain)
         added = (fitted.point.step_seconds - none.cost.step_seconds) * _num_parts(chosen)
         return Way(label=label_of(PLAN, chosen), plan=plan_file_of(chain, plan), added_seconds=added)
 
@@ -328,7 +328,7 @@ class Search:
         chain, every = self._chain(chosen), self.added_seconds(label_of(ALL, chosen))
         if chain is None or every is None or way.added_seconds is None or not _has_seconds(chain):
             return True
-        none = candidates.none(chain).cost.step_seconds * _num_parts(chosen)
+        none = simulator.none(chain).cost.step_seconds * _num_parts(chosen)
         return every - way.added_seconds > (1 - FASTER) * none
 
     def added_seconds(self, label: Choice) -> float | None:
@@ -337,12 +337,12 @@ class Search:
         chain = self._chain(chosen) if label.parts[0] == ALL else None
         if chain is None:
             return None
-        plan, away = candidates.all_stages(chain), copied(chain, self._gpu)
+        plan, away = simulator.all_stages(chain), copied(chain, self._gpu)
         if OFFLOAD in label.parts and away.host_rate:
             ends = range(1, len(chain.stages) - 1)
             offloaded = tuple(end for end in ends if (end,) in plan.items and chains.fetches(chain, end + 1))
             chain, plan = away, msgspec.structs.replace(plan, offloaded=offloaded)
-        added = simulate(chain, plan).step_seconds - candidates.none(chain).cost.step_seconds
+        added = simulate(chain, plan).step_seconds - simulator.none(chain).cost.step_seconds
         return added * _num_parts(chosen)
 
     def needed(self, label: Choice) -> int | None:

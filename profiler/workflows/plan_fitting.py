@@ -19,7 +19,7 @@ from profiler.core.record import Readings, Record, evidence
 from profiler.core.trace_data import host_rate
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
-from profiler.planning import candidates
+from profiler.planning import simulator
 from profiler.planning.chain import Chain, Plan, host_bytes, plan_file_of, with_sure_options
 from profiler.planning.solver import Frontier, Point, best, frontier
 from profiler.workflows import SILENT, Screen
@@ -119,7 +119,7 @@ def offloading(chain: Chain, budget_bytes: int, most_host_bytes: int | None = No
 
 def frontiers(chain: Chain, levels: int | None = None, screen: Screen = SILENT) -> Iterator[Frontier]:
     """Yield the frontier of so many levels, or of each depth, until deeper plans can be no smaller."""
-    _, floor = candidates.largest_stage(chain)
+    _, floor = simulator.largest_stage(chain)
     smallest: int | None = None
     for depth in (levels,) if levels else DEPTHS:
         with screen.doing(f"looking for the fastest plans, {depth} deep"):
@@ -151,7 +151,7 @@ def fit_plan(
     and another plan is chosen, of rehearsed ones first the next smaller; `say` is called if the step was run. Returns
     None if not even the smallest plan fits, which is tried in any case.
     """
-    most, smallest = candidates.cost_limit(points.chain, budget_bytes), points.peak_bytes[0]
+    most, smallest = simulator.cost_limit(points.chain, budget_bytes), points.peak_bytes[0]
     reserve, below, failed = beyond, most, 2 * most
     tries, next_tries = (REHEARSED_TRIES, NEXT_TRIES) if is_rehearsed else (TRIES, 0)
     for tries_left in reversed(range(tries)):
@@ -196,7 +196,7 @@ def _bolder(run: Try, points: Frontier, fitted: TriedPlan, budget_bytes: int, *,
 
 def fit_rule(run: Try, chain: Chain, budget_bytes: int) -> TriedPlan | None:
     """Return the fastest uniform split, first N or every j-th whose step fits, since costs may mislead the solver."""
-    found = filter(None, (candidates.best_of(chain, kind, budget_bytes) for kind in candidates.KINDS))
+    found = filter(None, (simulator.best_of(chain, kind, budget_bytes) for kind in simulator.KINDS))
     for _, plan, cost in sorted(found, key=lambda candidate: candidate[2].step_seconds):
         tried = run(Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan))
         if tried.fits(budget_bytes):

@@ -23,11 +23,10 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Record
 from profiler.core.stats import Sampling
 from profiler.core.units import budget_text, parse_budget
-from profiler.planning import candidates
 from profiler.planning import chain as chains
-from profiler.planning.candidates import Way
+from profiler.planning import simulator
 from profiler.planning.chain import Chain, Plan, plan_file_of
-from profiler.planning.simulator import slower_by
+from profiler.planning.simulator import Way, slower_by
 from profiler.planning.solver import Frontier, best
 from profiler.runs import RESULTS, store
 from profiler.views.export import refuse_output
@@ -117,7 +116,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def budget_text(self) -> str:
-        return budget_text(self.budget_bytes or 0, candidates.whole_bytes(self.chain))
+        return budget_text(self.budget_bytes or 0, simulator.whole_bytes(self.chain))
 
     @property
     def plan(self) -> Plan | None:
@@ -160,14 +159,14 @@ def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
 
 def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, screen: Screen) -> Planned:
     """Return the frontier; with a budget, also the plan that fits; and if asked for, its comparison with others."""
-    none = candidates.none(chain)
+    none = simulator.none(chain)
     if model or request.emit or request.writes_plan:
         plan_file_of(chain, none.plan)  # refuse stages without known blocks before any work
     budget = fitted = None
     if request.budget is None:
         points = next(frontiers(chains.with_sure_options(chain), request.levels or 1, screen))
     else:
-        budget = parse_budget(request.budget, whole_bytes=candidates.whole_bytes(chain))
+        budget = parse_budget(request.budget, whole_bytes=simulator.whole_bytes(chain))
         is_traced = model is None or not request.measure or model.case.is_predicted
         measured = EXACT_PASSES if model and model.evidence == "measured" else MEMORY  # those of the comparison's rows
         passes = () if is_traced else measured
@@ -193,7 +192,7 @@ def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, sc
         return msgspec.structs.replace(planned, better_blocks=better, own=own, exit_code=GATE)
     if request.emit and not request.measure:
         return planned
-    ways = candidates.ways(chain, fitted.point, budget)
+    ways = simulator.ways(chain, fitted.point.plan, budget)
     if model is None or (model.case.is_rehearsed and not request.measure):
         comparison = PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
     else:
@@ -214,18 +213,18 @@ def fitted_plan(
     frontier fits, or only one that the costs find slow, rules are tried.
     """
     if step is None:
-        none = candidates.none(chain).plan
+        none = simulator.none(chain).plan
         taken = chain.traced_peak_bytes or None
         return fastest(
             lambda point: TriedPlan(point=point, needed_bytes=taken if point.plan == none else None), chain, budget,
             levels=levels, screen=screen,
         )  # fmt: skip
-    if candidates.largest_stage(chain)[1] > budget:
+    if simulator.largest_stage(chain)[1] > budget:
         return next(frontiers(chains.with_sure_options(chain), levels, screen)), None
     run = Steps(step.engine, step.case, chain, passes=passes, calibration=step.calibration()).run
     is_rehearsed = step.case.is_rehearsed
     points, fitted = fastest(run, chain, budget, levels=levels, is_rehearsed=is_rehearsed, screen=screen)
-    by_costs = best(points, candidates.cost_limit(chain, budget))
+    by_costs = best(points, simulator.cost_limit(chain, budget))
     if fitted is None:
         is_doubtful = points.peak_bytes[0] <= budget
     else:  # what the costs prefer did not fit

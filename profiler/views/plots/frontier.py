@@ -12,10 +12,9 @@ from matplotlib.axes import Axes
 from profiler.analysis.rows import Row, time_spans
 from profiler.core.case import Case
 from profiler.core.units import byte_unit, second_unit
-from profiler.planning import candidates
-from profiler.planning.candidates import KINDS, largest_stage, none
+from profiler.planning import simulator
 from profiler.planning.chain import Chain
-from profiler.planning.simulator import Cost
+from profiler.planning.simulator import KINDS, Cost, largest_stage, none
 from profiler.planning.solver import Point
 from profiler.views.plots import Panel, Plot, alike, picture, theme, write
 from profiler.views.plots.theme import (
@@ -218,7 +217,7 @@ def _plans(axes: Axes, *, points: Sequence[Point], chain: Chain) -> None:
     if len(points) <= MOST_PLANS:
         axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
     for kind, (words, mark, colour, points_wide) in RIVALS.items():
-        costs = [cost for _, _, cost in candidates.costed(chain, kind)]
+        costs = [cost for _, _, cost in simulator.costed(chain, kind)]
         places = [cost.peak_bytes / size for cost in costs], [_extra(cost, base) for cost in costs]
         axes.plot(*places, mark, color=colour, markersize=points_wide, mfc="none", linestyle="none", label=words)
     floor = largest_stage(chain)[1] / size

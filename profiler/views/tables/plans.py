@@ -27,9 +27,9 @@ from profiler.core.units import (
     second_unit,
     seconds_text,
 )
-from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain, Plan, Stage, render
 from profiler.planning.chain import words as words_of
+from profiler.planning.simulator import Way
 from profiler.planning.solver import Point
 from profiler.scripts.report import Variant, phase_name
 from profiler.views.export import csv_text

@@ -17,8 +17,8 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Record, evidence
 from profiler.core.trace_data import Trace
 from profiler.core.units import bytes_text
-from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
+from profiler.planning.simulator import Way
 from profiler.planning.solver import Point
 from profiler.views import export as languages
 from profiler.views.tables import Table, explanation, plans, text

@@ -23,7 +23,7 @@ from profiler.core.trace_data import Followed
 from profiler.core.units import budget_text, bytes_text, parse_budget, parse_memory
 from profiler.engines import Engine
 from profiler.measuring.trial import measure as measure_trial
-from profiler.planning import candidates
+from profiler.planning import simulator
 from profiler.planning.chain import plan_file_of
 from profiler.training import levers
 from profiler.training.memory_levers import grows, set_growing
@@ -373,7 +373,7 @@ def _planned(engine: Engine, case: Case, budget: str | int, shown: Case) -> Plan
     chain = stages(engine, case, None)
     if isinstance(budget, int) and budget < 1:
         raise UserError(f"--budget cannot be '{budget}'", hint="bytes, or a word as '60%'")
-    whole = candidates.whole_bytes(chain)
+    whole = simulator.whole_bytes(chain)
     budget_bytes = parse_budget(budget, whole_bytes=whole) if isinstance(budget, str) else budget
     points, fitted = fitted_plan(chain, Step(case=case, engine=engine), budget_bytes)
     if fitted:
@@ -382,11 +382,11 @@ def _planned(engine: Engine, case: Case, budget: str | int, shown: Case) -> Plan
             title=f"{shown.model}, {settings}: at most {budget_text(budget_bytes, whole)}",
             chain=chain,
             points=list(points),
-            ways=candidates.ways(chain, fitted.point, budget_bytes),
-            none=candidates.none(chain),
+            ways=simulator.ways(chain, fitted.point.plan, budget_bytes),
+            none=simulator.none(chain),
         )
         return Plan.of(plan_file_of(chain, fitted.point.plan), found)
-    name, floor = candidates.largest_stage(chain)
+    name, floor = simulator.largest_stage(chain)
     better = None
     with suppress(UserError):
         better = better_blocks(block_choices(engine, case), lowers_floor=True)
