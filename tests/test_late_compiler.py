@@ -10,11 +10,11 @@ from tests.program import environment
 PREDICT = """
 import sys
 from profiler.core.case import Case, Choice, Trial
-from profiler.predicting import late_compiler
+from profiler.engines import forkserver
 from profiler.predicting.prediction import predict
 
 if {late}:
-    late_compiler.install()
+    forkserver.defer_compiler()
 case = Case(model=Choice("transformer:layers=2,width=32"), strategy=Choice("segments:k=2"), optimizer=Choice("adamw"),
             batch_size=2, device="fake:cuda", samples=1)
 print(predict(Trial(case=case, passes=("memory",))).readings)
@@ -37,10 +37,10 @@ def test_a_prediction_is_the_same_without_the_compiler():
 MODEL_LIBRARIES = """
 import sys
 import torch
-from profiler.predicting import late_compiler
+from profiler.engines import forkserver
 from profiler.training.own_checkpoints import num_compiled
 
-late_compiler.install()
+forkserver.defer_compiler()
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.utils import is_compile_supported
 from scipy.optimize import linear_sum_assignment
