@@ -208,14 +208,19 @@ def _stepped(build, label, **fields) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("label", ["in-backward", "all+in-backward", "no-foreach"])
-@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum", "torch:Adagrad"])
 def test_in_backward_steps_once_as_plain_pytorch_does(optimizer, label):
     torch.manual_seed(0)
-    weights = _stepped(step, label, optimizer=Choice(optimizer))
+    options = {"initial_accumulator_value": 0.5} if optimizer == "torch:Adagrad" else {}
+    weights = _stepped(step, label, optimizer=Choice.of(optimizer, options))
 
-    built = _built(step, "none", optimizer=Choice(optimizer))
+    built = _built(step, "none", optimizer=Choice.of(optimizer, options))
     module, batch = built.workload.module, built.workload.batch
-    kind = {"adamw": partial(torch.optim.AdamW, lr=0.001), "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9)}
+    kind = {
+        "adamw": partial(torch.optim.AdamW, lr=0.001),
+        "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+        "torch:Adagrad": partial(torch.optim.Adagrad, **options),
+    }
     stepping = kind[optimizer](module.parameters(), foreach=False)
     for _ in range(3):
         stepping.zero_grad()

@@ -52,6 +52,8 @@ LIKE = '''
 
 def _like(optimizer, **options):
     """A fresh optimizer, as if it had been made with these options too."""
+    taken = {"lr", "initial_accumulator_value"} & optimizer.defaults.keys()
+    options = {name: optimizer.defaults[name] for name in taken} | options
     return type(optimizer)([{**group, **options} for group in optimizer.param_groups], **options)
 '''
 EIGHT_BIT = Template('''

@@ -268,7 +268,8 @@ class OneByOne(Optimizer):
     def __init__(self, optimizer: Any) -> None:
         pairs = [(group, weight) for group in optimizer.param_groups for weight in group["params"]]
         kind: Any = type(optimizer)
-        make = partial(kind, lr=optimizer.defaults["lr"])
+        taken = {"lr", "initial_accumulator_value"} & optimizer.defaults.keys()  # the latter is of no group: Adagrad
+        make = partial(kind, **{name: optimizer.defaults[name] for name in taken})
         self.parts: dict[Any, Any] = {
             weight: make([{**group, "params": [weight]}]) for group, weight in pairs if weight.requires_grad
         }
@@ -354,6 +355,7 @@ def _like(optimizer: Optimizer, **options: bool | None) -> Optimizer:
         raise Unsupported(HOOKED)
     changed = [{**group, **options} for group in optimizer.param_groups]
     try:
-        return kind(changed, **{"lr": optimizer.defaults["lr"], **options})
+        taken = {"lr", "initial_accumulator_value"} & optimizer.defaults.keys()
+        return kind(changed, **{name: optimizer.defaults[name] for name in taken} | options)
     except RuntimeError as error:  # "`fused=True` requires all the params to be floating point Tensors ..."
         raise Unsupported(str(error).splitlines()[0]) from error
