@@ -128,6 +128,18 @@ def test_a_rank_that_missed_another_is_not_the_first_that_died():
         assert whole.first_dead is first
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "raise ValueError"])
+def test_the_rank_that_ended_without_a_word_is_not_the_one_that_its_launcher_ended(hollow, here, how):
+    text = f"import os, time, torch\nif os.environ['RANK'] == '0':\n    {how}\ntime.sleep(100)\n"
+    (here / "train.py").write_text(text)
+    words = ("torchrun", "--nproc-per-node", "2", "--master-port", "29763", "train.py")
+
+    ended = run(Asked(words=words, gpus=gpu_specs.rehearsed("t4")), on_line=lambda line: None)
+
+    assert ended.lost == ("0" if "kill" in how else None)
+
+
 @pytest.mark.nightly
 def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
     """By the hollow device, whose values and times mean nothing."""

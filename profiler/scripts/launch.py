@@ -252,15 +252,18 @@ class _Watched:
 
 
 def _first_lost(watched: _Watched) -> str | None:
-    """Return the rank that died first, if that was before it used a GPU, and nothing was raised in it."""
+    """Return the rank that died first, if that was before it used a GPU, and nothing was raised in any before."""
     dead = [
         path
         for path in watched.deaths
         if not any(row["kind"] == "end" or MISSING in row.get("text", "") for row in watched.rows[path])
     ]
     first = min(dead, key=lambda path: watched.deaths[path], default=None)
-    if first is None or any(row["kind"] in ("phase", "raised") for row in watched.rows[first]):
+    if first is None or any(row["kind"] == "phase" for row in watched.rows[first]):
         return None
+    raised = [row for rows in watched.rows.values() for row in rows if row["kind"] == "raised"]
+    if any(row["time"] <= watched.deaths[first] and MISSING not in row["text"] for row in raised):
+        return None  # its launcher ended it, since another failed
     return first.stem.partition(".")[0]
 
 
