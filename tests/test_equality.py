@@ -15,7 +15,8 @@ from torch._inductor.utils import fresh_cache
 from profiler.analysis.rows import verdict
 from profiler.core import catalogue
 from profiler.core.errors import Unsupported
-from profiler.measuring.meters import equality, plain_torch
+from profiler.measuring import meters
+from profiler.measuring.meters import equality
 from profiler.training import models, strategies
 from profiler.training.workload import Workload
 from tests.catalogue_choices import EVERY
@@ -122,24 +123,24 @@ def test_a_loss_that_is_not_finite_is_a_note():
 def test_differences_are_relative_to_the_largest_value(reference, other, expected):
     tensors = (None if values is None else torch.tensor(values) for values in (reference, other))
 
-    assert plain_torch.difference(*tensors) == expected
+    assert meters.difference(*tensors) == expected
 
 
 @pytest.mark.parametrize("place", [0, 3, 6])
 def test_values_are_compared_a_part_at_a_time(monkeypatch, place):
-    monkeypatch.setattr(plain_torch, "CHUNK", 3)
+    monkeypatch.setattr(meters, "CHUNK", 3)
     reference, other = torch.ones(7), torch.ones(7)
     other[place] = 4.0
 
-    assert plain_torch.difference(reference, other) == 3 / 4
-    assert plain_torch.largest(torch.cat([other, torch.tensor([math.inf, math.nan])])) == 4.0
-    assert plain_torch.largest(torch.zeros(0)) == 0.0
+    assert meters.difference(reference, other) == 3 / 4
+    assert meters.largest(torch.cat([other, torch.tensor([math.inf, math.nan])])) == 4.0
+    assert meters.largest(torch.zeros(0)) == 0.0
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")
 def test_gradients_of_a_gpu_are_compared_on_it_a_part_at_a_time(monkeypatch):
-    monkeypatch.setattr(plain_torch, "CHUNK", 2**16)
+    monkeypatch.setattr(meters, "CHUNK", 2**16)
     weight = nn.Parameter(torch.ones(2**20, device="cuda:0"))
     ran = equality.Ran(
         workload=Workload(module=nn.ParameterList([weight]), batch=(), loss=lambda module, batch: module[0].sum()),

@@ -9,8 +9,8 @@ from torch import nn
 
 from profiler.core.case import Choice
 from profiler.core.record import Equality, judge
-from profiler.measuring import equality_pass
-from profiler.measuring.meters import equality, plain_torch, wrong_gradients
+from profiler.measuring import equality_pass, meters
+from profiler.measuring.meters import equality, wrong_gradients
 from profiler.measuring.ranks import Group
 from profiler.training.workload import Workload, batch_counts, batch_statistics
 from tests import make
@@ -97,7 +97,7 @@ def test_the_largest_difference_is_named_and_gradients_that_only_the_reference_h
 
 
 def test_a_gradient_far_below_the_models_largest_is_held_to_a_part_of_that():
-    least = 1024.0 * plain_torch.LEAST_SCALE
+    least = 1024.0 * meters.LEAST_SCALE
     reference, other = ({"a": [1024.0, 1.0], "b": [least / size, 0.0], "c": None} for size in (8.0, 4.0))
     unmeasured = {"a": [float("inf"), 1024.0], "b": [float("nan"), 1.0]}
 
@@ -108,7 +108,7 @@ def test_a_gradient_far_below_the_models_largest_is_held_to_a_part_of_that():
     assert (far_below.largest_difference, far_below.worst_parameter) == (1 / 8, "b")
     assert (not_finite.largest_difference, not_finite.worst_parameter) == (2.0, "d")
     assert (loss.largest_difference, loss.worst_parameter) == (0.5, "(loss)")
-    assert plain_torch.largest(torch.tensor(unmeasured["a"])) == 1024.0
+    assert meters.largest(torch.tensor(unmeasured["a"])) == 1024.0
 
 
 def test_a_wrong_gradient_far_below_the_largest_is_found_where_two_runs_are_equal_to_the_bit():

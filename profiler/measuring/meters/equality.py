@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from profiler.core.record import Equality, judge
-from profiler.measuring.meters.plain_torch import (
+from profiler.measuring.meters import (
     HOST,
     LEAST_SCALE,
     ROUNDING,

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from profiler.core.trace_data import Operator
 from profiler.measuring.devices import Device
-from profiler.measuring.meters.plain_torch import FORMULAS as ATTENTION
+from profiler.measuring.meters import FORMULAS as ATTENTION
 from profiler.training.workload import Step
 
 COPIES = ("aten.copy_", "aten._to_copy")

@@ -11,8 +11,8 @@ from unittest import mock
 import torch
 
 from profiler.core.own_thread import replaced
+from profiler.measuring.meters import dense, widest
 from profiler.measuring.meters.equality import Gradients
-from profiler.measuring.meters.plain_torch import dense, widest
 from profiler.training import kept_state
 from profiler.training.assemble import Assembled
 from profiler.training.workload import Workload, compared, loss_of, tensors

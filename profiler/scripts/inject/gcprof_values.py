@@ -286,7 +286,7 @@ def _is_printing() -> bool:
 
 STEP = 2  # of the main optimizer, from 1
 LARGE = 1 << 20  # bytes of a copy to the host which no log or metric makes
-ATTENTION = os.path.join(lines.PACKAGE, "measuring", "meters", "plain_torch.py")  # knows torch alone, too
+ATTENTION = os.path.join(lines.PACKAGE, "measuring", "meters", "__init__.py")  # knows torch alone, too
 COMPILED = "a part of the step is compiled, and what that computes is not counted"
 TO_HOST = "the step copies {} to the host, whose transfers have no rate"
 REPLAYED = "the step replays a CUDA graph, and what that computes is not counted"
