@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from profiler.planning.chain import Chain, Item, Plan, SaveOption, Stage
 from profiler.planning.simulator import Cost, simulate
+from profiler.planning.solver import Frontier
 
 FOLDER = Path(__file__).parent / "planning"
 NAMED = ("hetero12", "transformer60")
@@ -17,15 +18,9 @@ NAMED = ("hetero12", "transformer60")
 def equal_stages(number: int, *, output: int = 1, saved: int = 1, own: int | None = None) -> Chain:
     """A chain of equal stages, a second forward and no time backward."""
     stage = Stage(
-        name="",
-        forward_seconds=1.0,
-        backward_seconds=0.0,
-        output_bytes=output,
-        saved_bytes=saved,
-        forward_extra_bytes=0,
-        backward_extra_bytes=0,
-        own_saved_bytes=own,
-    )
+        name="", forward_seconds=1.0, backward_seconds=0.0, output_bytes=output, saved_bytes=saved,
+        forward_extra_bytes=0, backward_extra_bytes=0, own_saved_bytes=own,
+    )  # fmt: skip
     return Chain(input_bytes=output, stages=(stage,) * number)
 
 
@@ -120,6 +115,13 @@ def lower_envelope(costs: Iterable[Cost]) -> list[tuple[int, float]]:
 def best_of_all(chain: Chain, *, levels: int | None = None) -> list[tuple[int, float]]:
     """The frontier, by the simulator's word on every plan there is."""
     return lower_envelope(simulate(chain, plan) for plan in every_plan(chain, levels=levels))
+
+
+def same(found: Frontier, expected: list[tuple[int, float]]) -> bool:
+    """Equal bytes, and seconds that differ by rounding only, at every point."""
+    return [*found.peak_bytes] == [nbytes for nbytes, _ in expected] and all(
+        abs(seconds - other) < 1e-9 for seconds, (_, other) in zip(found.step_seconds, expected, strict=True)
+    )
 
 
 def _checkpointed(items: tuple[Item, ...]) -> Iterator[int]:

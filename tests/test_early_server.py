@@ -1,63 +1,45 @@
 """The server that a command begins with: what is taken, what is dropped, and where there is none."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from profiler.core import server_process
-from profiler.core.server_process import PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE, start_early, take
-
-
-class Started:
-    """Stands for a process that was started."""
-
-    def __init__(self, preload, *, rehearses: bool = False) -> None:
-        self.preload, self.rehearses, self.is_dropped = preload, rehearses, False
-
-    def drop(self) -> None:
-        self.is_dropped = True
-
-
-@pytest.fixture(autouse=True)
-def started(monkeypatch) -> list[Started]:
-    made: list[Started] = []
-    monkeypatch.setattr(server_process, "_early", [])
-    monkeypatch.setattr(server_process, "start", lambda *given, **how: made.append(Started(*given, **how)) or made[-1])
-    monkeypatch.delenv("GCPROF_HOLLOW", raising=False)
-    return made
-
-
-@pytest.mark.slow
-def test_a_command_that_will_need_torch_has_its_server_before_its_words_are_read(started):
-    start_early(["predict", "mlp", "--device", "cpu"])
-
-    (early,) = started
-    assert early.preload == PRELOAD_TO_TRACE
-    assert take(PRELOAD_TO_TRACE) is early
-    assert take(PRELOAD_TO_TRACE) is None  # it was taken
-    assert not early.is_dropped
+from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE, start_early, take
 
 
 @pytest.mark.parametrize(
-    "words", [["rehearse", "mlp"], ["run", "--device", "rehearse:t4"], ["plan", "mlp", "--device", "t4"]]
-)
-def test_one_that_rehearses_has_the_hollow_device_from_its_beginning(started, words):
-    start_early(words)
-
-    (early,) = started
-    assert early.rehearses
-    assert take(PRELOAD_TO_REHEARSE) is early
-
-
-@pytest.mark.parametrize(
-    "words",
+    ("words", "preload"),
     [
-        [],
-        ["run", "--dry-run"],
-        ["run", "--engine=slurm"],
-        ["rehearse", "--device", "t4", "--", "python", "train.py"],
-        ["plan", "--stages", "stages.json"],
+        ("predict mlp --device cpu", PRELOAD_TO_TRACE),
+        ("run mlp", PRELOAD),
+        ("rehearse mlp", PRELOAD_TO_REHEARSE),
+        ("run --device rehearse:t4", PRELOAD_TO_REHEARSE),
+        ("plan mlp --device t4", PRELOAD_TO_REHEARSE),
+        ("", None),
+        ("run --dry-run", None),
+        ("run --engine=slurm", None),
+        ("rehearse --device t4 -- python train.py", None),
+        ("plan --stages stages.json", None),
     ],
 )
-def test_others_begin_without_one(started, words):
-    start_early(words)
+def test_a_command_has_the_server_that_it_will_need_before_its_words_are_read(monkeypatch, words, preload):
+    started = []
 
-    assert started == []
+    def start(given, *, rehearses):
+        started.append(SimpleNamespace(preload=given, rehearses=rehearses, drop=lambda: started.append("dropped")))
+        return started[-1]
+
+    monkeypatch.setattr(server_process, "_early", [])
+    monkeypatch.setattr(server_process, "start", start)
+    monkeypatch.delenv("GCPROF_HOLLOW", raising=False)
+
+    start_early(words.split())
+
+    assert [one.preload for one in started] == ([preload] if preload else [])
+    if preload:
+        assert started[0].rehearses == (preload is PRELOAD_TO_REHEARSE)
+        assert [take(preload), take(preload)] == [started[0], None]
+        start_early(words.split())
+        assert take(("another",)) is None
+        assert started[2:] == ["dropped"]

@@ -66,13 +66,7 @@ WHOLE = 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        ("8 gib", 8 * 2**30),
-        ("2kB", 2000),
-        ("1e9B", 10**9),
-        ("0.5 %", 5000),
-    ],
+    ("word", "meant"), [("8 gib", 8 * 2**30), ("2kB", 2000), ("1e9B", 10**9), ("0.5 %", 5000), ("Max", WHOLE)]
 )
 def test_a_budget_is_bytes_a_share_of_the_whole_or_the_whole(word, meant):
     assert parse_budget(word, whole_bytes=WHOLE) == meant

@@ -7,32 +7,29 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.planning import simulator
-from profiler.planning.chain import Chain, read, render
+from profiler.planning.chain import read, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from tests.planning_chains import FOLDER, NAMED, equal_stages, random_chain
 
 
-def test_rules_are_what_their_names_say():
+@pytest.mark.parametrize(
+    ("rule", "numbers", "free", "around_pins"),
+    [
+        (simulator.uniform, (3, 2), "[1-2] [3-4] 5-7", "1 [2-3] 4-7"),
+        (simulator.uniform, (1, 1), "1-7", "1-7"),
+        (simulator.first, (2, 3), "[1] [2] 3-7", "1 [2] [3] 4 [5] 6-7"),
+        (simulator.every, (3, 2), "[1] 2-3 [4] 5-6 [7]", "1 [2] 3-4 [5] 6 [7]"),
+        (simulator.all_stages, (), "[1] [2] [3] [4] [5] [6] [7]", "1 [2] [3] 4 [5] [6] [7]"),
+    ],
+)
+def test_rules_are_what_their_names_say_and_go_round_pinned_stages(rule, numbers, free, around_pins):
     chain = equal_stages(7)
+    stages = [replace(stage, pinned=number in (0, 3)) for number, stage in enumerate(chain.stages)]
 
-    assert render(simulator.uniform(chain, 3)) == "[1-2] [3-4] 5-7"
-    assert render(simulator.uniform(chain, 1)) == "1-7"
-    assert render(simulator.first(chain, 2)) == "[1] [2] 3-7"
-    assert render(simulator.every(chain, 3)) == "[1] 2-3 [4] 5-6 [7]"
-    assert render(simulator.all_stages(chain)) == "[1] [2] [3] [4] [5] [6] [7]"
+    plans = rule(chain, *numbers[:1]), rule(replace(chain, stages=tuple(stages)), *numbers[1:])
 
-
-def test_rules_go_round_pinned_stages():
-    stage, *others = equal_stages(7).stages
-    stages = (replace(stage, pinned=True), *others[:2], replace(stage, pinned=True), *others[3:])
-    chain = Chain(input_bytes=1, stages=stages)
-
-    assert render(simulator.uniform(chain, 2)) == "1 [2-3] 4-7"
-    assert render(simulator.uniform(chain, 1)) == "1-7"
-    assert render(simulator.first(chain, 3)) == "1 [2] [3] 4 [5] 6-7"
-    assert render(simulator.every(chain, 2)) == "1 [2] 3-4 [5] 6 [7]"
-    assert render(simulator.all_stages(chain)) == "1 [2] [3] 4 [5] [6] [7]"
+    assert (*map(render, plans),) == (free, around_pins)
 
 
 def test_what_no_plan_checkpoints_is_kept_before_the_stages_after_it():

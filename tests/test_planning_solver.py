@@ -8,23 +8,10 @@ from msgspec.structs import replace
 
 from profiler.planning import chain as chains
 from profiler.planning.simulator import largest_stage
-from profiler.planning.solver import Frontier, best, frontier
-from tests.planning_chains import (
-    FOLDER,
-    NAMED,
-    best_of_all,
-    equal_stages,
-    random_chain,
-)
+from profiler.planning.solver import best, frontier
+from tests.planning_chains import FOLDER, NAMED, best_of_all, equal_stages, random_chain, same
 
 SIZES = [8] + [7] * 6 + [6] * 28 + [5] * 65 + [4] * 80 + [3] * 70 + [2] * 30 + [1] * 20
-
-
-def same(found: Frontier, expected: list[tuple[int, float]]) -> bool:
-    """Equal bytes, and seconds that differ by rounding only, at every point."""
-    return [*found.peak_bytes] == [nbytes for nbytes, _ in expected] and all(
-        abs(seconds - other) < 1e-9 for seconds, (_, other) in zip(found.step_seconds, expected, strict=True)
-    )
 
 
 @pytest.mark.slow
