@@ -7,16 +7,7 @@ from msgspec.structs import replace
 
 from profiler.planning.chain import Chain, Plan, SaveOption, Stage
 from profiler.planning.simulator import simulate, slower_by
-from profiler.predicting.stage_seconds import (
-    EVERY,
-    MOST_DOUBT,
-    PLAIN,
-    WHOLE,
-    Seconds,
-    StageWork,
-    StepSample,
-    pooled,
-)
+from profiler.predicting.stage_seconds import EVERY, MOST_DOUBT, PLAIN, WHOLE, Seconds, StageWork, StepSample, pooled
 
 OUTSIDE = 0.5
 
@@ -29,29 +20,23 @@ AROUND = StageWork(blocks=())
 
 
 def step(*stages: tuple[float, float, float], outside: float = OUTSIDE) -> StepSample:
-    """A step of stages with these seconds of forward, recompute and backward."""
-    forward, recompute, backward = zip(*stages, strict=True)
+    """A step of stages with these seconds of forward, recompute and backward, and of one of no blocks behind them."""
+    forward, recompute, backward = zip(*stages, (0.0, 0.0, 0.0), strict=True)
     total = outside + sum(forward) + sum(recompute) + sum(backward)
     return StepSample(total=total, forward=forward, recompute=recompute, backward=backward)
 
 
-def padded(sample: StepSample) -> StepSample:
-    """With a stage of no blocks behind the others."""
-    marked = {name: (*getattr(sample, name), 0.0) for name in ("forward", "recompute", "backward")}
-    return replace(sample, **marked)
-
-
 def plain(*forwards: float, backward: float = 2.0) -> StepSample:
     """A step without checkpoints, whose backwards are in its total alone."""
-    total = OUTSIDE + sum(forwards) + backward * len(forwards)
-    return StepSample(total=total, forward=forwards, recompute=(0.0,) * len(forwards), backward=(0.0,) * len(forwards))
+    kept = step(*((forward, 0.0, 0.0) for forward in forwards))
+    return replace(kept, total=kept.total + backward * len(forwards))
 
 
 def test_a_step_is_the_sum_of_its_stages_and_of_what_is_around_them():
     works = [work("a"), work("b"), AROUND]
     samples = {
-        PLAIN: [StepSample(total=12.5, forward=(1, 3, 0), recompute=(0, 0, 0), backward=(0, 0, 0))] * 3,
-        EVERY: [step((1, 0.9, 2), (3, 2.7, 6), (0, 0, 0))] * 3,
+        PLAIN: [plain(1, 3, backward=4)] * 3,
+        EVERY: [step((1, 0.9, 2), (3, 2.7, 6))] * 3,
     }
 
     first, second, around = pooled(samples, works)
@@ -65,12 +50,8 @@ def test_a_step_is_the_sum_of_its_stages_and_of_what_is_around_them():
 
 def test_what_a_selective_context_takes_is_in_the_costs_of_its_option():
     works = [work("a"), work("a"), AROUND]
-    kept = [padded(step((1.25, 0.25, 2), (1.25, 0.25, 2), outside=OUTSIDE + 0.5))] * 6
-    samples = {
-        PLAIN: [padded(plain(1.0, 1.0))] * 6,
-        EVERY: [padded(step((1, 1, 2), (1, 1, 2)))] * 6,
-        "matmul": kept,
-    }
+    kept = [step((1.25, 0.25, 2), (1.25, 0.25, 2), outside=OUTSIDE + 0.5)] * 6
+    samples = {PLAIN: [plain(1.0, 1.0)] * 6, EVERY: [step((1, 1, 2), (1, 1, 2))] * 6, "matmul": kept}
 
     first, _, _ = pooled(samples, works)
 
@@ -82,7 +63,7 @@ def test_what_other_processes_took_of_the_steps_is_in_doubt():
     works = [work("a"), AROUND]
 
     def taken(held: float | None):
-        samples = {PLAIN: [padded(plain(1.0))] * 6, EVERY: [padded(step((1, 1, 2)))] * 6}
+        samples = {PLAIN: [plain(1.0)] * 6, EVERY: [step((1, 1, 2))] * 6}
         told = {
             way: [replace(sample, held=None if held is None else held * sample.total) for sample in of]
             for way, of in samples.items()
@@ -143,19 +124,19 @@ def chain_of(found: list[Seconds]) -> Chain:
 def noisy(stage: tuple[float, float, float], draw: Random, of_steps: float, of_stages: float) -> StepSample:
     """A step whose stages differ by themselves, and which differs as a whole by what none of them shows."""
     stages = [tuple(second * draw.gauss(1, of_stages) for second in stage) for _ in range(16)]
-    return padded(step(*stages, outside=20 + draw.gauss(0, of_steps)))
+    return step(*stages, outside=20 + draw.gauss(0, of_steps))
 
 
 def test_equal_stages_never_differ_and_what_timing_each_takes_is_not_in_the_step():
     """A step takes 5.5 s as it is, and 6 s with each stage kept and timed, as it is where each is checkpointed."""
     samples = {
-        WHOLE: [replace(padded(plain(1.0, 1.0)), total=5.5, forward=(0.0, 0.0, 0.0))] * 6,
-        PLAIN: [replace(padded(plain(0.8, 1.2)), total=6.0)] * 6,
-        EVERY: [padded(step((1.1, 0.8, 2), (0.9, 1.2, 2)))] * 6,
+        WHOLE: [replace(plain(1.0, 1.0), total=5.5, forward=(0.0, 0.0, 0.0))] * 6,
+        PLAIN: [replace(plain(0.8, 1.2), total=6.0)] * 6,
+        EVERY: [step((1.1, 0.8, 2), (0.9, 1.2, 2))] * 6,
     }
 
     first, second, around = pooled(samples, [work("a"), work("a"), AROUND])
-    alone, _ = pooled({EVERY: [padded(step((1, 0.75, 2)))] * 3}, [work("a"), AROUND])  # nothing else fits
+    alone, _ = pooled({EVERY: [step((1, 0.75, 2))] * 3}, [work("a"), AROUND])  # nothing else fits
 
     assert (first.forward, first.backward, first.early_stop) == (second.forward, second.backward, second.early_stop)
     assert sum(stage.forward + stage.backward for stage in (first, second, around)) == pytest.approx(5.5)
@@ -165,7 +146,7 @@ def test_equal_stages_never_differ_and_what_timing_each_takes_is_not_in_the_step
 
 def test_after_one_round_what_checkpoints_add_is_known_to_be_doubtful():
     works = [work("a"), work("b"), AROUND]
-    taken = {PLAIN: [plain(1, 3, 0)], EVERY: [step((1, 0.9, 2), (3, 2.7, 6), (0, 0, 0))]}
+    taken = {PLAIN: [plain(1, 3)], EVERY: [step((1, 0.9, 2), (3, 2.7, 6))]}
 
     once, often = (pooled({way: samples * rounds for way, samples in taken.items()}, works) for rounds in (1, 3))
 

@@ -23,23 +23,30 @@ from profiler.training import models
 from profiler.training.workload import Workload
 from tests import make
 
-MODELS = (
-    "mlp",
-    "transformer:layers=4,width=32",  # embeddings before the blocks, a head behind them
-    "mnist-cnn:channels=4,layers=12",  # ReLUs do not keep what they are given
-    "cifar-resnet",  # gradients come where what is saved goes
-    "torchvision:vgg11:size=64",  # activations in place
-    "hf:bert:num_hidden_layers=3,hidden_size=32,intermediate_size=64,num_attention_heads=2,vocab_size=100",
+MODELS = (  # each with its blocks, and how far off the peak may be
+    ("mlp", None, 0.0005),
+    # `cat` keeps nothing of what a transposed convolution gives it, which is held no longer
+    ("tests/user_models/unet.py:transposed", "layers.*", 0.0),
+    ("transformer:layers=4,width=32", None, 0.0005),  # embeddings before the blocks, a head behind them
+    ("mnist-cnn:channels=4,layers=12", None, 0.0005),  # ReLUs do not keep what they are given
+    ("cifar-resnet", None, 0.01),  # gradients come where what is saved goes
+    ("torchvision:vgg11:size=64", None, 0.0005),  # activations in place
+    (
+        "hf:bert:num_hidden_layers=3,hidden_size=32,intermediate_size=64,num_attention_heads=2,vocab_size=100",
+        None,
+        5e-4,
+    ),
 )
 
 
 def case(model: str, **fields):
-    return make.case(model=catalogue.resolve(Choice(model), models.TABLE), **{"batch_size": 4, **fields})
+    defaults = {"batch_size": 4, "device": "fake:t4"}
+    return make.case(model=catalogue.resolve(Choice(model), models.TABLE), **{**defaults, **fields})
 
 
 @cache
-def chain_of(model: str, device: str = "fake:t4") -> Chain:
-    return stages(Trial(case=case(model, device=device)))
+def chain_of(model: str, **fields) -> Chain:
+    return stages(Trial(case=case(model, **fields)))
 
 
 def plans(chain: Chain) -> list[Plan]:
@@ -56,37 +63,23 @@ def plans(chain: Chain) -> list[Plan]:
     return [of(), of(*((index,) for index in free)), of(*((index,) for index in free[::2])), of(together)]
 
 
-def traced_peak(model: str, chain: Chain, plan: Plan, device: str, folder: Path, build=None, **fields) -> int:
+def traced_peak(model: str, chain: Chain, plan: Plan, folder: Path, build=None, **fields) -> int:
     path = folder / "plan.json"
     plan_file.write(plan_file_of(chain, plan), path)
-    _, trace, _ = trace_case(
-        case(model, strategy=Choice.of("plan", {"file": path}), device=device, **fields), build=build
-    )
+    _, trace, _ = trace_case(case(model, strategy=Choice.of("plan", {"file": path}), **fields), build=build)
     return max(live(trace))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", [MODELS[0], *(pytest.param(model, marks=pytest.mark.nightly) for model in MODELS[1:])]
+    ("model", "blocks", "off"), [*MODELS[:2], *(pytest.param(*one, marks=pytest.mark.nightly) for one in MODELS[2:])]
 )
-def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, tmp_path):
-    chain = chain_of(model)
+def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, blocks, off, tmp_path):
+    chain = chain_of(model, blocks=blocks)
 
     for plan in plans(chain):
-        traced = traced_peak(model, chain, plan, "fake:t4", tmp_path)
+        traced = traced_peak(model, chain, plan, tmp_path, blocks=blocks)
 
-        assert simulate(chain, plan).peak_bytes == pytest.approx(traced, rel=0.01 if "cifar" in model else 0.0005)
-
-
-def test_what_a_block_hands_on_is_held_no_longer_than_what_is_always_kept_reads_it(tmp_path):
-    """`cat` keeps nothing of what a transposed convolution gives it."""
-    model, blocks = "tests/user_models/unet.py:transposed", "layers.*"
-    chain = stages(Trial(case=case(model, device="fake:t4", blocks=blocks)))
-
-    for plan in plans(chain):
-        traced = traced_peak(model, chain, plan, "fake:t4", tmp_path, blocks=blocks)
-
-        assert simulate(chain, plan).peak_bytes == traced
+        assert simulate(chain, plan).peak_bytes == pytest.approx(traced, rel=off)
 
 
 class Overwriting(nn.Conv2d):
@@ -149,8 +142,8 @@ def test_what_pytorchs_selective_checkpoint_refuses_cannot_be_saved_and_the_rest
     build = row(kind, 3, torch.ones(4, 8, 16, 16), 8, 8, 3, padding=1)
 
     with pytest.raises(RuntimeError, match=stages_module.UNSAVABLE[why]):
-        trace_case(case("mlp", strategy=Choice("selective:save=conv"), device="fake:t4"), build=build)
-    chain = stages(Trial(case=case("mlp", device="fake:t4")), build=build)
+        trace_case(case("mlp", strategy=Choice("selective:save=conv")), build=build)
+    chain = stages(Trial(case=case("mlp")), build=build)
 
     assert [len(stage.options) for stage in chain.stages] == [0] * len(chain.stages)
     assert sum(len(stage.blocks) for stage in chain.stages) == 3
@@ -159,10 +152,10 @@ def test_what_pytorchs_selective_checkpoint_refuses_cannot_be_saved_and_the_rest
 def test_blocks_that_do_not_keep_their_input_are_stages_where_checkpoints_pay(tmp_path):
     """They were one stage, of which no plan fitted what the step with `all` needs."""
     build = row(lambda: Masked(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)), 6, torch.ones(4, 128, 64))
-    chain = stages(Trial(case=case("mlp", device="fake:t4")), build=build)
+    chain = stages(Trial(case=case("mlp")), build=build)
     whole, every = none(chain).plan, all_stages(chain)
 
-    kept, least = (traced_peak("mlp", chain, plan, "fake:t4", tmp_path, build=build) for plan in (whole, every))
+    kept, least = (traced_peak("mlp", chain, plan, tmp_path, build) for plan in (whole, every))
 
     assert len([stage for stage in chain.stages if stage.blocks]) == 6
     assert least < 0.85 * kept
@@ -183,7 +176,7 @@ def test_a_plan_with_a_save_option_has_the_peak_that_its_costs_say(tmp_path):
     chain = chain_of(model)
     plan = Plan(items=(0, 1, 2, (3,), 4, 5), options=((1, "matmul"), (2, "attention"), (4, "matmul+attention")))
 
-    traced = traced_peak(model, chain, plan, "fake:t4", tmp_path)
+    traced = traced_peak(model, chain, plan, tmp_path)
 
     assert simulate(chain, plan).peak_bytes == pytest.approx(traced, rel=0.0005)
     assert traced < none(chain).cost.peak_bytes
@@ -191,8 +184,8 @@ def test_a_plan_with_a_save_option_has_the_peak_that_its_costs_say(tmp_path):
 
 def test_blocks_that_do_not_feed_each_other_alone_are_kept_apart():
     model = "tests/user_models/unet.py:segmentation"
-    linked = observe_case(case(model, batch_size=None, device="fake:t4")).linked
-    chain = stages(Trial(case=case(model, batch_size=None, device="fake:t4")))
+    linked = observe_case(case(model, batch_size=None)).linked
+    chain = chain_of(model, batch_size=None)
 
     blocks = [index for index, stage in enumerate(chain.stages) if stage.blocks]
     together = [a + 1 == b for a, b in pairwise(blocks)]
@@ -212,11 +205,11 @@ def test_the_costs_of_equal_blocks_are_equal_and_all_of_them_add_what_the_step_t
     assert (first.forward_seconds, first.backward_seconds) == pytest.approx((3 * 4 / 12, 1 * 4 / 12))
     assert first.early_stop_seconds == 4 + 2
     assert first.forward_seconds == second.forward_seconds == last.forward_seconds
-    seconds = [
-        [(one.name, one.forward_seconds, one.backward_seconds) for one in stage.options] for stage in (first, second)
+    added = [
+        {one.name: one.forward_seconds + one.backward_seconds for one in stage.options} for stage in (first, second)
     ]
-    assert seconds[0] == seconds[1]
-    assert [option.name for option in first.options] == ["matmul", "attention", "matmul+attention"]
+    assert added[0] == added[1]
+    assert [*added[0]] == ["matmul", "attention", "matmul+attention"]
     assert none(chain).cost.step_seconds == pytest.approx(4)
     assert simulate(chain, all_stages(chain)).step_seconds == pytest.approx(4 + 3 * 4 + 3 * 2)
     assert simulate(chain, all_stages(chain)).error_seconds == 0.0
@@ -235,7 +228,7 @@ def test_costs_are_the_blocks_that_the_allocator_gives():
 
 @pytest.mark.slow
 def test_plan_has_the_floor_of_explain_where_modules_outside_of_the_blocks_save():
-    trial = Trial(case=case("transformer", device="fake:t4"), passes=("memory",))
+    trial = Trial(case=case("transformer"), passes=("memory",))
     built, trace, _ = trace_case(trial.case)
 
     assert largest_stage(stages(trial))[1] == floor(trace, blocks=built.workload.blocks).nbytes
