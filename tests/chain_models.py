@@ -19,35 +19,26 @@ class Counted(nn.Module):
         return (self.linear(x) * scale).sin()
 
 
+class InTuple(Counted):
+    """Returns a tuple of one, as many models of Hugging Face do."""
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> tuple[torch.Tensor]:
+        return (super().forward(x, scale),)
+
+
 class Looping(nn.Module):
     """A list of blocks and a loop with an argument beside the activation."""
 
-    def __init__(self) -> None:
+    def __init__(self, block: type[Counted] = Counted) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Counted() for _ in range(6)])
+        self.layers = nn.ModuleList([block() for _ in range(6)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = layer(x, scale=0.5)
+            out = layer(x, scale=0.5)
+            x = out[0] if isinstance(out, tuple) else out
         return x
 
 
 def workload(module: nn.Module, blocks: tuple[str, ...]) -> Workload:
     return Workload(module=module, blocks=blocks, batch=torch.ones(2, 3), loss=lambda module, x: module(x).sum())
-
-
-class InTuples(nn.Module):
-    """Blocks that return a tuple of one, as many models of Hugging Face do."""
-
-    class Block(Counted):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-            return (super().forward(x),)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([self.Block() for _ in range(4)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)[0]
-        return x

@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -147,24 +146,20 @@ def main(words: list[str]) -> int:
     parser.add_argument("--sample", type=int, metavar="N", help="run N mutants of each room, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     options = parser.parse_args(words)
-
-    for room, files in chosen(options.names).items():
-        prepare(room, files)
-        names = drawn(mutants_of(room, files), options.sample, options.seed)
-        print(f"{room}: {told(Counter(run(room, names).values()))}")
-        print(f"a survivor: cd {WORK / room} && mutmut results, mutmut show NAME", flush=True)
-    return 0
-
-
-def chosen(words: list[str]) -> dict[str, list[str]]:
-    """The files to mutate in each room: all of them, or those that are named or stand in a room that is named."""
     every = {name: files_of(room) for name, room in ROOMS.items()}
-    if unknown := set(words) - set(every) - {file for files in every.values() for file in files}:
+    asked = set(options.names)
+    if unknown := asked - set(every).union(*every.values()):
         raise SystemExit(f"neither a room ({', '.join(ROOMS)}) nor a file of one: {' '.join(sorted(unknown))}")
-    kept = {
-        room: [file for file in files if not words or room in words or file in words] for room, files in every.items()
-    }
-    return {room: files for room, files in kept.items() if files}
+
+    for room, files in every.items():
+        chosen = [file for file in files if not asked or asked & {room, file}]
+        if chosen:
+            prepare(room, chosen)
+            names = mutants_of(room, chosen)
+            drawn = random.Random(options.seed).sample(names, min(options.sample or len(names), len(names)))
+            print(f"{room}: {told(Counter(run(room, drawn).values()))}")
+            print(f"a survivor: cd {WORK / room} && mutmut results, mutmut show NAME", flush=True)
+    return 0
 
 
 def files_of(room: Room) -> list[str]:
@@ -174,13 +169,31 @@ def files_of(room: Room) -> list[str]:
 
 
 def prepare(room: str, files: list[str]) -> None:
-    """Copies what the tests need to the room's folder, with mutmut's settings."""
+    """Copies what the tests need to the room's folder, with mutmut's settings.
+
+    A fork server of its own keeps torch's threads out of the process that forks.
+    """
     folder = WORK / room
     shutil.rmtree(folder, ignore_errors=True)
-    _copy(folder)
-    (folder / "mutants").mkdir()  # Python remembers of a folder on its path that it was not there
+    for name in COPIED:
+        source, target = ROOT / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".writer"))
+        else:
+            shutil.copy2(source, target)
+    values = {
+        "source_paths": ["profiler"],
+        "only_mutate": files,
+        "also_copy": [name for name in COPIED if name not in ("profiler", "tests", "pyproject.toml")],
+        "pytest_add_cli_args": [*ARGUMENTS, *ROOMS[room].arguments, "-k", f"not ({ROOMS[room].left_out})"],
+        "pytest_add_cli_args_test_selection": list(ROOMS[room].tests),
+        "process_isolation": "forkserver",
+        "use_git_change_detection": False,
+    }
     with (folder / "pyproject.toml").open("a", encoding="utf-8") as file:
-        file.write(settings(room, files))
+        file.write("\n[tool.mutmut]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
+    (folder / "mutants").mkdir()  # Python remembers of a folder on its path that it was not there
     (folder / "mutants" / "sitecustomize.py").write_text(ANYWHERE.format(folder=str(folder)), encoding="utf-8")
 
 
@@ -197,46 +210,18 @@ def mutants_of(room: str, files: list[str]) -> list[str]:
         ]
 
 
-def drawn(names: list[str], size: int | None, seed: int) -> list[str]:
-    """So many different names, all equally likely; all of them where there are no more."""
-    return random.Random(seed).sample(names, min(size or len(names), len(names)))
+def run(room: str, names: list[str]) -> dict[str, str]:
+    """The status of the mutants of these names, by the mutant's name."""
+    environment = {**os.environ, "PYTHONPATH": str(WORK / room / "mutants")}  # for the processes that tests start, too
 
+    def mutmut(*words: str, output: int | None = None) -> str:
+        call = [sys.executable, "-m", "mutmut", *words]
+        return subprocess.run(call, cwd=WORK / room, env=environment, check=True, text=True, stdout=output).stdout
 
-def run(room: str, names: Sequence[str] = ()) -> dict[str, str]:
-    """The status of the mutants of these names, or of all, by the mutant's name."""
-    folder = WORK / room
-    environment = {**os.environ, "PYTHONPATH": str(folder / "mutants")}  # for the processes that tests start, too
-    mutmut = [sys.executable, "-m", "mutmut"]
-    subprocess.run([*mutmut, "run", *names], cwd=folder, env=environment, check=True)
-    results = subprocess.run(
-        [*mutmut, "results", "--all", "true"], cwd=folder, env=environment, check=True, capture_output=True, text=True
-    )
-    statuses = dict(re.findall(r"^\s*(\S+): (.+)$", results.stdout, re.MULTILINE))
-    return {name: statuses[name] for name in names or statuses}
-
-
-def _copy(folder: Path) -> None:
-    for name in COPIED:
-        source, target = ROOT / name, folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".writer"))
-        else:
-            shutil.copy2(source, target)
-
-
-def settings(room: str, files: list[str]) -> str:
-    """mutmut's part of pyproject.toml. A fork server of its own keeps torch's threads out of the process that forks."""
-    values = {
-        "source_paths": ["profiler"],
-        "only_mutate": files,
-        "also_copy": [name for name in COPIED if name not in ("profiler", "tests", "pyproject.toml")],
-        "pytest_add_cli_args": [*ARGUMENTS, *ROOMS[room].arguments, "-k", f"not ({ROOMS[room].left_out})"],
-        "pytest_add_cli_args_test_selection": list(ROOMS[room].tests),
-        "process_isolation": "forkserver",
-        "use_git_change_detection": False,
-    }
-    return "\n[tool.mutmut]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+    mutmut("run", *names)
+    results = mutmut("results", "--all", "true", output=subprocess.PIPE)
+    statuses = dict(re.findall(r"^\s*(\S+): (.+)$", results, re.MULTILINE))
+    return {name: statuses[name] for name in names}
 
 
 def told(statuses: Counter[str]) -> str:

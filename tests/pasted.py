@@ -13,7 +13,7 @@ from profiler.core.plan_file import PlanFile
 from profiler.training import models
 from profiler.training.blocks import find_blocks
 from profiler.training.workload import Workload
-from tests.chain_models import Counted, InTuples, Looping, workload
+from tests.chain_models import Counted, InTuple, Looping, workload
 from tests.plans import Saving, plan_of
 
 LLAMA = (
@@ -45,7 +45,7 @@ def in_place() -> Workload:
 BUILDS: dict[str, Callable[[], Workload]] = {
     "a Sequential": lambda: workload(nn.Sequential(*[Counted() for _ in range(6)]), tuple("012345")),
     "a loop with an argument": lambda: workload(Looping(), tuple(f"layers.{i}" for i in range(6))),
-    "blocks that return tuples": lambda: workload(InTuples(), tuple(f"layers.{i}" for i in range(4))),
+    "blocks that return tuples": lambda: workload(Looping(InTuple), tuple(f"layers.{i}" for i in range(6))),
     "in-place activations": in_place,
     "the transformer": lambda: named("transformer:layers=6,width=16,sequence=8,vocabulary=11"),
     "cifar-resnet": lambda: named("cifar-resnet:depth=2"),

@@ -74,15 +74,12 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     tried = [node for attempt in tree.body if isinstance(attempt, ast.Try) for node in attempt.body]  # optional ones
     found = []
     for node in ast.walk(tree):
-        names = (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [
-                f"{node.module}.{alias.name}" if str(node.module).startswith("profiler") else str(node.module)
-                for alias in node.names
-            ]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            of = str(node.module)
+            names = [f"{of}.{alias.name}" if of.startswith("profiler") else of for alias in node.names]
+        else:
+            continue
         found += [(name, node in tree.body or node in tried) for name in names]
     return found
