@@ -27,7 +27,7 @@ from profiler.core.gpu_specs import MOST_BYTES, rehearsed
 from profiler.core.record import Record, bytes_needed
 from profiler.core.units import bytes_text
 from profiler.scripts.report import Asked
-from profiler.training import levers
+from profiler.training import resolved_label
 from profiler.workflows import fit_command
 from profiler.workflows.fit import FitRequest, fit
 from profiler.workflows.fit_search import OFFLOAD, Search, timed
@@ -216,7 +216,7 @@ def twin(name: str, share: float) -> Twin:
         made = Twin(name=name, limit=share, ours=ours, other=other.label if other.fits else "nothing fits")
         if not (fitted.chosen and other.fits):
             return made
-        cases = [fitted.chosen.case, on_cpu.case.under(levers.resolved(Choice(other.label)))]
+        cases = [fitted.chosen.case, on_cpu.case.under(resolved_label(Choice(other.label)))]
         trials = schedule.measured(dict.fromkeys((on_cpu.case.baseline, *cases)), ROUNDS)
         by_case = {row.case: row for row in read_rows(list(on_cpu.engine.run(trials)))}
         mine, theirs = (by_case[case] for case in cases)
@@ -256,7 +256,7 @@ class Rivals:
 
     def record(self, label: str) -> Record:
         """Return the step under a label, with the waits of each stage where inputs wait in host memory, as ours has."""
-        choice = levers.resolved(Choice(label))
+        choice = resolved_label(Choice(label))
         record = self._search.run(choice)
         if OFFLOAD not in choice.parts:
             return record
@@ -312,7 +312,7 @@ class Rivals:
                 break
             parts = [part for part in result.label.split("+") if part.split(":")[0] != lever.split(":")[0]]
             with contextlib.suppress(UserError):  # in-backward with micro-batches
-                more = self.result(result.way, str(levers.resolved(Choice("+".join([*parts, lever])))), limit)
+                more = self.result(result.way, str(resolved_label(Choice("+".join([*parts, lever])))), limit)
                 if more.reserved_bytes and more.reserved_bytes < result.reserved_bytes:
                     result = more
         return result

@@ -12,7 +12,7 @@ from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
 from profiler.planning.chain import Plan
-from profiler.training.levers import label as label_of
+from profiler.training import label_of
 from profiler.views.plots import frontier, picture
 from profiler.workflows import fit_search
 from profiler.workflows.fit_search import Search, Way

@@ -24,7 +24,7 @@ from profiler.planning.plan_code import Way, emit_way
 from profiler.predicting.traced_case import code_way
 from profiler.rehearsal import device, loader
 from profiler.rehearsal.smoke import proven_libraries
-from profiler.training import chunked_loss, levers
+from profiler.training import chunked_loss, resolved_label
 from tests import make
 from tests.program import PATIENCE_SECONDS, WITHOUT_GCPROF, gcprof
 from tests.small_heads import STEPS
@@ -125,7 +125,7 @@ def written(labels: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
     plan_file.write(plan, folder / "plan.json")
     found = {PLAN: (f"plan:file={folder / 'plan.json'}", emit_way(Way(label="plan", plan=plan), "python"))}
     for label in labels:
-        asked = case.under(levers.resolved(Choice(label)))
+        asked = case.under(resolved_label(Choice(label)))
         kept = tuple(lever for lever in asked.levers or () if lever.name == "chunk-loss") or UNSET
         way = code_way(msgspec.structs.replace(asked, levers=kept))
         found[label] = label, emit_way(msgspec.structs.replace(way, label=label, levers=asked.levers or ()), "python")

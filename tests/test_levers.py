@@ -13,7 +13,7 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Choice, Trial, decode, encode, split_choices
 from profiler.core.errors import Unsupported, UserError
 from profiler.measuring.trial import measure
-from profiler.training import chunked_loss, levers, optimizers
+from profiler.training import chunked_loss, optimizers, resolved_label
 from profiler.training.assemble import assemble
 from profiler.training.models import TABLE
 from profiler.training.workload import Workload, compared
@@ -28,7 +28,7 @@ def _case(**fields):
 
 
 def test_a_label_is_canonical_and_makes_the_case():
-    label = levers.resolved(Choice("fused"))
+    label = resolved_label(Choice("fused"))
     case = _case().under(label)
 
     assert (label, case.strategy, case.levers) == ("none+fused", "none", ("fused",))
@@ -47,7 +47,7 @@ def test_a_label_is_canonical_and_makes_the_case():
     ],
 )
 def test_levers_are_read_in_a_list_of_strategies(text, labels):
-    assert [levers.resolved(choice) for choice in split_choices(text)] == labels
+    assert [resolved_label(choice) for choice in split_choices(text)] == labels
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_cannot_be_meant_is_refused(strategies, optimizer, noun):
 
 def _built(build, label, **fields):
     case = msgspec.structs.replace(_case(), **{"strategy": Choice("none"), **fields}).under(
-        levers.resolved(Choice(label))
+        resolved_label(Choice(label))
     )
     torch.manual_seed(0)
     return assemble(case, build=build)
@@ -131,7 +131,7 @@ def _measured(build, label, **fields):
     """The record of a case under a label, by the equality pass that `gcprof run` takes."""
     case = msgspec.structs.replace(_case(), **fields)
     baseline = measure(Trial(case=case, passes=("equality",)), build=build)
-    trial = Trial(case=case.under(levers.resolved(Choice(label))), passes=("equality",))
+    trial = Trial(case=case.under(resolved_label(Choice(label))), passes=("equality",))
     return measure(msgspec.structs.replace(trial, digests=baseline.equality.digests), build=build)
 
 
@@ -186,7 +186,7 @@ def test_a_loss_in_parts_of_which_no_target_counts_has_gradients_of_zero_as_the_
 
 def test_a_loss_in_parts_computes_no_product_twice():
     def flops(label):
-        trial = Trial(case=_case().under(levers.resolved(Choice(label))), passes=("flops",))
+        trial = Trial(case=_case().under(resolved_label(Choice(label))), passes=("flops",))
         readings = measure(trial, build=step).readings
         return readings.forward_flops + readings.backward_flops
 

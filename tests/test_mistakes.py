@@ -13,7 +13,7 @@ from profiler.core import gpu_specs
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.runs import runs, store
-from profiler.training import levers
+from profiler.training import resolved_label
 from profiler.training.models import meant
 from tests import examples, make
 
@@ -144,7 +144,7 @@ def test_a_gpu_is_known_by_the_words_that_people_use(word, name):
 
 
 def test_a_model_is_known_by_its_own_name_where_one_family_has_it_and_a_strategy_as_tables_print_it():
-    assert levers.resolved(Choice("first(3)+fused")) == "first:n=3+fused"
+    assert resolved_label(Choice("first(3)+fused")) == "first:n=3+fused"
     assert meant(Choice("gpt2")) == "hf:gpt2"
     assert meant(Choice("GPT-2:sequence=32")) == "hf:gpt2:sequence=32"
     assert meant(Choice("train.py::make:depth=2")) == "train.py:make:depth=2"

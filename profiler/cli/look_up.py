@@ -69,18 +69,18 @@ def strategies(
     """
     from profiler.core import catalogue
     from profiler.core.case import Choice
-    from profiler.training import STRATEGIES, levers
+    from profiler.training import LEVERS, STRATEGIES
     from profiler.views.tables import listing, options_of
 
     if name is not None:
-        entry = catalogue.read(name, {**STRATEGIES, **levers.TABLE}, what="strategy")
+        entry = catalogue.read(name, {**STRATEGIES, **LEVERS}, what="strategy")
         say(options_of(entry))
         needed = {
             option.name: option.words[0] if option.words else "4" for option in entry.options if option.default is None
         }
         next_command("gcprof", "run", "--strategies", Choice.of(name, needed))
         return
-    beside = listing(catalogue.entries(levers.TABLE), title="levers, after a strategy: all+fused")
+    beside = listing(catalogue.entries(LEVERS), title="levers, after a strategy: all+fused")
     say(listing(catalogue.entries(STRATEGIES, hidden=everything)), beside)
     next_command("gcprof", "strategies", "segments")
 

@@ -45,10 +45,10 @@ def _runs() -> list[tuple[str, str]]:
 def _entries(field: str) -> Iterator[tuple[str, str]]:
     """Yield what may be in this field of a case; of a family, the user types the member."""
     from profiler.core import catalogue
-    from profiler.training import levers
+    from profiler.training import LEVERS
     from profiler.workflows.spec import TABLES
 
-    for entry in catalogue.entries({**TABLES[field], **(levers.TABLE if field == "strategy" else {})}):
+    for entry in catalogue.entries({**TABLES[field], **(LEVERS if field == "strategy" else {})}):
         if "/" not in entry.name:
             yield entry.name.removesuffix("NAME"), entry.about
 

@@ -174,11 +174,11 @@ def strategies_of(text: str | None) -> list[str | None]:
     """Return the strategies in canonical form, each once; None alone where none are asked for. Raises UserError."""
     from profiler.core import plan_file
     from profiler.core.case import Choice, split_choices
-    from profiler.training import levers
+    from profiler.training import refuse_in_scripts, resolved_label
 
     if text is None:
         return [None]
-    labels = [levers.resolved(choice) for choice in split_choices(text)]
+    labels = [resolved_label(choice) for choice in split_choices(text)]
     named = []
     for label in labels:
         strategy, *chosen = label.parts
@@ -188,7 +188,7 @@ def strategies_of(text: str | None) -> list[str | None]:
             strategy = Choice.of("plan", {"file": plan_file.USUAL})
         if strategy.name == "plan":
             plan_file.read(Path(strategy.options["file"]))
-        levers.refuse_in_scripts(label)
+        refuse_in_scripts(label)
         named.append("+".join([strategy, *chosen]))
     return [*dict.fromkeys(named)]
 

@@ -28,7 +28,7 @@ from profiler.core.case import Case, Choice
 from profiler.core.errors import Unsupported, users_line
 from profiler.core.record import Applied
 from profiler.predicting.fake_tensors import fake_tensors, unseen
-from profiler.training import STRATEGIES, called_blocks, levers
+from profiler.training import LEVERS, STRATEGIES, called_blocks
 from profiler.training import blocks as finding
 from profiler.training.block_segments import apply_strategy, checkpointed, norms, with_note
 from profiler.training.blocks import unroute
@@ -405,7 +405,7 @@ class _Inputs:
     def apply(self, met: Met) -> str:
         kind = type(met.workload.module).__name__
         case = Case(model=Choice(kind), strategy=met.strategy, optimizer=Choice("own"), batch_size=None, device="cuda")
-        function, _ = catalogue.load(Choice("offload-inputs"), levers.TABLE)
+        function, _ = catalogue.load(Choice("offload-inputs"), LEVERS)
         function(met.workload, case, **self._options)
         return f"inputs of {len(set(map(id, checkpointed(met.workload).values())))} checkpoints in host memory"
 
@@ -420,7 +420,7 @@ _levers: dict[str, Any] = {}  # of this process, by name
 def begin_levers(chosen: tuple[Choice, ...]) -> None:
     """Begin to apply these levers to what the script makes."""
     for lever in chosen:
-        _levers[lever.name] = KINDS[lever.name](**catalogue.load(lever, levers.TABLE)[1])
+        _levers[lever.name] = KINDS[lever.name](**catalogue.load(lever, LEVERS)[1])
 
 
 def apply_levers(met: Met) -> Iterator[str]:

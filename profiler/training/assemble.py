@@ -17,7 +17,7 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, BlockSummary, Built, ModelSummary, Note
-from profiler.training import DISTRIBUTED, OPTIMIZERS, STRATEGIES, blocks, called_blocks, kept_state, levers, models
+from profiler.training import DISTRIBUTED, LEVERS, OPTIMIZERS, STRATEGIES, blocks, called_blocks, kept_state, models
 from profiler.training.block_segments import apply_strategy, repaired, with_note
 from profiler.training.known_values import (
     in_batch,
@@ -225,7 +225,7 @@ def _applied(
         workload, applied = apply_strategy(workload, case.strategy.name, partial(apply, **options))
         remark = uncompiled_note([workload.blocks[index] for index in applied.recomputes], compiled)
         applied = msgspec.structs.replace(applied, notes=(*applied.notes, *([remark] if remark else [])))
-    workload, applied = levers.with_levers(case, workload, applied)
+    workload, applied = _with_levers(case, workload, applied)
     turn = applied.switch
     if turn is None or not applied.keeps_own:
         return workload, applied, turn
@@ -235,6 +235,29 @@ def _applied(
         turn(on)
 
     return workload, applied, switch
+
+
+def _with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Workload, Applied]:
+    """Apply the case's levers, after its strategy; what they did is added to what it did."""
+    for lever in case.levers or ():
+        apply, options = catalogue.load(lever, LEVERS)
+        workload, own = apply(workload, case, **options)
+        applied = msgspec.structs.replace(
+            applied,
+            split="; ".join(filter(None, (applied.split, own.split))) or None,
+            rounds=applied.rounds or own.rounds,
+            draws_apart=applied.draws_apart or own.draws_apart,
+            heads=own.heads or applied.heads,
+            notes=(*applied.notes, *own.notes),
+            remark=partial(_first, applied.remark, own.remark),
+            switch=partial(_first, applied.switch, own.switch) if applied.switch and own.switch else None,
+        )
+    return workload, applied
+
+
+def _first(first: Callable[..., Any], second: Callable[..., Any], *given: bool) -> Any:
+    """Return what the first says of notes, or else the second; switches, which return None, are both turned."""
+    return first(*given) or second(*given)
 
 
 def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:

@@ -19,7 +19,7 @@ from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
 from profiler.runs import run_folder, store
 from profiler.runs.store import Run
-from profiler.training import levers
+from profiler.training import LEVERS
 from profiler.workflows.spec import TABLES, Request
 
 MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # a family's member: resnet18, vit_base_patch16_224.augreg
@@ -86,7 +86,7 @@ def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:
         text = getattr(asked, key)
         if not text or getattr(typed, key):
             continue
-        known = {**TABLES.get(FLAGS.get(key, ""), {}), **levers.TABLE}  # a lever leads nowhere, nor does one alone
+        known = {**TABLES.get(FLAGS.get(key, ""), {}), **LEVERS}  # a lever leads nowhere, nor does one alone
         if key == "data" or not all(is_plain(choice.parts[0], known) for choice in split_choices(text)):
             message = f"{path}: {key} = '{text}' names code or a place that is not gcprof's own"
             raise UserError(message, hint=f"if it is meant, type it: --{key} '{text}'")

@@ -24,7 +24,7 @@ from profiler.planning.chain import Chain, plan_file_of
 from profiler.planning.solver import Point
 from profiler.scripts import launch
 from profiler.scripts.report import NOT_MET, Asked, Ended, Variant, phase_text
-from profiler.training.levers import label as label_of
+from profiler.training import label_of
 from profiler.workflows.fit_search import ALL, EXPANDABLE, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers
 from profiler.workflows.plan_fitting import TriedPlan, fastest, written
 from profiler.workflows.planner import ANY, GATE

@@ -27,8 +27,7 @@ from profiler.planning import simulator
 from profiler.planning.chain import Chain, Plan, plan_file_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point
-from profiler.training.levers import TABLE
-from profiler.training.levers import label as label_of
+from profiler.training import LEVERS, label_of
 from profiler.workflows import plan_fitting
 from profiler.workflows.explain import followed
 from profiler.workflows.plan_fitting import FASTER, HELPS, MEMORY, TriedPlan, copied, fastest, frontiers, offloading
@@ -387,7 +386,7 @@ class Search:
 
 
 def _ordered(chosen: Levers) -> Levers:
-    order = list(TABLE)
+    order = list(LEVERS)
     return tuple(sorted(chosen, key=lambda lever: order.index(lever.name)))
 
 

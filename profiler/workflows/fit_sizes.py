@@ -19,8 +19,7 @@ from profiler.core.gpu_specs import parse
 from profiler.core.plan_file import PlanFile
 from profiler.planning import plan_code
 from profiler.runs import RESULTS, store
-from profiler.training.levers import label as label_of
-from profiler.training.levers import refuse_conflicts
+from profiler.training import label_of, refuse_conflicts
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.fit import ROUNDS, FitRequest
 from profiler.workflows.fit_search import (

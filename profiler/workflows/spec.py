@@ -19,7 +19,15 @@ from profiler.core.gpu_specs import parse
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
 from profiler.core.units import bytes_text, parse_percent
-from profiler.training import DISTRIBUTED, OPTIMIZERS, STRATEGIES, levers, models, refuse_unknown_optimizer
+from profiler.training import (
+    DISTRIBUTED,
+    OPTIMIZERS,
+    STRATEGIES,
+    models,
+    refuse_conflicts,
+    refuse_unknown_optimizer,
+    resolved_label,
+)
 from profiler.training.models import meant
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # defaults besides `none`: for chains, and for other models
@@ -226,7 +234,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
         for device, model, optimizer, size, accumulate, precision, (way, ranks), label in points
     ]
     for case in cases:
-        levers.refuse_conflicts(case)
+        refuse_conflicts(case)
     return CheckedRequest(trials=_trials(request, cases, rounds), data_directory=request.data, remarks=tuple(remarks))
 
 
@@ -236,7 +244,7 @@ def strategies_of(request: Request) -> list[Choice]:
     By default they are SEGMENTS if all models are chains, else OF_BLOCKS.
     """
     labels = [] if request.strategies is None else split_choices(request.strategies)
-    named = [levers.resolved(label) for label in labels]
+    named = [resolved_label(label) for label in labels]
     segments = request.segments
     if segments is None and not named:
         is_chain = request.model is None or all(one.name in models.CHAINS for one in split_choices(request.model))

@@ -25,7 +25,7 @@ from profiler.engines import Engine
 from profiler.measuring.trial import measure as measure_trial
 from profiler.planning import simulator
 from profiler.planning.chain import plan_file_of
-from profiler.training import levers
+from profiler.training import refuse_conflicts, resolved_label
 from profiler.training.memory_levers import grows, set_growing
 from profiler.training.models.user import as_workload
 from profiler.views.tables import Table
@@ -268,8 +268,8 @@ def under(case: Case, strategy: str | PlanFile | Path) -> Iterator[tuple[Case, C
             yield from_file, msgspec.structs.replace(case, strategy=Choice("plan"))
         return
     word = Choice.of("plan", {"file": strategy}) if isinstance(strategy, Path) else Choice(strategy)
-    chosen = case.under(levers.resolved(word))
-    levers.refuse_conflicts(chosen)
+    chosen = case.under(resolved_label(word))
+    refuse_conflicts(chosen)
     yield chosen, chosen
     if grows(chosen) and chosen.torch_device.startswith("cuda") and not chosen.is_rehearsed:
         set_growing(False)
