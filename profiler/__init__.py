@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from profiler.training.called_blocks import block
     from profiler.workflows.in_process.in_training import apply, watch
+    from profiler.workflows.in_process.results import load
     from profiler.workflows.in_process.trials import explain, fit, measure, plan, predict, timeline
-    from profiler.workflows.stored_run import load
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "apply", "block", "explain", "fit", "load", "measure", "plan", "predict", "timeline", "watch"]
 _HOMES = {  # imported on first use; all others are of the trials, which import torch and take seconds
     "apply": "profiler.workflows.in_process.in_training",
     "block": "profiler.training.called_blocks",
-    "load": "profiler.workflows.stored_run",
+    "load": "profiler.workflows.in_process.results",
     "watch": "profiler.workflows.in_process.in_training",
 }
 

@@ -36,10 +36,10 @@ ROOMS = {
     "views": _room(
         "core planning analysis training runs scripts", "matplotlib jinja2 pyarrow rich tensorboard wandb mlflow"
     ),
-    "workflows": _room("core planning analysis training scripts runs engines views", "pandas"),
+    "workflows": _room("core planning analysis training scripts runs engines views"),
     "workflows/in_process": _room(
-        "core planning analysis training scripts measuring predicting engines views workflows",
-        "torch cloudpickle",
+        "core planning analysis training scripts measuring predicting runs engines views workflows",
+        "torch cloudpickle pandas",
     ),
     "workflows/published": _room("core scripts training measuring engines workflows/in_process", "torch transformers"),
     "cli": _room("core planning analysis training scripts runs engines views workflows", "typer"),

@@ -1,29 +1,40 @@
-"""What functions of Python return: numbers that `print` and a notebook show as the tables of their commands."""
+"""What functions of Python return: numbers that `print` and a notebook show as the tables of their commands.
+
+Runs are read back here too, without torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from profiler.analysis import live_bytes
 from profiler.analysis.explanation import Explanation
-from profiler.analysis.rows import rows
+from profiler.analysis.rows import COLUMNS, Row, flat_row
+from profiler.analysis.rows import rows as read_rows
 from profiler.core.case import Choice
 from profiler.core.errors import UserError, load_module
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Record, evidence
 from profiler.core.trace_data import Trace
-from profiler.core.units import bytes_text
+from profiler.core.units import bytes_text, count_text
 from profiler.planning.chain import Chain
 from profiler.planning.simulator import Way
 from profiler.planning.solver import Point
+from profiler.runs import run_folder, store
 from profiler.views import export as languages
 from profiler.views.tables import Table, explanation, plans, text
 from profiler.views.tables.columns import device_word, main
 from profiler.workflows.fit import Fitted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "object"}  # integers stay so beside NA
 
 
 class Shown:
@@ -58,7 +69,7 @@ class ShownRecord(Shown, Record, frozen=True, kw_only=True):
         return cls(**msgspec.structs.asdict(record))
 
     def _tables(self) -> list[Table]:
-        return main(rows((self,)))
+        return main(read_rows((self,)))
 
 
 class PeakMemory(int):
@@ -190,3 +201,47 @@ class Fit(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def _tables(self) -> list[Table]:
         return [self.table]
+
+
+class Run(store.Run, frozen=True, kw_only=True, dict=True):
+    """A run folder as it was when it was loaded. A notebook shows it as a table."""
+
+    @cached_property
+    def _rows(self) -> tuple[Row, ...]:
+        return read_rows(self.records)
+
+    def rows(self) -> tuple[Row, ...]:
+        """One row for each case, its rounds pooled, against the same case without checkpointing."""
+        return self._rows
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a DataFrame with the columns of the CSV export: bytes and seconds, samples as tuples."""
+        pandas = load_module("pandas")
+        lines = [flat_row(row) for row in self.rows()]
+        kinds = {name: KINDS[kind] for name, kind in COLUMNS.items()}
+        frame: pd.DataFrame = pandas.DataFrame(
+            {name: pandas.Series([line[name] for line in lines], dtype=kind) for name, kind in kinds.items()}
+        )
+        return frame
+
+    def __repr__(self) -> str:
+        return f"<gcprof run {self.folder.name}: {count_text(len(self.rows()), 'row')}, {self.status}>"
+
+    def _repr_html_(self) -> str:
+        return languages.run_html(self.rows(), status=self.status)
+
+
+def load(run: str | Path = "last") -> Run:
+    """Returns the run that is called so: by its folder, its name below results/, or `last`. It needs no torch.
+
+    `records` are as they were stored, `rows()` pools the rounds of each case and compares it with the case without
+    checkpointing, and `to_pandas()` gives a frame of these rows: bytes and seconds, missing where it was not measured.
+    Raises UserError where it is no run or is damaged.
+
+    Example::
+
+        run = gcprof.load("last")
+        frame = run.to_pandas()
+        frame[["strategy", "saved_bytes", "peak_bytes", "step_seconds"]]
+    """
+    return Run(**msgspec.structs.asdict(store.load(run_folder(str(run)))))
