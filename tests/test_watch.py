@@ -162,17 +162,17 @@ def test_peaks_are_those_of_counters_put_in_by_hand_and_what_one_reads_stays(hol
 
 @pytest.mark.slow
 def test_a_trainers_steps_are_those_of_its_script(here):
-    trainer_trial = pytest.importorskip("profiler.workflows.published.trainer_trial")
+    hf_trainer = pytest.importorskip("profiler.workflows.published.hf_trainer")
     pytest.importorskip("accelerate")
     model = Choice("hf:bert:head=classification,hidden_size=8,num_attention_heads=2,num_hidden_layers=1,vocab_size=50")
     fields = {"optimizer": Choice("adamw"), "batch_size": 1, "accumulate": 2, "warmup": 1, "samples": 3}
     case = make.case("hf", model=model, device="cpu", verify="off", **fields)
 
-    record = trainer_trial.measure(Trial(case=case, round=2), on_pass=lambda stage: None)
+    record = hf_trainer.measure(Trial(case=case, round=2), on_pass=lambda stage: None)
 
     assert (record.outcome, record.round, record.num_steps) == ("ok", 2, 1 + 1 + 3)
     assert len(record.readings.step_seconds) == 3
     assert record.readings.peak_bytes is None  # on a CPU it is not measured, and never 0
     assert [note.code for note in record.notes] == ["GCP020"]
     with pytest.raises(Unsupported, match="checkpoints nothing"):
-        trainer_trial.measure(Trial(case=make.case("all", model=model)), on_pass=lambda stage: None)
+        hf_trainer.measure(Trial(case=make.case("all", model=model)), on_pass=lambda stage: None)

@@ -49,7 +49,7 @@ SHARED = {  # by how a group of trials shares a child
     "rehearsed": f"{REHEARSED}:run_rows",
     "timed": RUN_TOGETHER,
 }
-TRAIN = "profiler.workflows.published.trainer_trial:run_trials"
+TRAIN = "profiler.workflows.published.hf_trainer:run_trials"
 MOST_TIMED = 8  # strategies in a process: with more, steps are too far from the plain step to share its disturbances
 Records = dict[tuple[Case, int], Record]
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
