@@ -13,7 +13,8 @@ from profiler.core.case import Case, Choice
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
 from profiler.training import DISTRIBUTED, OPTIMIZERS, STRATEGIES, models
-from profiler.workflows import consent
+from profiler.workflows import spec
+from profiler.workflows.resume import unnamed_words
 from profiler.workflows.spec import Request
 from tests import make
 
@@ -39,7 +40,7 @@ def entries() -> Iterator[tuple[str, Entry]]:
 
 def is_plain(field: str, entry: Entry, **given: str) -> bool:
     must = {option.name: _plain_value(option) for option in entry.options if option.default is None}
-    return consent.is_plain(Choice.of(entry.name, {**must, **given}), TABLES[field])
+    return spec.is_plain(Choice.of(entry.name, {**must, **given}), TABLES[field])
 
 
 def _plain_value(option: Option) -> str:
@@ -51,7 +52,7 @@ def test_every_option_takes_its_own_kind_of_value_and_nothing_hostile(field, ent
     for option, word in product(entry.options, HOSTILE):
         assert is_plain(field, entry, **{option.name: _plain_value(option)}) == (entry.name != "plan")
         choice = Choice.of(entry.name, {option.name: word})
-        if consent.is_plain(choice, TABLES[field]):
+        if spec.is_plain(choice, TABLES[field]):
             assert option.kind != "str"  # what is a number of ours is refused where it is read
             with pytest.raises(UserError, match=f"{option.name}="):
                 catalogue.resolve(choice, TABLES[field])
@@ -73,8 +74,8 @@ def test_a_name_is_plain_and_an_option_that_is_no_ours_holds_a_number_and_makes_
 def test_a_hostile_word_in_a_field_is_told_until_it_is_typed(field, word):
     case = msgspec.structs.replace(make.case(), **{field: Choice(word)})
 
-    assert consent.unnamed_words([case, make.case()], folder=None, named={}) == {field: [word]}
-    assert consent.unnamed_words([case], folder=None, named={field: {word}}) == {}
+    assert unnamed_words([case, make.case()], folder=None, named={}) == {field: [word]}
+    assert unnamed_words([case], folder=None, named={field: {word}}) == {}
 
 
 def test_every_field_that_is_a_choice_is_one_of_a_table():
@@ -83,12 +84,12 @@ def test_every_field_that_is_a_choice_is_one_of_a_table():
     assert choices == set(TABLES)
 
 
-@pytest.mark.parametrize("key", [*consent.FLAGS, "data"])
+@pytest.mark.parametrize("key", [*spec.FLAGS, "data"])
 def test_a_key_of_a_sweep_file_that_names_something_must_be_typed(key):
     asked = Request(**{key: "evilpkg.sub:make"})
 
     with pytest.raises(UserError, match=f"sweep.toml: {key} = ") as caught:
-        consent.refuse_file(asked, Request(), path=Path("sweep.toml"))
+        spec.refuse_file(asked, Request(), path=Path("sweep.toml"))
 
-    consent.refuse_file(asked, asked, path=Path("sweep.toml"))
+    spec.refuse_file(asked, asked, path=Path("sweep.toml"))
     assert caught.value.hint == f"if it is meant, type it: --{key} 'evilpkg.sub:make'"

@@ -229,7 +229,7 @@ def _of_run(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
 
     if not is_run(given["model"]):
         return {}
-    from profiler.workflows.consent import words_of
+    from profiler.workflows.resume import words_of
 
     known = words_of(given["model"])
     return {name: word for name, word in known.items() if name == "model" or (name in names and given[name] is None)}

@@ -201,7 +201,7 @@ def _say_refused(run: Run) -> None:
 def _say_next(ran: Ran, run: Run) -> None:
     from profiler.analysis import progress, rows
     from profiler.views.tables.details import has_plane
-    from profiler.workflows.consent import resume_words
+    from profiler.workflows.resume import resume_words
 
     lost = sum(record.outcome in progress.LOST for record in rows.latest(run.records))
     again = resume_words(run, engine=ran.engine, data=ran.data_directory)
@@ -228,7 +228,7 @@ def _after(run: Run) -> list[str]:
     from profiler.core.gpu_specs import parse
     from profiler.core.plan_file import strategy_label
     from profiler.core.units import KIB
-    from profiler.workflows.consent import needs_naming
+    from profiler.workflows.resume import needs_naming
     from profiler.workflows.spec import flag
 
     peaks = {record.case.label: record.readings.peak_bytes for record in run.records if record.readings.peak_bytes}

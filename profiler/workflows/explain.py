@@ -22,7 +22,7 @@ from profiler.engines import REHEARSED, WORKER, Engine, read_answer
 from profiler.runs import is_run, run_folder, store
 from profiler.views.tables.columns import device_word, optimizer
 from profiler.workflows import SILENT, Screen, spec
-from profiler.workflows.consent import refuse_cases
+from profiler.workflows.resume import refuse_cases
 from profiler.workflows.spec import Request
 from profiler.workflows.stages import for_gpus
 

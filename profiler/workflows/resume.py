@@ -1,10 +1,15 @@
-"""Resumes a run, or measures its plan anew: refused where words, files, versions or device are not the run's."""
+"""Resumes a run, or measures its plan anew: refused where words, files, versions or device are not the run's.
+
+A run folder may come from anyone: a word of it that leads to code or files counts only if the user typed it too. To
+decide this, nothing is imported or opened, nothing outside of the folder is looked at, and no name in it is resolved.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 from msgspec import UNSET
@@ -12,17 +17,19 @@ from msgspec import UNSET
 from profiler import engines
 from profiler.analysis import progress, rows
 from profiler.core import catalogue, device_choice
-from profiler.core.case import Choice, split_choices
+from profiler.core.case import Case, Choice, split_choices
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
 from profiler.runs import RESULTS, run_folder, store
 from profiler.runs.store import Run
-from profiler.workflows import SILENT, STARTING, Screen, consent, spec
+from profiler.workflows import SILENT, STARTING, Screen, spec
 from profiler.workflows import run as workflow
 from profiler.workflows.run import Ran, RunRequest, Started
-from profiler.workflows.spec import TABLES, CheckedRequest, Request, given
+from profiler.workflows.spec import FLAGS, TABLES, CheckedRequest, Request, given, is_plain
 
+OF_MODEL = ("model", "optimizer", "batch_size", "precision", "accumulate", "blocks")  # of a run, for another command
+Words = dict[str, list[str]]  # by the field of a case
 THREADS = "OMP_NUM_THREADS"  # the variable that sets how many threads PyTorch uses
 
 
@@ -48,7 +55,7 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
         return workflow.begin(request, _changed(before, request), screen, remarks=before.warnings)
     is_complete = words is None and not request.anew and not _owed(before)
     if not is_complete:
-        consent.refuse_unnamed(before, _named_words(before, request.words), request.typed)
+        refuse_unnamed(before, _named_words(before, request.words), request.typed)
     workflow.refuse_exclusive(plan, exclusive=request.exclusive)
     if request.anew:
         store.refuse_existing(request.output or RESULTS / "new")
@@ -93,10 +100,10 @@ def _names_only(before: Run, request: RunRequest) -> bool:
     leads to code or files.
     """
     words = request.words
-    naming = {key: getattr(words, key) for key in consent.FLAGS}
+    naming = {key: getattr(words, key) for key in FLAGS}
     if request.config is not None or words != Request(**naming, data=words.data):
         return False
-    models, must = {trial.case.model for trial in before.manifest.plan}, consent.needs_naming(before)
+    models, must = {trial.case.model for trial in before.manifest.plan}, needs_naming(before)
     typed = _named_words(before, words)
     return all(
         named == {*must.get(field, ())} or (field == "model" and named == models) for field, named in typed.items()
@@ -107,7 +114,7 @@ def _named_words(before: Run, words: Request) -> dict[str, set[Choice]]:
     """Return the words that were typed, by the field of a case, as the run has them, or else in canonical form."""
     cases = [trial.case for trial in before.manifest.plan]
     named = {}
-    for key, field in consent.FLAGS.items():
+    for key, field in FLAGS.items():
         if (text := getattr(words, key)) is not None:
             own = {getattr(case, field) for case in cases}
             choices = [choice.parts[0] for choice in split_choices(text)]  # a lever leads nowhere
@@ -127,11 +134,11 @@ def _changed(before: Run, request: RunRequest) -> Request:
         except msgspec.ValidationError as error:
             raise UserError(f"{path}: words: {error}", exit_code=4) from None
         changed = spec.changed(own, words)
-        consent.refuse_file(changed, words, path=path)
+        spec.refuse_file(changed, words, path=path)
         return changed
     if not request.anew:
         return words
-    as_it_was = shlex.join([*consent.resume_words(before, engine=request.engine, data=words.data), "--new-run"])
+    as_it_was = shlex.join([*resume_words(before, engine=request.engine, data=words.data), "--new-run"])
     names = ", ".join(map(spec.flag, given(words)))
     message = f"the options that made the plan of this run are not stored, so that {names} cannot be changed in it"
     raise UserError(message, hint=f"{as_it_was} measures it as it was")
@@ -190,3 +197,81 @@ def _owed(before: Run) -> bool:
 def _nothing_left(before: Run, screen: Screen) -> Ran:
     screen.say("there is nothing left to do: the run is complete")
     return Ran(run=before, exit_code=progress.exit_code(before.records))
+
+
+def unnamed_words(cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, Iterable[str]]) -> Words:
+    """Return the words of these cases that must be typed and were not, each once, by the field of the case.
+
+    Only the fields of TABLES can lead to code or files. `folder` is the run folder that the cases are from, `named` the
+    words that were typed, by field. Raises UserError for options that cannot be read.
+    """
+    words = {}
+    for name, table in TABLES.items():
+        typed = set(named.get(name, ()))
+        choices = dict.fromkeys(getattr(case, name) for case in cases)
+        untyped = [one for one in choices if one is not UNSET and one not in typed and not is_plain(one, table, folder)]
+        if untyped:
+            words[name] = [str(choice) for choice in untyped]
+    return words
+
+
+def resume_words(run: Run, *, engine: str = "local", data: str | None = None) -> list[str]:
+    """Return the command that resumes a run, with what the user must type again."""
+    where = ["--engine", engine] if engine != "local" else []
+    again = _again(run, needs_naming(run))
+    return ["gcprof", "run", "--resume", str(run.folder), *again, *(["--data", data] if data else []), *where]
+
+
+def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequence[str]) -> None:
+    """Raise UserError if a word of a run's plan leads to code or files, and the user did not type it.
+
+    `named` are the words that were typed, by the field of a case. Nothing is imported or opened for this. Digests in
+    the folder are no consent: who wrote its plan could write them too.
+    """
+    unnamed = unnamed_words(_cases(run), folder=run.folder, named=named)
+    _refuse(unnamed, hint=f"if this is your own code: {shlex.join(['gcprof', *typed, *_again(run, unnamed)])}")
+
+
+def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice]) -> None:
+    """Raise UserError if words of these cases of the run `target` lead to code or files; strategies can be named."""
+    unnamed = unnamed_words([*cases], folder=run_folder(target), named={"strategy": set(named)})
+    _refuse(unnamed, hint="name the model and its settings instead of the run")
+
+
+def needs_naming(run: Run) -> Words:
+    """Return the words of a run's plan that a user must type again, by the field of a case."""
+    return unnamed_words(_cases(run), folder=run.folder, named={})
+
+
+def words_of(word: str) -> dict[str, str]:
+    """Return the model and settings of the run of this name as one types them, several of one joined by commas.
+
+    Raises UserError for a script's run, and for a run whose words lead to code.
+    """
+    run = store.load(run_folder(word))
+    if run.is_script:
+        message = f"'{word}' is the run of a script, and this command takes a model"
+        raise UserError(message, hint=f"gcprof show {word} names its command")
+    cases = list(dict.fromkeys(case.baseline for case in _cases(run)))
+    refuse_cases(cases, word, named=())
+    values = {field: dict.fromkeys(getattr(case, field) for case in cases) for field in OF_MODEL}
+    return {field: ",".join(map(str, of)) for field, of in values.items() if not {None, UNSET} & {*of}}
+
+
+def _cases(run: Run) -> list[Case]:
+    return list(dict.fromkeys(trial.case for trial in run.manifest.plan))
+
+
+def _again(run: Run, unnamed: Words) -> list[str]:
+    """Return the flags that name these words; --model takes all models of the run."""
+    models = {"model": list(dict.fromkeys(str(case.model) for case in _cases(run)))} if "model" in unnamed else {}
+    named = {**unnamed, **models}
+    return [part for key, field in FLAGS.items() if field in named for part in (f"--{key}", ",".join(named[field]))]
+
+
+def _refuse(unnamed: Words, *, hint: str) -> None:
+    for field, (word, *_) in unnamed.items():
+        message = (
+            f"the {field} of this run is '{word}', which is not gcprof's own: gcprof does not run code just because"
+        )
+        raise UserError(f"{message} a run folder names it", hint=hint)

@@ -33,7 +33,7 @@ from profiler.runs.store import Run, Writer
 from profiler.training import models
 from profiler.views import export
 from profiler.views.tables.columns import card, device_word
-from profiler.workflows import SILENT, STARTING, Interrupted, Screen, consent, spec
+from profiler.workflows import SILENT, STARTING, Interrupted, Screen, spec
 from profiler.workflows.spec import CheckedRequest, Request, command_line, given
 
 UNTOLD = "GCP031"  # the note that a device reports nothing about itself
@@ -78,7 +78,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.config is None:
             return self.words
         asked = spec.override(spec.read_sweep(self.config), self.words)
-        consent.refuse_file(asked, self.words, path=self.config)
+        spec.refuse_file(asked, self.words, path=self.config)
         return asked
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from profiler.core import catalogue, device_choice, plan_file, safe_files, schedule
 from profiler.core.case import SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
+from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError, nearest, nearest_or_all, refuse_idle
 from profiler.core.gpu_specs import parse
 from profiler.core.schedule import Shard
@@ -21,6 +22,7 @@ from profiler.core.stats import Sampling
 from profiler.core.units import bytes_text, parse_percent
 from profiler.training import (
     DISTRIBUTED,
+    LEVERS,
     OPTIMIZERS,
     STRATEGIES,
     models,
@@ -37,6 +39,12 @@ TABLES = {  # for the fields of a case that are Choices
     "optimizer": OPTIMIZERS,
     "parallel": DISTRIBUTED,
 }
+MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # a family's member: resnet18, vit_base_patch16_224.augreg
+WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # the value of an option of our own: own, 224, matmul+gelu, 16+32
+LOADS = re.compile(  # options that make other libraries load weights or code, by a number or `true`
+    r"_.*|(?:.*_)?(?:pretrained|trust|remote|hub|download|weights|kernels)(?:_.*)?", re.IGNORECASE
+)
+FLAGS = {"model": "model", "strategies": "strategy", "optimizer": "optimizer", "parallel": "parallel"}
 UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
 LEAST_STEPS = 4  # timed in every round: two pairs, so that three rounds have six, the fewest with a confidence interval
 FEWEST, MOST = 6, 10_000  # samples per round: fewer than six give no confidence interval of the median
@@ -443,3 +451,47 @@ def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
     except msgspec.ValidationError as error:
         key = str(error).rpartition("$.")[2].rstrip("`")
         raise wrong(key, f"{key}: {str(error).partition(' - at')[0]}") from None
+
+
+def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:
+    """Raise UserError if a word of a sweep file names code, a file or a folder, and the user did not type it."""
+    for key in (*FLAGS, "data"):
+        text = getattr(asked, key)
+        if not text or getattr(typed, key):
+            continue
+        known = {**TABLES.get(FLAGS.get(key, ""), {}), **LEVERS}  # a lever leads nowhere, nor does one alone
+        if key == "data" or not all(is_plain(choice.parts[0], known) for choice in split_choices(text)):
+            message = f"{path}: {key} = '{text}' names code or a place that is not gcprof's own"
+            raise UserError(message, hint=f"if it is meant, type it: --{key} '{text}'")
+
+
+def is_plain(choice: Choice, table: Mapping[str, str], folder: Path | None = None) -> bool:
+    """Whether a choice is in gcprof's tables, with options that no library takes for code or a place.
+
+    Raises UserError for options that cannot be read.
+    """
+    member = choice.name.partition(":")[2]
+    entry = catalogue.listed(choice.name, table)
+    if entry is None or (member and not MEMBER.fullmatch(member)):
+        return False
+    if entry.name == "plan" and "file" not in choice.options:
+        return False  # its default is a file in the current folder
+    declared = {option.name: option for option in entry.options}
+    return all(_is_plain_option(entry, key, text, declared.get(key), folder) for key, text in choice.options.items())
+
+
+def _is_plain_option(entry: Entry, key: str, text: str, option: Option | None, folder: Path | None) -> bool:
+    """Whether the value of an option cannot be a name, except one of gcprof's own."""
+    if option is None:
+        value = catalogue.literal(text)
+        return entry.open and not LOADS.fullmatch(key) and (value is None or isinstance(value, bool | int | float))
+    if (entry.name, key) == ("plan", "file"):  # it may be one of the run folder's own plans
+        if folder is None:
+            return False
+        file, plans = Path(text), folder.absolute() / plan_file.FOLDER  # directly in it, and neither is a link
+        return ".." not in file.parts and file.absolute().parent == plans and safe_files.is_regular(file)
+    return (
+        WORDS.fullmatch(text) is not None
+        if option.kind == "str"
+        else option.kind in catalogue.PLAIN or bool(option.words)
+    )

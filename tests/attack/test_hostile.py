@@ -21,7 +21,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core.case import Case, Trial, encode
 from profiler.runs import store
-from profiler.workflows import consent
+from profiler.workflows import resume
 from tests import examples, make
 
 SECRET = "root:x:0:0:this is nobody's business"
@@ -201,10 +201,10 @@ def test_a_plan_of_the_folder_itself_needs_no_naming_unless_it_leads_elsewhere(p
     case = store.load(planted / "base").manifest.plan[0].case
 
     plan.symlink_to(planted / "outside" / "secret.json")
-    assert "strategy" in consent.unnamed_words([case], folder=planted / "base", named={})
+    assert "strategy" in resume.unnamed_words([case], folder=planted / "base", named={})
     plan.unlink()
     plan.write_text("{}")
-    assert consent.unnamed_words([case], folder=planted / "base", named={}) == {}
+    assert resume.unnamed_words([case], folder=planted / "base", named={}) == {}
 
 
 OBEYED = "a\x9b31mb\x85c\u2028d\u2029e\u202ef\u2066g\u200fh\U000e0041i\x7fj\x1b]0;t\x07k\ufeffl"
