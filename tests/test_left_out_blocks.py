@@ -9,7 +9,7 @@ from torch import nn
 import profiler
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.engines.worker import attempt
+from profiler.engines.failures import attempt
 from profiler.measuring.trial import measure
 from profiler.training.models.user import as_workload
 from tests import make

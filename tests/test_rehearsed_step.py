@@ -99,7 +99,7 @@ CASES = [
 def test_the_traced_step_has_the_bytes_of_the_measured_one(rehearsing, of):
     (record,) = rehearsing.run([Trial(case=of)])
 
-    trace = followed(rehearsing, "rehearsed:follow", of).trace
+    trace = followed(rehearsing, "worker:follow", of).trace
 
     held = live(trace)
     assert max(held) == record.readings.peak_bytes
@@ -114,7 +114,7 @@ def test_the_traced_step_has_the_bytes_of_the_measured_one(rehearsing, of):
 def test_the_peak_of_other_blocks_is_that_of_a_step_with_them_checkpointed(rehearsing, precision):
     of = case("transformer:layers=4,width=64", precision=precision)
 
-    choices = followed(rehearsing, "rehearsed:follow_with_choices", of).choices
+    choices = followed(rehearsing, "worker:follow_with_choices", of).choices
 
     few = (choices.own, *choices.others[:3])
     cases = [msgspec.structs.replace(of, strategy=Choice("all"), blocks=choice.pattern or None) for choice in few]
@@ -126,7 +126,7 @@ def test_the_peak_of_other_blocks_is_that_of_a_step_with_them_checkpointed(rehea
 
 
 def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it(rehearsing):
-    found = followed(rehearsing, "rehearsed:follow", case(f"{USER_MODELS / 'causes.py'}:squaring"))
+    found = followed(rehearsing, "worker:follow", case(f"{USER_MODELS / 'causes.py'}:squaring"))
 
     products = [
         one.module for one in found.trace.operators if one.phase == "backward" and one.name == "aten.mul.Tensor"
@@ -135,7 +135,7 @@ def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it
 
 
 def test_each_checkpointed_block_is_recomputed_once(rehearsing):
-    found = followed(rehearsing, "rehearsed:follow", CASES[0])
+    found = followed(rehearsing, "worker:follow", CASES[0])
 
     spans = live_bytes.recomputes(found.trace)
     stage = live_bytes.stage_of(found.blocks)

@@ -13,10 +13,10 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import IO, NamedTuple
 
-_WORKER, _MEASURED, _REHEARSED = (f"profiler.engines.{name}" for name in ("worker", "measured", "rehearsed"))
+_WORKER = "profiler.engines.worker"
 # All that a trial imports, and what torch imports late, which would cost each child 1.8 s at its first profiler use.
-PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", _WORKER, _MEASURED)
-PRELOAD_TO_REHEARSE = ("torch", "torch.utils.checkpoint", _WORKER, _REHEARSED)  # the compiler comes late, if at all
+PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", _WORKER)
+PRELOAD_TO_REHEARSE = ("torch", "torch.utils.checkpoint", _WORKER)  # the compiler comes late, if at all
 PRELOAD_TO_TRACE = (
     "torch",
     "torch.distributed.tensor",  # PyTorch's C++ code looks up a class of it at the first fake tensor

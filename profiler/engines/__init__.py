@@ -25,9 +25,7 @@ TABLE = {
     "slurm": "profiler.engines.slurm:connect",
     "ray": "profiler.engines.ray_cluster:connect",
 }
-WORKER = "profiler.engines.worker"  # the modules of the functions that run in a child,
-MEASURED = "profiler.engines.measured"  # of those that only a child has which measures,
-REHEARSED = "profiler.engines.rehearsed"  # and of those on a hollow device
+WORKER = "profiler.engines.worker"  # the module of the functions that run in a child
 HERE = ("local", "trainer")  # their devices are those of this machine
 STAGE_SECONDS: ContextVar[float] = ContextVar("STAGE_SECONDS", default=600.0)  # `--stage-limit` of this command
 FAR = ("ray",)  # they run trials on other machines: they get the plan in advance, and have kinds of GPU
@@ -87,8 +85,8 @@ class Engine(Protocol):
     def survey(self) -> dict[str, Environment]:
         """Return every device that can be measured, by name; the CPU first."""
 
-    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
-        """Call a function ("module:function") with a text on a machine that has torch; return its answer."""
+    def ask(self, entry: str, text: str, *, failing: str, rehearses: bool = False) -> dict[str, Any]:
+        """Call a function ("module:function") with a text where torch, or the hollow device, is; return its answer."""
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         """Yield one record for each trial that `done` does not settle. Closing the iterator ends running trials."""

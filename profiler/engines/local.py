@@ -34,7 +34,7 @@ from profiler.core.safe_files import hide_bytes
 from profiler.core.schedule import Pairing, pairing
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
 from profiler.core.units import bytes_text
-from profiler.engines import MEASURED, REHEARSED, WORKER
+from profiler.engines import WORKER
 from profiler.engines.child import LOG_BYTES, Child, Ended, Server
 from profiler.rehearsal import device as rehearsed_device
 from profiler.rehearsal.smoke import proven_libraries, readiness
@@ -43,10 +43,10 @@ from profiler.training import models
 
 DeviceRun = Callable[[Iterable[Trial]], Iterator[Record]]  # runs trials on its own device, in order
 RUN_TRIALS = f"{WORKER}:run_trials"
-RUN_TOGETHER = f"{MEASURED}:run_together"
+RUN_TOGETHER = f"{WORKER}:run_together"
 SHARED = {  # by how a group of trials shares a child
     "predicted": RUN_TRIALS,
-    "rehearsed": f"{REHEARSED}:run_rows",
+    "rehearsed": f"{WORKER}:run_rows",
     "timed": RUN_TOGETHER,
 }
 TRAIN = "profiler.workflows.published.hf_trainer:run_trials"
@@ -148,12 +148,12 @@ class Local:
         self._free_by_uuid = {uuid: self._free[name] for name, uuid in uuids.items() if name in self._free}
         return devices
 
-    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+    def ask(self, entry: str, text: str, *, failing: str, rehearses: bool = False) -> dict[str, Any]:
         """Call `entry` ("module:function") with `text` in a new process; return its answer, decoded from JSON.
 
         Raises UserError (exit code 3), which begins with `failing`, if the process ends without an answer.
         """
-        rehearses = self.rehearses or entry.startswith(REHEARSED)
+        rehearses = rehearses or self.rehearses
         with self._child(entry, text, entry.rpartition(":")[2], rehearses=rehearses) as child:
             child.on_stage = self.at_work
             ended = child.wait(self.stage_seconds)

@@ -118,7 +118,7 @@ class RayCluster:
             return {}, f"Ray gives a {device.device_name} for it", "name the accelerators as they are"
         return {"cpu": devices["cpu"], name: device}, "", ""
 
-    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+    def ask(self, entry: str, text: str, *, failing: str, rehearses: bool = False) -> dict[str, Any]:
         """Call `entry` ("module:function") with `text` on some node; return its answer. Raises as `Local.ask` does."""
         return self._answer(self._asked("cpu", entry, text, failing), self.wait + self.stage_seconds)
 

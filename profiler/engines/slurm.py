@@ -119,7 +119,7 @@ class Slurm:
         )
         return dict.fromkeys(names, unknown)
 
-    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+    def ask(self, entry: str, text: str, *, failing: str, rehearses: bool = False) -> dict[str, Any]:
         """Answer on this machine: a question about a model needs no device."""
         with Local(stage_seconds=self.stage_seconds) as local:
             return local.ask(entry, text, failing=failing)

@@ -18,7 +18,7 @@ from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
 from profiler.core.trace_data import Followed
 from profiler.core.units import batch_text
-from profiler.engines import REHEARSED, WORKER, Engine, read_answer
+from profiler.engines import WORKER, Engine, read_answer
 from profiler.runs import is_run, run_folder, store
 from profiler.views.tables.columns import device_word, optimizer
 from profiler.workflows import SILENT, Screen, spec
@@ -166,9 +166,8 @@ def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Fol
     `with_choices` adds what other blocks come to.
     """
     failing = f"'{trial.case.model}' under '{trial.case.label}' ended without a result"
-    module = REHEARSED if trial.case.is_rehearsed else WORKER
-    entry = f"{module}:follow_with_choices" if with_choices else f"{module}:follow"
-    answer = engine.ask(entry, encode(trial).decode(), failing=failing)
+    entry = f"{WORKER}:follow_with_choices" if with_choices else f"{WORKER}:follow"
+    answer = engine.ask(entry, encode(trial).decode(), failing=failing, rehearses=trial.case.is_rehearsed)
     strategy = "" if trial.case == trial.case.baseline else str(trial.case.label)
     step: Followed = read_answer(answer, "followed", Followed, of=strategy)
     return step

@@ -21,7 +21,7 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text, bytes_text
-from profiler.engines import MEASURED, REHEARSED, STAGE_SECONDS, WORKER, Engine, read_answer
+from profiler.engines import STAGE_SECONDS, WORKER, Engine, read_answer
 from profiler.engines.local import why_no_rehearsal
 from profiler.planning.chain import Chain
 from profiler.planning.plan_code import Way
@@ -163,7 +163,7 @@ def way_of(engine: Engine, case: Case, plan: PlanFile | None) -> Way:
     heads = tuple(lever for lever in case.levers or () if lever.name == "chunk-loss")
     asked = msgspec.structs.replace(case.foreseen, levers=heads or UNSET)
     asked = asked.uncheckpointed if plan else asked
-    way: Way = _answer(engine, f"{WORKER}:way", asked, Way, key="way", of=("levers", case.model))
+    way: Way = _answer(engine, "way", asked, Way, key="way", of=("levers", case.model))
     label = str((msgspec.structs.replace(case, strategy=Choice("plan")) if plan else case).label)
     return msgspec.structs.replace(
         way, label=label, levers=case.levers or (), plan=plan or way.plan, batch_size=case.batch_size
@@ -230,11 +230,8 @@ def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = 
 
 def block_choices(engine: Engine, case: Case) -> BlockChoices:
     """Return floors and peaks of a case's blocks and of the model's other choices. Raises UserError if unknown."""
-    case = case.baseline
-    module, case = (REHEARSED, case) if case.is_rehearsed else (WORKER, case.foreseen)
-    choices: BlockChoices = _answer(
-        engine, f"{module}:choices", case, BlockChoices, key="choices", of=("blocks", case.model)
-    )
+    case = case.baseline if case.is_rehearsed else case.baseline.foreseen
+    choices: BlockChoices = _answer(engine, "choices", case, BlockChoices, key="choices", of=("blocks", case.model))
     return choices
 
 
@@ -280,18 +277,19 @@ def stages(
         case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget,
         limit_seconds=STAGE_SECONDS.get(),
     )  # fmt: skip
-    module = REHEARSED if case.is_rehearsed else MEASURED
-    chain: Chain = _answer(engine, f"{module}:stage", trial, Chain, key="chain", of=("stages", case.model))
+    chain: Chain = _answer(engine, "stage", trial, Chain, key="chain", of=("stages", case.model))
     return chain
 
 
 def _answer(
     engine: Engine, function: str, given: Case | Trial, kind: type[Any], *, key: str, of: tuple[str, str]
 ) -> Any:
-    """Return what a function of a child process answers, `of` which part of which model. Raises UserError."""
+    """Return what a function of the worker answers, `of` which part of which model. Raises UserError."""
     part, model = of
     failing = f"the {part} of '{model}' ended without a result"
-    return read_answer(engine.ask(function, encode(given).decode(), failing=failing), key, kind, of=str(model))
+    rehearses = (given.case if isinstance(given, Trial) else given).is_rehearsed
+    answer = engine.ask(f"{WORKER}:{function}", encode(given).decode(), failing=failing, rehearses=rehearses)
+    return read_answer(answer, key, kind, of=str(model))
 
 
 CONVOLUTIONS = "aten.convolution"  # and aten.convolution_backward

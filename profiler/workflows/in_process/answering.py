@@ -265,7 +265,7 @@ class Estimates:
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         return (prediction.predict(trial, build=self._build) for trial in plan)
 
-    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+    def ask(self, entry: str, text: str, *, failing: str, rehearses: bool = False) -> dict[str, Any]:
         """Answer as the function of that name does in a child, and raise what it would have sent."""
         name = entry.rpartition(":")[2]
         if name == "choices":
