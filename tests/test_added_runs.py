@@ -15,7 +15,7 @@ from profiler.measuring.trial import measure
 from profiler.training import kept_state
 from profiler.training.models.user import as_workload
 from tests import make
-from tests.user_models import frozen_tower, grows, no_gradient, own_recompute
+from tests.user_models import gradients, grows, own_recompute
 
 KEPT = []  # batches that `keeping` keeps
 
@@ -44,8 +44,8 @@ ADDED = {  # what is not known: the place of its run, the model whose step needs
     "how far this precision is from fp32": (equality, "apart", chain, {"precision": "amp-bf16"}),
     "whether memory grows": (memory_growth, "read", lambda: grows.make(how="outputs"), {}),
     "what keeps the bytes": (Bench, "_keeper", keeping, {}),
-    "where bytes are saved needlessly": (passes, "frozen_modules", frozen_tower.make, {}),
-    "why parameters get no gradient": (equality_pass, "explanation", no_gradient.make, {}),
+    "where bytes are saved needlessly": (passes, "frozen_modules", gradients.tower, {}),
+    "why parameters get no gradient": (equality_pass, "explanation", gradients.lossy, {}),
     "which modules the backward runs again": (saved_graph.OwnRecomputes, "names", own_recompute.make, {}),
     "what operators take": (operators, "hidden_bytes", chain, {"asked": ("memory", OPERATORS)}),
     "whether the gradients are": (equality, "copied", chain, {}),

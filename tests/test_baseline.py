@@ -12,7 +12,7 @@ from profiler.core.case import Choice, Trial
 from profiler.measuring import failure_causes
 from profiler.predicting.prediction import predict
 from tests.conftest import measured
-from tests.user_models import no_gradient, own_checkpoint, switched
+from tests.user_models import gradients, own_checkpoint, switched
 
 
 def notes(record, code):
@@ -47,12 +47,12 @@ def test_a_reentrant_checkpoint_over_a_frozen_prefix_is_told_by_number_name_and_
 
 
 def test_each_parameter_without_a_gradient_is_told_with_its_own_cause():
-    truth = plain(no_gradient.make)
+    truth = plain(gradients.lossy)
     lost = {name for name, gradient in truth.items() if gradient is None}
     causes = {"detached": failure_causes.DETACHED, "off": failure_causes.OFF, "unused": failure_causes.UNUSED}
     expected = {f"{module}.{kind}": causes[module] for module in causes for kind in ("weight", "bias")}
 
-    record = measured(f"{no_gradient.__file__}:make", "none", passes=("equality",))
+    record = measured(f"{gradients.__file__}:lossy", "none", passes=("equality",))
 
     assert lost == set(expected)
     assert record.equality.num_without_gradient == 6

@@ -23,7 +23,7 @@ from tests.catalogue_choices import EVERY
 from tests.chain_models import workload
 from tests.conftest import measured
 from tests.plans import written
-from tests.user_models import any_order, siamese
+from tests.user_models import any_order, architectures
 
 SKIPPED = {("mnist-cnn:channels=4", "from-start"): "301 blocks would nest 301 checkpoints; 48 are the most"}
 MODELS = (
@@ -83,7 +83,8 @@ def test_a_difference_within_the_noise_of_the_model_is_ok_unless_strict():
 def test_the_repair_holds_what_blocks_that_run_twice_have_of_both_batches():
     fields = {"passes": PASSES, "batch_size": None, "blocks": "blocks.*"}
     found, repaired = (
-        measured(f"{siamese.__file__}:twins", "all", repair_batchnorm=repair, **fields) for repair in (False, True)
+        measured(f"{architectures.__file__}:twins", "all", repair_batchnorm=repair, **fields)
+        for repair in (False, True)
     )
 
     assert (found.outcome, found.equality.gradients_equal, found.equality.buffers_equal) == ("ok", True, False)
@@ -93,7 +94,7 @@ def test_the_repair_holds_what_blocks_that_run_twice_have_of_both_batches():
 
 
 def test_spectral_norms_vectors_are_named_as_what_the_recompute_changes_and_are_no_batchnorms():
-    record = measured(f"{siamese.__file__}:critic", "all", passes=PASSES, batch_size=None, repair_batchnorm=True)
+    record = measured(f"{architectures.__file__}:critic", "all", passes=PASSES, batch_size=None, repair_batchnorm=True)
 
     (text,) = (note.text for note in record.notes if note.code == "GCP004")
     assert record.outcome == "invalid"

@@ -22,7 +22,7 @@ from profiler.training.workload import Workload
 from tests import make
 from tests.traced import BLOCKS, SMALL, by_hand, random_traces, traced
 
-FUNCTIONS = Path(__file__).parent / "user_models" / "checkpointed_functions.py"
+FUNCTIONS = Path(__file__).parent / "user_models" / "by_hand.py"
 
 
 def runs(*chosen: list[int] | range) -> Callable[[Workload], None]:

@@ -13,7 +13,7 @@ from profiler.engines.failures import attempt
 from profiler.measuring.trial import measure
 from profiler.training.models.user import as_workload
 from tests import make
-from tests.user_models import averaged
+from tests.user_models import gradients
 
 
 class Dropped(nn.Module):
@@ -134,7 +134,7 @@ NOT_RUN = f"3 checkpointed blocks did not run in the step: {IDLE}; they are not 
 def test_modules_that_no_forward_runs_are_no_blocks_where_they_are_frozen_and_told_otherwise(
     words, blocks, num_blocks, note
 ):
-    case = make.case("all", model=Choice(f"{averaged.__file__}:make{words}"), batch_size=4, blocks=blocks)
+    case = make.case("all", model=Choice(f"{gradients.__file__}:averaged{words}"), batch_size=4, blocks=blocks)
 
     record = measure(Trial(case=case, passes=("equality", "flops")))
 

@@ -8,21 +8,21 @@ from profiler.core.case import Choice
 from profiler.measuring.meters.saved_graph import frozen_modules, needless_bytes
 from profiler.training.models.user import as_workload
 from tests.conftest import measured
-from tests.user_models import frozen_tower
+from tests.user_models import gradients
 
-FILE = frozen_tower.__file__
-NEEDLESS = (1 + frozen_tower.DEPTH) * frozen_tower.BATCH * frozen_tower.WIDTH * 4  # the input, and those of each GELU
+FILE = gradients.__file__
+NEEDLESS = (1 + gradients.DEPTH) * gradients.BATCH * gradients.WIDTH * 4  # the input, and those of each GELU
 
 
-def needless(module, batch):
-    workload = as_workload((module, batch))
-    return needless_bytes(workload.loss(module, workload.batch), workload)
+def needless(*made):
+    workload = as_workload(made)
+    return needless_bytes(workload.loss(workload.module, workload.batch), workload)
 
 
 @pytest.mark.slow
 def test_it_is_what_the_same_step_saves_less_without_the_hook():
     on, off = (
-        measured(Choice.of(f"{FILE}:make", {"hook": hook}), "none", batch_size=None, passes=("flops", "memory"))
+        measured(Choice.of(f"{FILE}:tower", {"hook": hook}), "none", batch_size=None, passes=("flops", "memory"))
         for hook in ("on", "off")
     )
 
@@ -33,12 +33,13 @@ def test_it_is_what_the_same_step_saves_less_without_the_hook():
 
 
 def test_what_trains_before_a_frozen_tower_needs_it_and_so_may_the_user_who_reads_the_batchs_gradient():
-    net, batch = frozen_tower.make("off")
-    trained, inputs = frozen_tower.make()
+    net, batch, loss = gradients.tower("off")
+    trained, *inputs = gradients.tower()
     trained.embed.requires_grad_(True)
 
-    assert needless(net, batch.detach().requires_grad_()) == needless(net, batch) == needless(trained, inputs) == 0
-    assert frozen_modules(as_workload((trained, inputs))) == []
+    wanted = batch.detach().requires_grad_()
+    assert needless(net, wanted, loss) == needless(net, batch, loss) == needless(trained, *inputs) == 0
+    assert frozen_modules(as_workload((trained, *inputs))) == []
 
 
 def test_what_others_save_too_is_not_counted():

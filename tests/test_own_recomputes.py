@@ -9,7 +9,7 @@ from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from tests import make
 from tests.conftest import measured
-from tests.user_models import hooks, lstm, own_checkpoint, own_recompute
+from tests.user_models import architectures, hooks, own_checkpoint, own_recompute
 
 FILE = own_recompute.__file__
 RECOMPUTING = ("own", "class")
@@ -40,7 +40,7 @@ def test_the_modules_that_run_again_are_named_of_none_alone_measured_and_predict
 
 @pytest.mark.parametrize(
     "choice",
-    ["mlp", "batchnorm", f"{FILE}:synthetic", f"{lstm.__file__}:char_rnn", f"{hooks.__file__}:hooked",
+    ["mlp", "batchnorm", f"{FILE}:synthetic", f"{architectures.__file__}:recurrent", f"{hooks.__file__}:hooked",
      f"{own_checkpoint.__file__}:wrapped:way=sequential"],
 )  # fmt: skip
 def test_other_models_recompute_nothing_by_their_own_means(with_test_models, choice):

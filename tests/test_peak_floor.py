@@ -13,7 +13,7 @@ from profiler.workflows.spec import Request
 from tests import make
 from tests.conftest import measured
 from tests.traced import BLOCKS, by_hand, traced
-from tests.user_models import host_inputs, large_vocabulary
+from tests.user_models import by_hand as models
 
 
 def test_the_floor_is_what_is_static_and_the_stage_at_work():
@@ -114,10 +114,10 @@ def test_every_remedy_gives_what_the_lives_say_and_the_strongest_is_first(
 
 
 def test_checkpointed_inputs_on_the_host_give_what_the_same_step_by_hand_gives():
-    path = host_inputs.__file__
+    path = models.__file__
 
     def trace_of(strategy, way):
-        model = Choice.of(f"{path}:make", {"way": way})
+        model = Choice.of(f"{path}:deep", {"way": way})
         case = make.case(strategy, model=model, batch_size=None, device="fake:h100")
         return trace_case(case)[1]
 
@@ -148,7 +148,7 @@ def test_half_the_batch_of_a_rehearsed_step_is_rehearsed(hollow, here):
 
 @pytest.mark.slow
 def test_the_loss_in_chunks_takes_what_a_loss_in_chunks_by_hand_takes():
-    model = f"{large_vocabulary.__file__}:make"
+    model = f"{models.__file__}:language"
 
     def gains(**options):
         case = make.case(model=Choice.of(model, options), batch_size=None, device="fake:cpu")

@@ -9,9 +9,9 @@ from profiler.core.case import Choice, Trial
 from profiler.predicting.prediction import predict
 from profiler.predicting.stages import stages
 from tests import make
-from tests.user_models import finer_checkpoints
+from tests.user_models import by_hand
 
-MODEL = f"{finer_checkpoints.__file__}:make"
+MODEL = f"{by_hand.__file__}:finer"
 BLOCKS = "blocks.[0-2]"
 
 

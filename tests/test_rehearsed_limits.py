@@ -9,15 +9,15 @@ from tests.program import gcprof
 
 pytestmark = pytest.mark.slow
 
-USER_MODELS = Path(__file__).parent / "user_models"
-FILE = USER_MODELS / "hollow_limits.py"
+USERS = Path(__file__).parent / "user_models"
+FILE = USERS / "hollow_limits.py"
 ISIN = next(number for number, line in enumerate(FILE.read_text().splitlines(), start=1) if "isin(numbers" in line)
 OUTCOMES = {  # of each model: outcome, detail, and the code and text of its note
-    f"{USER_MODELS / 'lstm.py'}:char_rnn": ("ok", "", "GCP018: recurrent networks ran by PyTorch's own kernels"),
-    f"{FILE}:qr": ("ok", "", "GCP018: decompositions of matrices ran on the CPU"),
-    f"{FILE}:isin": ("failed", "", f"which are zeros or leftovers here: isin (hollow_limits.py:{ISIN})"),
-    f"{FILE}:misfit": ("failed", "mat1 and mat2 shapes cannot be multiplied", None),
-    f"{FILE}:elsewhere": ("failed", "to be on the same device", None),
+    f"{USERS}/architectures.py:recurrent": ("ok", "", "GCP018: recurrent networks ran by PyTorch's own kernels"),
+    f"{FILE}:make:kind=qr": ("ok", "", "GCP018: decompositions of matrices ran on the CPU"),
+    f"{FILE}:make:kind=isin": ("failed", "", f"which are zeros or leftovers here: isin (hollow_limits.py:{ISIN})"),
+    f"{FILE}:make:kind=misfit": ("failed", "mat1 and mat2 shapes cannot be multiplied", None),
+    f"{FILE}:make:kind=elsewhere": ("failed", "to be on the same device", None),
 }  # fmt: skip
 
 

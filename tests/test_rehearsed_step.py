@@ -86,9 +86,9 @@ TRANSFORMER = "transformer:layers=2,width=64"
 CASES = [
     case(TRANSFORMER, "all", optimizer=Choice("adamw")),
     case(TRANSFORMER, "segments:k=2", precision="amp-bf16", accumulate=2),
-    case(f"{USER_MODELS}/wrapped_optimizers.py:ahead"),  # whose slow weights are an attribute of the optimizer
-    case(f"{USER_MODELS}/wrapped_optimizers.py:in_backward"),  # whose optimizers hooks step
-    case(f"{USER_MODELS}/encoder.py:make", "selective:save=matmul", device="rehearse:t4", batch_size=8),
+    case(f"{USER_MODELS}/optimizers.py:ahead"),  # whose slow weights are an attribute of the optimizer
+    case(f"{USER_MODELS}/optimizers.py:in_backward"),  # whose optimizers hooks step
+    case(f"{USER_MODELS}/small_llm.py:make:layers=6", "selective:save=matmul", device="rehearse:t4", batch_size=8),
     pytest.param(  # whose kernels allocate without a call
         case("mlp:width=64", "compile-budget:budget=0.5"), marks=pytest.mark.nightly
     ),

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from profiler.measuring.trial import measure
 from profiler.training.assemble import assemble
 from profiler.training.models.user import as_workload
 from tests import make
-from tests.user_models import overwritten, step_in_backward
+from tests.user_models import optimizers, overwritten
 
 
 def measured(build: Callable[[], Any], strategy: str = "none", **fields: Any) -> Record:
@@ -97,14 +98,17 @@ def test_of_two_gradients_the_one_is_chosen_that_the_loss_has_and_neither_where_
     assert side([0.0, 0.0, 0.0], [4.0, -8.0, 12.0]) == "neither"
 
 
+PLAIN = partial(optimizers.make, wraps=False)
+
+
 def weights(accumulate: int, in_backward: bool) -> list[torch.Tensor]:
     """What a plain loop makes of the weights in a step of so many micro-batches."""
     torch.manual_seed(0)
-    module, (inputs, targets), loss, _ = step_in_backward.make(hooked=in_backward)
+    module, (inputs, targets), loss, _ = optimizers.in_backward() if in_backward else PLAIN()
     for _ in range(accumulate):
         (loss(module(inputs), targets) / accumulate).backward()
     if not in_backward:
-        torch.optim.SGD(module.parameters(), lr=step_in_backward.RATE).step()
+        torch.optim.Adam(module.parameters()).step()
     return [parameter.detach() for parameter in module.parameters()]
 
 
@@ -114,6 +118,6 @@ def test_an_optimizer_that_steps_in_the_backward_of_each_micro_batch_is_refused(
     assert not all(map(torch.allclose, weights(2, True), weights(2, False)))
 
     with pytest.raises(Invalid, match="steps in the backward"):
-        measured(step_in_backward.make, strategy, accumulate=2)
-    assert measured(step_in_backward.make, strategy).outcome == "ok"
-    assert measured(lambda: step_in_backward.make(hooked=False), strategy, accumulate=2).outcome == "ok"
+        measured(optimizers.in_backward, strategy, accumulate=2)
+    assert measured(optimizers.in_backward, strategy).outcome == "ok"
+    assert measured(PLAIN, strategy, accumulate=2).outcome == "ok"

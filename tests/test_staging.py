@@ -26,7 +26,7 @@ from tests import make
 MODELS = (  # each with its blocks, and how far off the peak may be
     ("mlp", None, 0.0005),
     # `cat` keeps nothing of what a transposed convolution gives it, which is held no longer
-    ("tests/user_models/unet.py:transposed", "layers.*", 0.0),
+    ("tests/user_models/architectures.py:transposed", "layers.*", 0.0),
     ("transformer:layers=4,width=32", None, 0.0005),  # embeddings before the blocks, a head behind them
     ("mnist-cnn:channels=4,layers=12", None, 0.0005),  # ReLUs do not keep what they are given
     ("cifar-resnet", None, 0.01),  # gradients come where what is saved goes
@@ -183,7 +183,7 @@ def test_a_plan_with_a_save_option_has_the_peak_that_its_costs_say(tmp_path):
 
 
 def test_blocks_that_do_not_feed_each_other_alone_are_kept_apart():
-    model = "tests/user_models/unet.py:segmentation"
+    model = "tests/user_models/architectures.py:segmentation"
     linked = observe_case(case(model, batch_size=None)).linked
     chain = chain_of(model, batch_size=None)
 

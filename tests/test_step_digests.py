@@ -17,7 +17,7 @@ from tests import make
 
 PASSES = ("memory", "equality")
 MLP, TRANSFORMER = "mlp:width=32", "transformer:width=16,layers=3,heads=2,sequence=8,vocabulary=32"
-DRAWING = "tests/user_models/draws_once_more.py"
+DRAWING = "tests/user_models/draws.py"
 OWN_RUN = 2  # steps of a comparison that has to run them itself
 
 
@@ -42,7 +42,7 @@ def digests_of(case: Case) -> dict[str, str]:
         (MLP, {"keep_gradients": True}),
         (TRANSFORMER, {"precision": "bf16"}),
         ("cifar-resnet:depth=1", {"repair_batchnorm": True}),
-        (f"{DRAWING}:make:kind=skipping", {}),
+        (f"{DRAWING}:once_more:kind=skipping", {}),
     ],
 )
 def test_the_steps_of_the_memory_pass_show_that_gradients_are_equal_and_take_the_same_bytes(model, fields, strategy):
@@ -106,7 +106,7 @@ def test_steps_are_not_watched_where_nothing_is_compared_with_them(fields):
 @pytest.mark.parametrize("kind", ["plain", "scaled"])
 def test_a_recompute_that_draws_other_numbers_is_found_though_gradients_are_written_over(kind, fields):
     """Gradients that are kept are written over by the next step, and some optimizers write into them."""
-    asked = case("all", f"{DRAWING}:make:kind={kind}", optimizer=Choice("sgd:lr=1e-4"), **fields)
+    asked = case("all", f"{DRAWING}:once_more:kind={kind}", optimizer=Choice("sgd:lr=1e-4"), **fields)
 
     none = measured(asked.baseline)
     record = measured(asked, digests=digests_of(asked))

@@ -19,7 +19,7 @@ from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
 from tests.plans import written
-from tests.user_models import grad_cam
+from tests.user_models import gradients
 
 ERROR = 0.001  # of the peak, what is promised
 MLP = "mlp"
@@ -97,16 +97,16 @@ def test_convolutions_are_predicted_with_what_those_of_none_were_measured_to_hid
 
 
 @pytest.mark.parametrize(
-    "path",
+    "factory",
     [
-        "batchnorm.py:build",
-        "shared_weights.py:factory",
-        "unet.py:segmentation",
-        "extra_arguments.py:decoder",
+        "cnn",
+        "shared_weights",
+        "segmentation",
+        "decoder",
     ],
 )
-def test_what_users_write_is_followed(path):
-    model = f"tests/user_models/{path}"
+def test_what_users_write_is_followed(factory):
+    model = f"tests/user_models/architectures.py:{factory}"
     real = measure(Trial(case=case(model, batch_size=None), passes=("memory", OPERATORS))).readings
 
     fake = Trial(
@@ -180,7 +180,7 @@ def test_on_cuda_adam_takes_a_list_of_temporaries_as_large_as_the_parameters():
 @pytest.mark.parametrize("strategy", ["none", "all"])
 @pytest.mark.parametrize("kind", ["GRU", "RNN"])  # what oneDNN keeps for an LSTM is not known
 def test_on_a_cpu_what_recurrent_layers_keep_is_predicted_as_it_is_measured(kind, strategy):
-    model = f"tests/user_models/recurrent.py:make:kind={kind},layers=2"
+    model = f"tests/user_models/architectures.py:recurrent:kind={kind},layers=2"
 
     real = measure(Trial(case=case(model, strategy, batch_size=None), passes=("memory", OPERATORS))).readings
 
@@ -266,7 +266,7 @@ def test_a_prediction_keeps_its_timeline_by_category_with_its_peak_and_who_held_
 # --- what a forward frees is told apart from what it saves: the numbers are worked out by hand
 
 
-FILE = Path(grad_cam.__file__)
+FILE = Path(gradients.__file__)
 BATCH, WIDTH, FLOAT = 64, 256, 4
 HIDDEN = BATCH * WIDTH * FLOAT  # the activation, and the gradient that is kept
 SAVED = HIDDEN + FLOAT  # ReLU's result, which the last layer takes too; and the loss
@@ -274,7 +274,7 @@ SAVED = HIDDEN + FLOAT  # ReLU's result, which the last layer takes too; and the
 
 @pytest.mark.parametrize("keeps", ["gradient", "nothing"])
 def test_a_forward_that_frees_a_kept_gradient_saves_what_it_makes(keeps):
-    model = Choice.of(f"{FILE}:make", {"keeps": keeps})
+    model = Choice.of(f"{FILE}:watched", {"keeps": keeps})
 
     readings = measured(model, "none", batch_size=BATCH, passes=("memory",)).readings
     predicted = predict(Trial(case=make.case("none", model=model, batch_size=BATCH, device="fake:cpu"))).readings

@@ -16,26 +16,23 @@ from tests.conftest import measured
 
 HERE = Path(__file__).parent / "user_models"
 FACTORIES = {
-    "dataclass_batch": "make",
-    "extra_arguments": "decoder",
-    "shared_weights": "factory",
-    "batchnorm": "build",
-    "forces": "potential",
-    "lstm": "char_rnn",
-    "sparse": "words",
-    "data_dependent": "router",
-    "unet": "segmentation",
-    "wrapped_optimizers": "make",
+    **dict.fromkeys(
+        ("dataclass_batch", "decoder", "shared_weights", "cnn", "potential", "recurrent", "segmentation"),
+        "architectures",
+    ),
+    "words": "optimizers",
+    "make": "optimizers",
+    "router": "data_dependent",
 }
 STRATEGIES = ("segments:k=2", "all", "every:k=2", "recursive", "selective:save=matmul")
 REASONS = {  # why some blocks cannot be put into one segment
-    "data_dependent": "the blocks do not run once each in the order of their names",
-    "unet": "'downs.0' and 'downs.1' cannot be run together: the second takes more than the first's output",
+    "router": "the blocks do not run once each in the order of their names",
+    "segmentation": "'downs.0' and 'downs.1' cannot be run together: the second takes more than the first's output",
 }
 
 
 def choice(name: str, **options: object) -> Choice:
-    return Choice.of(f"{HERE / name}.py:{FACTORIES[name]}", options)
+    return Choice.of(f"{HERE / FACTORIES[name]}.py:{name}", options)
 
 
 @pytest.mark.parametrize("name", FACTORIES)
@@ -53,11 +50,11 @@ def test_every_strategy_gives_a_users_model_its_gradients_or_says_why_not(name):
         assert record.outcome == "ok", (strategy, record.detail)
         assert record.equality.gradients_equal, strategy
         assert record.equality.loss_equal, strategy
-        assert record.equality.buffers_equal == (name != "batchnorm"), strategy
+        assert record.equality.buffers_equal == (name != "cnn"), strategy
 
 
 def test_sparse_gradients_are_counted_and_cannot_be_foreseen():
-    case = make.case(model=choice("sparse"), batch_size=None)
+    case = make.case(model=choice("words"), batch_size=None)
 
     found = measure(Trial(case=case, passes=("memory",))).readings
 
@@ -72,9 +69,7 @@ def test_sparse_gradients_are_counted_and_cannot_be_foreseen():
 @pytest.mark.parametrize("device", ["cpu", "fake:cuda"])
 def test_what_optimizers_keep_in_attributes_and_what_steps_in_the_backward_are_counted(device):
     def read(factory, **options):
-        case = make.case(
-            model=Choice.of(f"{HERE}/wrapped_optimizers.py:{factory}", options), batch_size=None, device=device
-        )
+        case = make.case(model=Choice.of(f"{HERE}/optimizers.py:{factory}", options), batch_size=None, device=device)
         run = measure if device == "cpu" else predict
         return run(Trial(case=case, passes=("memory",))).readings
 
@@ -87,7 +82,7 @@ def test_what_optimizers_keep_in_attributes_and_what_steps_in_the_backward_are_c
     assert (dropping, keeping) == ({**static, "gradients": 0}, static)
 
 
-@pytest.mark.parametrize("choice", [f"{HERE}/wrapped_optimizers.py:in_backward", f"{HERE / 'sparse.py'}:bag"])
+@pytest.mark.parametrize("choice", [f"{HERE}/optimizers.py:in_backward", f"{HERE}/optimizers.py:bag"])
 def test_gradients_that_hooks_drop_or_that_are_sparse_are_compared_and_models_that_hooks_hold_are_let_go(choice):
     none = measured(choice, "none", batch_size=None, passes=("equality", "memory"))
     case = make.case("all", model=Choice(choice), batch_size=None)
@@ -110,8 +105,8 @@ def test_gradients_that_hooks_drop_or_that_are_sparse_are_compared_and_models_th
     ],
 )
 def test_train_or_eval_is_as_the_factory_returned_it_and_is_said(mode, modes, words):
-    built = assemble(make.case(model=Choice(f"{HERE / 'modes.py'}:make:mode={mode}")))
+    built = assemble(make.case(model=Choice(f"{HERE / 'gradients.py'}:in_mode:mode={mode}")))
 
-    assert [built.workload.module.layers[index].training for index in (1, 2)] == modes
+    assert [built.workload.module[index].training for index in (1, 2)] == modes
     notes = [note.text for note in built.applied.notes if note.code == "GCP043"]
     assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * len(words)

@@ -9,10 +9,6 @@ class Orthogonal(nn.Linear):
         return torch.linalg.qr(super().forward(x))[0]
 
 
-def qr(batch_size=8):
-    return Orthogonal(8, 8), torch.ones(batch_size, 8), lambda output: output.sum()
-
-
 class Chosen(nn.Linear):
     def forward(self, x):
         numbers = torch.arange(8, device=x.device)
@@ -21,7 +17,7 @@ class Chosen(nn.Linear):
 
 class Misfit(nn.Linear):
     def forward(self, x):
-        return super().forward(x) @ x
+        return super().forward(x) @ x[1:]
 
 
 class Elsewhere(nn.Linear):
@@ -29,13 +25,8 @@ class Elsewhere(nn.Linear):
         return super().forward(x) * torch.ones(8, device="cpu")
 
 
-def isin(batch_size=8):
-    return Chosen(8, 8), torch.ones(batch_size, 8), lambda output: output.sum()
+LAYERS = {"qr": Orthogonal, "isin": Chosen, "misfit": Misfit, "elsewhere": Elsewhere}
 
 
-def misfit(batch_size=7):
-    return Misfit(8, 8), torch.ones(batch_size, 8), lambda output: output.sum()
-
-
-def elsewhere(batch_size=8):
-    return Elsewhere(8, 8), torch.ones(batch_size, 8), lambda output: output.sum()
+def make(kind: str, batch_size=8):
+    return LAYERS[kind](8, 8), torch.ones(batch_size, 8), lambda output: output.sum()

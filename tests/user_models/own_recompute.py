@@ -96,13 +96,10 @@ class Net(nn.Module):
     def __init__(self, way: str) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-        self.blocks = nn.ModuleList(Block(way) for _ in range(3))
+        self.blocks = nn.Sequential(*(Block(way) for _ in range(3)))
 
     def forward(self, x):
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return self.blocks(self.stem(x))
 
 
 def make(way: str = "own", batch_size: int = 4):

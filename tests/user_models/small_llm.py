@@ -6,11 +6,12 @@ from torch import nn
 
 
 class Model(nn.Module):
-    def __init__(self, width=64, vocabulary=1024):
+    def __init__(self, width, vocabulary, layers):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True) for _ in range(4)
+            nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True)
+            for _ in range(layers)
         )
         self.head = nn.Linear(width, vocabulary)
 
@@ -21,9 +22,9 @@ class Model(nn.Module):
         return self.head(hidden)
 
 
-def make(batch_size=8):
-    tokens = torch.randint(1024, (batch_size, 64))
-    return Model(), (tokens, torch.roll(tokens, -1, 1)), loss
+def make(batch_size=8, width=64, vocabulary=1024, layers=4):
+    tokens = torch.randint(vocabulary, (batch_size, 64))
+    return Model(width, vocabulary, layers), (tokens, torch.roll(tokens, -1, 1)), loss
 
 
 def loss(logits, targets):

@@ -1,10 +1,12 @@
-"""Two optimizers as one, as where matrices are trained otherwise than the rest: the wrapper's own state is empty."""
+"""Optimizers of users: two as one, one that keeps slow weights, and those that step in the backward."""
 
 import torch
 from torch import nn
 
 
 class Both(torch.optim.Optimizer):
+    """Two optimizers as one, as where matrices are trained otherwise than the rest: its own state is empty."""
+
     def __init__(self, *parts):
         self.parts = parts
         super().__init__([group for part in parts for group in part.param_groups], {})
@@ -38,16 +40,6 @@ def ahead(batch_size=32, width=128):
     return module, batch, loss, lambda parameters: Lookahead(optimizer(parameters))
 
 
-class Nothing(torch.optim.Optimizer):
-    """All is done in the backward."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {})
-
-    def step(self, closure=None):
-        pass
-
-
 def in_backward(batch_size=32, width=128, drops=True):
     """An optimizer for each parameter, which steps as soon as its gradient is there, and drops that."""
     module, batch, loss, _ = make(batch_size, width)
@@ -60,7 +52,7 @@ def in_backward(batch_size=32, width=128, drops=True):
 
     for parameter in module.parameters():
         parameter.register_post_accumulate_grad_hook(step)
-    return module, batch, loss, Nothing(module.parameters())
+    return module, batch, loss, lambda parameters: torch.optim.SGD(parameters, lr=0.0)  # all is done in the backward
 
 
 def make(batch_size=32, width=128, wraps=True):
@@ -76,3 +68,18 @@ def make(batch_size=32, width=128, wraps=True):
         return Both(torch.optim.Adam(matrices), torch.optim.Adam(others))
 
     return module, batch, nn.functional.mse_loss, optimizer
+
+
+def words(number=1000, width=64):
+    """A bag of words, of which each step changes only those that it saw: their gradients are sparse."""
+    model = nn.Sequential(nn.Embedding(number, width, sparse=True), nn.Flatten(), nn.Linear(50 * width, 1))
+    return model, (torch.arange(16 * 50).view(16, 50), torch.ones(16, 1)), nn.functional.mse_loss
+
+
+def bag(number=100, width=16):
+    """SparseAdam, which takes no dense gradients, for the table, and AdamW for the rest."""
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(3)]
+    model = nn.Sequential(nn.EmbeddingBag(number, width, sparse=True), *blocks)
+    words = torch.arange(8 * 6).view(8, 6) % 20  # each several times
+    optimizer = Both(torch.optim.SparseAdam([model[0].weight]), torch.optim.AdamW(model[1:].parameters()))
+    return model, words, lambda output: output.square().mean(), optimizer

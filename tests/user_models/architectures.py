@@ -1,0 +1,219 @@
+"""Models as users write them: each has a trait of its own."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
+
+
+def normed(inputs, outputs):
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
+
+
+def cnn(batch_size=8):
+    """BatchNorm, and ReLUs in place."""
+    features = nn.Sequential(normed(3, 8), normed(8, 8), nn.MaxPool2d(2), normed(8, 16), normed(16, 16))
+    classifier = nn.Sequential(nn.Flatten(), nn.Linear(16 * 8 * 8, 32), nn.ReLU(inplace=True), nn.Linear(32, 10))
+    batch = torch.randn(batch_size, 3, 16, 16), torch.randint(10, (batch_size,))
+    return nn.Sequential(features, classifier), batch, nn.CrossEntropyLoss()
+
+
+class Layered(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+
+@dataclass
+class Batch:
+    features: torch.Tensor
+    mask: torch.Tensor
+    target: torch.Tensor
+
+
+class Regressor(Layered):
+    def forward(self, batch):
+        return self.layers(batch.features * batch.mask).squeeze(-1)
+
+
+def dataclass_batch(batch_size=16, width=32):
+    features = torch.randn(batch_size, 8)
+    batch = Batch(features, (torch.rand(batch_size, 8) > 0.1).float(), features.sum(1))
+    layers = (nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(6))
+    model = Regressor(nn.Linear(8, width), *layers, nn.Linear(width, 1))
+    return model, batch, lambda output, batch: ((output - batch.target) ** 2).mean()
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, x, mask, *, rotation, scale=1.0):
+        q, k = self.q(x) * rotation, self.k(x) * rotation
+        scores = q @ k.transpose(-2, -1) * scale
+        x = x + self.o(scores.masked_fill(mask, float("-inf")).softmax(-1) @ self.v(x))
+        return x + self.mlp(x)
+
+
+class Decoder(nn.Module):
+    """Its loop passes a mask and a table of rotations to every layer."""
+
+    def __init__(self, vocab, dim):
+        super().__init__()
+        self.embed = nn.Embedding(vocab, dim)
+        self.layers = nn.ModuleList([DecoderLayer(dim) for _ in range(6)])
+        self.lm_head = nn.Linear(dim, vocab)
+
+    def forward(self, ids):
+        length = ids.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool, device=ids.device).triu(1)
+        rotation = torch.arange(length, device=ids.device).float().cos()[:, None]
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x, mask, rotation=rotation, scale=x.shape[-1] ** -0.5)
+        return self.lm_head(x)
+
+
+def cross_entropy(logits, targets):
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def decoder(batch_size: int = 4, *, dim: int = 32):
+    ids = torch.randint(0, 50, (batch_size, 17))
+    return Decoder(50, dim), (ids[:, :-1], ids[:, 1:]), cross_entropy
+
+
+class Tied(nn.Module):
+    """ALBERT-like: one layer run many times, and an embedding tied to the output."""
+
+    def __init__(self, vocab=40, dim=24):
+        super().__init__()
+        self.embed = nn.Embedding(vocab, dim)
+        self.layer = nn.TransformerEncoderLayer(dim, 4, 2 * dim, dropout=0.0, batch_first=True)
+        self.project = nn.Linear(dim, vocab, bias=False)
+        self.project.weight = self.embed.weight
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for _ in range(6):
+            x = self.layer(x)
+        return self.project(x)
+
+
+def shared_weights():
+    ids = torch.randint(0, 40, (4, 12))
+    return {"module": Tied(), "batch": (ids, ids), "loss": cross_entropy}
+
+
+class Tagger(nn.Module):
+    """A sequence tagged by recurrent layers, whose output is a tuple, between two linear ones."""
+
+    def __init__(self, kind, width, layers):
+        super().__init__()
+        self.embed = nn.Linear(16, width)
+        self.layer = getattr(nn, kind)(width, width, layers, batch_first=True)
+        self.head = nn.Linear(width, 16)
+
+    def forward(self, x):
+        return self.head(self.layer(self.embed(x))[0]).pow(2).mean()
+
+
+def recurrent(batch_size=8, time=40, width=48, kind="LSTM", layers=1):
+    return Tagger(kind, width, layers), torch.randn(batch_size, time, 16)
+
+
+class Potential(Layered):
+    """Trained on forces: its forward differentiates the energy, and the backward does so again."""
+
+    def forward(self, positions):
+        energy = self.layers(positions.requires_grad_())
+        (gradient,) = torch.autograd.grad(energy.sum(), positions, create_graph=True)
+        return energy, -gradient
+
+
+def potential(width=16):
+    positions, forces = torch.randn(2, 6, 3)
+    layers = nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+    return Potential(*layers), (positions, forces), lambda found, forces: (found[1] - forces).square().mean()
+
+
+class Double(nn.Sequential):
+    def __init__(self, inputs, outputs):
+        first, second = nn.Conv2d(inputs, outputs, 3, padding=1), nn.Conv2d(outputs, outputs, 3, padding=1)
+        super().__init__(first, nn.ReLU(), second, nn.ReLU())
+
+
+class UNet(nn.Module):
+    """What the way down leaves is used on the way up."""
+
+    def __init__(self, widths=(4, 8, 16)):
+        super().__init__()
+        self.downs = nn.ModuleList([Double(i, o) for i, o in zip((1, *widths[:-1]), widths, strict=True)])
+        self.bottom = Double(widths[-1], widths[-1])
+        self.ups = nn.ModuleList([Double(2 * o if o == widths[-1] else 3 * o, o) for o in reversed(widths)])
+        self.last = nn.Conv2d(widths[0], 1, 1)
+
+    def forward(self, x):
+        skips = []
+        for down in self.downs:
+            x = down(x)
+            skips.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.bottom(x)
+        for up in self.ups:
+            x = F.interpolate(x, scale_factor=2.0)
+            x = up(torch.cat([x, skips.pop()], dim=1))
+        return self.last(x)
+
+
+def segmentation(batch_size=2, kind=UNet):
+    images = torch.rand(batch_size, 1, 32, 32)
+    return kind(), (images, (images > 0.5).float()), F.binary_cross_entropy_with_logits
+
+
+class Transposed(nn.Module):
+    """Its blocks stand in the order in which they run; what a transposed convolution gives, only `cat` reads."""
+
+    def __init__(self):
+        super().__init__()
+        up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+        self.layers = nn.ModuleList([Double(1, 8), Double(8, 16), up, Double(16, 8)])
+        self.last = nn.Conv2d(8, 1, 1)
+
+    def forward(self, x):
+        down, bottom, up, out = self.layers
+        skip = down(x)
+        x = bottom(F.max_pool2d(skip, 2))
+        return self.last(out(torch.cat([skip, up(x)], dim=1)))
+
+
+def transposed():
+    return segmentation(kind=Transposed)
+
+
+def blocks(linear, width=16):
+    return nn.Sequential(*(nn.Sequential(linear(), nn.BatchNorm1d(width), nn.ReLU()) for _ in range(3)))
+
+
+class Siamese(nn.Module):
+    """Two views of a batch go through the same blocks, so that each of them runs twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = blocks(lambda: nn.Linear(16, 16))
+
+    def forward(self, first, second):
+        return nn.functional.mse_loss(self.blocks(first), self.blocks(second))
+
+
+def twins(batch_size=8):
+    return Siamese(), (torch.randn(batch_size, 16), 3 * torch.randn(batch_size, 16))
+
+
+def critic(batch_size=8):
+    model = blocks(lambda: spectral_norm(nn.Linear(16, 16)))
+    return model, torch.randn(batch_size, 16), lambda output: output.square().mean()
