@@ -191,8 +191,8 @@ class Transposed(nn.Module):
         return self.last(out(torch.cat([skip, up(x)], dim=1)))
 
 
-def transposed():
-    return segmentation(kind=Transposed)
+def transposed(batch_size=2):
+    return segmentation(batch_size, Transposed)
 
 
 def blocks(linear, width=16):
