@@ -52,6 +52,14 @@ def gcprof(*words: str, cwd: Path, **more: str) -> Done:
     return done
 
 
+def modules_after(words: list[str]) -> set[str]:
+    """The names of all modules in a fresh process that ran this command."""
+    code = "import sys\nfrom profiler.cli import answer\nassert not answer(sys.argv[1:])\n"
+    command = [sys.executable, "-c", f"{code}print('\\nMODULES', *sys.modules)", *words]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    return set(done.stdout.rpartition("MODULES ")[2].split())
+
+
 def next_words(stderr: str) -> list[str]:
     """The command that the program proposes in its last line, without its own name."""
     told, _, command = stderr.splitlines()[-1].partition(": ")

@@ -1,4 +1,4 @@
-"""What the documentation says is so."""
+"""What the documentation says is so, what is made from the code as well; tests/test_pasted_lines.py runs examples."""
 
 import importlib
 import re
@@ -13,8 +13,27 @@ from tests import gallery, pages
 from tests.conftest import measured
 from tests.program import gcprof
 
-ROOT = Path(__file__).parent.parent
+ROOT, DOCS = pages.ROOT, pages.DOCS
 MOST_PAGES, MOST_PAGE_WORDS, MOST_README_LINES = 22, 25_000, 110  # of what the navigation has
+
+
+@pytest.mark.parametrize("path", pages.pages(), ids=lambda path: path.name)
+def test_what_is_made_from_the_code_is_what_the_code_says(path):
+    assert path.read_text(encoding="utf-8") == pages.pages()[path], "run `just docs` and look at the difference"
+
+
+def test_the_tutorial_shows_the_model_that_its_commands_take():
+    shown = (DOCS / "tutorial.md").read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+
+    assert shown == (DOCS / "examples" / "mine.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"])
+def test_every_link_that_mkdocs_does_not_check_leads_somewhere(name):
+    text = re.sub(r"```.*?```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+
+    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 def example(name: str) -> str:
@@ -69,16 +88,14 @@ def test_the_example_of_a_diff_is_all_that_the_table_takes(name, option, shown, 
 def test_the_documentation_is_read_in_an_hour_and_a_half():
     counts = pages.words()
 
-    assert {path.name for path in pages.DOCS.glob("*.md")} == set(counts)  # all are in the navigation, once
+    assert {path.name for path in DOCS.glob("*.md")} == set(counts)  # all are in the navigation, once
     assert len(counts) <= MOST_PAGES
     assert sum(counts.values()) <= MOST_PAGE_WORDS
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_README_LINES
 
 
 def test_every_note_is_explained_and_no_other():
-    notes = re.findall(
-        r"^## (GCP\d{3}): ", (ROOT / "docs" / "notes.md").read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
+    notes = re.findall(r"^## (GCP\d{3}): ", (DOCS / "notes.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "profiler").rglob("*.py"))
 
     assert set(notes) == set(re.findall(r"GCP\d{3}", sources)) != set()
@@ -94,7 +111,7 @@ def test_the_picture_is_not_stale(picture):
 
 @pytest.mark.slow
 def test_the_line_of_the_first_page_explains_a_live_model_with_its_optimizer(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(pages.DOCS / "examples")
+    monkeypatch.syspath_prepend(DOCS / "examples")
     mine = importlib.import_module("mine")
     (line,) = re.findall(r"```python\n(import gcprof;.*)\n```", (ROOT / "README.md").read_text(encoding="utf-8"))
     model, batch, criterion = mine.make(layers=2)

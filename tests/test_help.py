@@ -11,8 +11,7 @@ from profiler.cli.options import CHOICES
 from profiler.core import device_choice
 from profiler.workflows import spec
 from tests import examples, make
-from tests.commands import modules_after
-from tests.program import gcprof
+from tests.program import gcprof, modules_after
 
 
 def shown(words: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from tests.commands import modules_after
+from tests.program import modules_after
 from tests.rooms import PACKAGE, ROOMS, imports, room_of, table
 
 HEAVY = frozenset().union(*(room.libraries for room in ROOMS.values()))

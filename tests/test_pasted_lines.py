@@ -198,3 +198,8 @@ def test_the_lines_of_a_page_run_in_a_shell(page, reader, request, subtests):
         expected = next((code for pattern, code in EXPECTED.items() if re.match(pattern, line)), 0)
         with subtests.test(line):
             assert done.returncode == expected, done.stdout[-500:] + done.stderr
+    if "```sh\n" in (text := sources().get(page, "")):  # a page whose examples are to be run in their order
+        blocks = [block for language, block in FENCE.findall(text) if language == "python"]
+        (reader / "blocks.py").write_text("\n".join(blocks), encoding="utf-8")
+        done = shell(reader, REAL, "python blocks.py")
+        assert done.returncode == 0, done.stderr

@@ -34,64 +34,57 @@ def test_on_a_cpu_the_default_is_smaller_and_says_so():
 
 
 @pytest.mark.parametrize(
-    ("rounds", "strategies", "sampling", "pairs"),
+    ("rounds", "other", "sampling", "pairs"),
     [
-        (3, ("none", "all"), Sampling(), [1, 3, 3]),
-        (2, ("none", "all"), Sampling(), [UNSET, UNSET]),
-        (3, ("none", "all"), UNSET, [UNSET] * 3),
-        (3, ("none", "compile-budget"), Sampling(), [UNSET] * 3),  # whose ratios are of the medians of rounds
+        (3, "all", Sampling(), [1, 3, 3]),
+        (2, "all", Sampling(), [UNSET, UNSET]),
+        (3, "all", UNSET, [UNSET] * 3),
+        (3, "compile-budget", Sampling(), [UNSET] * 3),  # whose ratios are of the medians of rounds
     ],
 )
 def test_the_first_of_three_rounds_is_a_look_and_the_others_take_enough_pairs_for_an_interval(
-    rounds, strategies, sampling, pairs
+    rounds, other, sampling, pairs
 ):
-    trials = in_rounds([make.case(name, sampling=sampling) for name in strategies], rounds)
+    trials = in_rounds([make.case(name, sampling=sampling) for name in ("none", other)], rounds)
 
     assert [trial.least_pairs for trial in trials if trial.case.strategy == "none"] == pairs
 
 
 @pytest.mark.parametrize(
-    ("text", "counts"),
+    ("words", "strategies"),
     [
-        ("8,2,8", [8, 2]),
-        ("1..3,2,1..32:x2", [1, 2, 3, 4, 8, 16, 32]),
+        ({"strategies": "none", "segments": "8,1..3,2,1..32:x2"}, [8, 1, 2, 3, 4, 16, 32]),
+        ({"model": "mlp,mnist-cnn"}, [1, 2, 4, 8, 16, 32]),  # chains are cut into segments
+        ({"model": "mlp,transformer"}, ["sqrt", "all", "selective"]),
     ],
 )
-def test_segments_are_read_in_order_and_once_behind_the_baseline(text, counts):
-    expected = ["none", *(f"segments:k={count}" for count in counts)]
-    assert strategies_of(Request(strategies="none", segments=text)) == expected
+def test_strategies_stand_in_order_and_once_behind_the_baseline(words, strategies):
+    expected = [f"segments:k={one}" if isinstance(one, int) else one for one in strategies]
+
+    assert list(map(str, strategies_of(Request(**words)))) == ["none", *expected]
 
 
 @pytest.mark.parametrize(
-    ("words", "named", "hint"),
+    ("words", "named"),
     [
-        ({"strategies": "segments:k=two"}, "k=two", "a whole number from 1"),
-        ({"data": "/"}, "'/' holds no MNIST files", "train-images-idx3-ubyte"),
-        ({"model": "mlp:width=1,width=2"}, "gives width twice", "width=a|b"),
-        ({"optimizer": "sgd:lr=nan"}, "lr=nan", "a number"),
-        ({"segments": "1..4:x" + "9" * 5000}, "--segments", "1,2,4"),
+        ({"strategies": "segments:k=two"}, "k=two"),
+        ({"data": "/"}, "'/' holds no MNIST files"),
+        ({"model": "mlp:width=1,width=2"}, "gives width twice"),
+        ({"optimizer": "sgd:lr=nan"}, "lr=nan"),
+        ({"segments": "1..4:x" + "9" * 5000}, "--segments"),
     ],
 )
-def test_a_bad_word_gets_one_line_that_names_it_and_what_to_do(words, named, hint):
-    with pytest.raises(UserError) as caught:
+def test_a_bad_word_gets_one_line_that_names_it(words, named):
+    with pytest.raises(UserError, match=named) as caught:
         planned(**words)
 
-    assert named in caught.value.message
-    assert hint in (caught.value.hint or "")
     assert "\n" not in caught.value.message
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("word", "devices", "chosen"),
-    [
-        ("auto", ["cpu"], "cpu"),
-        ("auto", ["cpu", "cuda:0", "cuda:1"], "cuda:0"),
-        ("cuda", ["cpu", "cuda:0"], "cuda:0"),
-    ],
-)
-def test_a_word_for_a_device_is_the_device(word, devices, chosen):
-    assert choose_device(word, devices) == chosen
+def test_a_word_for_a_device_is_the_first_of_its_kind():
+    assert choose_device("auto", ["cpu"]) == "cpu"
+    assert {choose_device(word, ["cpu", "cuda:0", "cuda:1"]) for word in ("auto", "cuda")} == {"cuda:0"}
 
 
 def test_the_optimizers_of_torch_that_are_read_from_its_source_are_those_that_it_has():
@@ -111,17 +104,6 @@ def test_every_list_is_an_axis():
     }
 
 
-@pytest.mark.parametrize(
-    ("model", "strategies"),
-    [
-        ("mlp,mnist-cnn", [f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32)]),
-        ("mlp,transformer", ["sqrt", "all", "selective"]),
-    ],
-)
-def test_without_strategies_a_chain_is_cut_into_segments_and_blocks_are_checkpointed(model, strategies):
-    assert list(map(str, strategies_of(Request(model=model)))) == ["none", *strategies]
-
-
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_a_plan(path):
     assert check(spec.read_sweep(path), lambda word: "cuda:0").trials
@@ -129,11 +111,7 @@ def test_every_config_is_a_plan(path):
 
 @pytest.mark.parametrize(
     ("kind", "name", "is_of_it"),
-    [
-        ("rtx-3090", "NVIDIA GeForce RTX 3090", True),
-        ("l4", "NVIDIA L40S", False),
-        ("a10", "NVIDIA A100-SXM4-40GB", False),
-    ],
+    [("rtx-3090", "NVIDIA GeForce RTX 3090", True), ("l4", "NVIDIA L40S", False)],
 )
 def test_a_gpu_is_of_the_kind_that_its_name_holds_as_words(kind, name, is_of_it):
     assert parse(f"cuda:{kind}").accepts(name) is is_of_it
@@ -146,13 +124,12 @@ def test_a_prediction_is_the_twin_of_its_own_kind_alone():
     assert {make.case(device=device).twin.device for device in ("cuda:0", "cuda:7", "fake:t4", "cuda")} == {"cuda"}
 
 
-def on(uuid: str, strategy: str, round: int) -> Record:
-    case = make.case(strategy, device="cuda:a100")
-    environment = Environment(gcprof="0.1.0", python="3.11", system="Linux", device_uuid=uuid)
-    return make.record(case=case, round=round, environment=environment, seconds=(0.1, 0.1, 0.1, 0.1, 0.1, 0.1))
-
-
 def test_a_ratio_of_two_gpus_of_a_kind_says_so():
+    def on(uuid: str, strategy: str, round: int) -> Record:
+        environment = Environment(gcprof="0.1.0", python="3.11", system="Linux", device_uuid=uuid)
+        case = make.case(strategy, device="cuda:a100")
+        return make.record(case=case, round=round, environment=environment, seconds=(0.1,) * 6)
+
     run = [on("GPU-1", "none", round) for round in (1, 2, 3)]
     run += [on(uuid, "all", round) for round, uuid in enumerate(("GPU-1", "GPU-2", "GPU-1"), start=1)]
 
