@@ -14,23 +14,16 @@ WORDS = ("--no-deps", "--disable-pip", "--vulnerability-service", "osv", "--form
 UNREACHABLE = ("ConnectionError", "ConnectTimeout", "ReadTimeout", "Max retries exceeded", "Name or service not known")
 
 
-def main() -> int:
+def judged() -> tuple[int, str]:
+    """What pip-audit's answer comes to: the exit code, and a sentence."""
     words = [sys.executable, "-m", "pip_audit", "-r", str(LOCK), *WORDS, "--progress-spinner", "off"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    code, told = judged(done.stdout, done.stderr)
-    print(told)
-    return code
-
-
-def judged(out: str, err: str) -> tuple[int, str]:
-    """What pip-audit's answer comes to: the exit code, and a sentence."""
     try:
-        packages: list[dict[str, Any]] = json.loads(out)["dependencies"]
+        packages: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError):
-        last = (err.strip().splitlines() or ["it said nothing"])[-1]
-        if any(word in err for word in UNREACHABLE):
-            return 0, f"NOT AUDITED: the advisory service cannot be reached: {last[:200]}"
-        return 1, f"the audit did not work: {last[:200]}"
+        is_away = any(word in done.stderr for word in UNREACHABLE)
+        told = "NOT AUDITED: the advisory service cannot be reached" if is_away else "the audit did not work"
+        return int(not is_away), f"{told}: {done.stderr.strip()[-200:]}"
     found = [f"{one['name']} {one['version']}: {flaw['id']}" for one in packages for flaw in one.get("vulns", ())]
     skipped = [f"{one['name']} was not looked up: {one['skip_reason']}" for one in packages if "skip_reason" in one]
     end = f"{len(packages) - len(skipped)} packages audited, {len(found)} known vulnerabilities"
@@ -38,4 +31,6 @@ def judged(out: str, err: str) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code, told = judged()
+    print(told)
+    sys.exit(code)

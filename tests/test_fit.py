@@ -85,22 +85,20 @@ def test_where_nothing_fits_no_rehearsed_way_is_chosen_or_needs_less_than_what_i
     found = json.loads(capsys.readouterr().out)
 
     assert not any(way["fits"] or way["is_chosen"] for way in found["ways"])
-    ways = [(way["way"].split("+", 1), way["peak_bytes"]) for way in found["ways"]]
-    held = [(peak, found["floors"][rest[0] if rest else ""]) for (_, *rest), peak in ways
-            if (rest[0] if rest else "") in found["floors"]]  # fmt: skip
-
+    peaks = [(way["way"].partition("+")[2], way["peak_bytes"]) for way in found["ways"]]
+    held = [(peak, found["floors"][levers]) for levers, peak in peaks if levers in found["floors"]]
     assert len(held) >= 2
     assert all(0.2 * peak < least <= peak for peak, least in held)
 
 
-def fitted_of(sizes: dict[str, int], left_out: dict[Choice, str]) -> Fitted:
+def fitted_of(sizes: dict[str, int], **left_out: str) -> Fitted:
     rows = read_rows([record(label, peak=size * MIB) for label, size in sizes.items()])
-    return Fitted(words=(), limit_bytes=10 * MIB, context_bytes=0, context_source=None, rows=rows, left_out=left_out)
+    return Fitted(limit_bytes=10 * MIB, context_bytes=0, context_source=None, rows=rows, left_out=left_out)
 
 
 def test_of_two_ways_that_are_alike_the_one_with_fewer_levers_is_shown_and_is_the_least():
     """SGD's fused kernel saves nothing, so a way with it and the same way without it take the same bytes and time."""
-    fitted = fitted_of({"none": 100, "none+chunk-loss+fused": 60, "none+chunk-loss": 60, "none+fused": 100}, {})
+    fitted = fitted_of({"none": 100, "none+chunk-loss+fused": 60, "none+chunk-loss": 60, "none+fused": 100})
 
     assert [str(row.case.label) for row in fitted.shown] == ["none", "none+chunk-loss"]
     assert fitted.missing == ["nothing fits: the least is none+chunk-loss, which needs 50.0 MiB more"]
@@ -108,10 +106,9 @@ def test_of_two_ways_that_are_alike_the_one_with_fewer_levers_is_shown_and_is_th
 
 def test_a_lever_of_a_way_that_fits_is_not_said_to_be_left_out():
     """It may save nothing alone, and with others enough."""
-    left_out = dict.fromkeys(map(Choice, ("fused", "chunk-loss")), "it lowers neither")
-    fitted = fitted_of({"none": 100, "all+fused": 9}, left_out)
+    fitted = fitted_of({"none": 100, "all+fused": 9}, fused="it lowers neither", offload="neither")
 
-    assert [line for line in fitted.table.below if "left out" in line] == ["left out: chunk-loss: it lowers neither"]
+    assert [line for line in fitted.table.below if "left out" in line] == ["left out: offload: neither"]
 
 
 @pytest.mark.slow
@@ -221,18 +218,10 @@ def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, b
 def test_the_smallest_gpu_has_room_for_the_step_and_cuda_and_the_next_smaller_has_not(need, gpus):
     engine = Sized(measured=need * GIB, foreseen=0)
     names = sorted(gpu_specs.names(), key=lambda name: -gpu_specs.find(name).memory_bytes)
-    places = [
-        Place(
-            case=make.case(device=f"rehearse:{name}", batch_size=1),
-            limit=gpu_specs.find(name).memory_bytes,
-            context_bytes=CONTEXT,
-        )
-        for name in names
-    ]
+    sizes = {make.case(device=f"rehearse:{name}", batch_size=1): gpu_specs.find(name).memory_bytes for name in names}
+    places = [Place(case=case, limit=size, context_bytes=CONTEXT) for case, size in sizes.items()]
 
-    step = Step(case=places[0].case, engine=engine)
-
-    rungs = fit_sizes.of_gpus(step, places).rungs(places[0], ())
+    rungs = fit_sizes.of_gpus(Step(case=places[0].case, engine=engine), places).rungs(places[0], ())
 
     found = [(rung.label, parse(rung.place.case.device).name if rung.reach else None) for rung in rungs]
     assert found == gpus

@@ -146,20 +146,16 @@ def test_inputs_of_under_one_percent_of_the_peak_are_not_moved_to_the_host(outpu
 
 def test_the_picture_has_a_step_line_for_each_curve(tmp_path, monkeypatch):
     """A plan serves every memory from its own peak to that of the next plan."""
-    drawn = dict[str, list[tuple[float, float]]]()
-
-    def kept(*panels: Any, **words: Any) -> Any:
-        figure = picture(*panels, **words)
-        for line in figure.axes[0].get_lines():
-            drawn[str(line.get_label())] = [(float(x), float(y)) for x, y in line.get_xydata()]
-        return figure
-
-    monkeypatch.setattr(frontier, "picture", kept)
+    figures: list[Any] = []
+    monkeypatch.setattr(
+        frontier, "picture", lambda *words, **more: figures.append(picture(*words, **more)) or figures[0]
+    )
     rows = read_rows([make.record("none", peak=100 * MIB), make.record("all", peak=50 * MIB)])
     curves = {"without levers": [(50 * MIB, 1.3), (100 * MIB, 1.0)], "with all": [(25 * MIB, 1.5)]}
     path = frontier.plot_levers(curves, rows, chosen=rows[1], limit=60 * MIB, path=tmp_path / "frontier.png")
 
     assert path.read_bytes().startswith(b"\x89PNG")
-    points = [(x, round(y)) for x, y in drawn["plans without levers"]]
+    drawn = {str(line.get_label()): line.get_xydata() for line in figures[0].axes[0].get_lines()}
+    points = [(float(x), round(y)) for x, y in drawn["plans without levers"]]
     assert points == [(50.0, 30), (100.0, 30), (100.0, 0)]
     assert drawn["chosen"][0][0] == 50.0

@@ -6,9 +6,11 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 KINDS = {".py", ".typed", ".html", ".js", ".css", ".toml", ".json", ".jsonl", ".c", ".h"}
-PLUGIN = "pytest_gcprof.py"  # of pytest, beside the package
-EMPTY_HEADER = "profiler/rehearsal/hollow/include/nv/target"  # of C++ alone, which headers of CUDA name
-NOTES = "profiler/views/notes.md"  # which `gcprof note` prints
+OTHERS = {
+    "pytest_gcprof.py",  # pytest's plugin, beside the package
+    "profiler/rehearsal/hollow/include/nv/target",  # of C++ alone, which headers of CUDA name
+    "profiler/views/notes.md",  # which `gcprof note` prints
+}
 PREBUILT = re.compile(r"profiler/rehearsal/prebuilt/cu\d+/lib[\w-]+\.so(\.\d+)?")  # of the hollow CUDA device
 TESTS = re.compile(r"tests?|test_.*|.*_test\.py|conftest\.py|benchmarks|hypothesis|__pycache__")
 ABSOLUTE = re.compile(rb"(?<![\w.~:/])(?:/(?:home|root|Users|mnt|work|opt|srv)/\w[^\s\"'`]*|[A-Z]:\\\\?[A-Za-z]\w+)")
@@ -24,33 +26,18 @@ def wrong(path: Path) -> list[str]:
     found = []
     with zipfile.ZipFile(path) as wheel:
         for name in wheel.namelist():
-            found += _names(name)
+            first, *rest = PurePosixPath(name).parts
+            if not (first.endswith(".dist-info") or name in OTHERS or PREBUILT.fullmatch(name)):
+                is_ours = first in ("profiler", "gcprof") and ".." not in rest and PurePosixPath(name).suffix in KINDS
+                found += [] if is_ours else [f"{name}: no file of the package"]
+                found += [f"{name}: a test" for part in rest if TESTS.fullmatch(part)]
             text = wheel.read(name)
             found += [f"{name}: the path {one.decode()}" for one in ABSOLUTE.findall(text)]
             found += [f"{name}: what looks like a secret" for _ in SECRETS.findall(text)]
     return found
 
 
-def _names(name: str) -> list[str]:
-    first, *rest = PurePosixPath(name).parts
-    if first.endswith(".dist-info") or name in (PLUGIN, NOTES) or PREBUILT.fullmatch(name):
-        return []
-    if (
-        first not in ("profiler", "gcprof")
-        or ".." in rest
-        or (PurePosixPath(name).suffix not in KINDS and name != EMPTY_HEADER)
-    ):
-        return [f"{name}: no file of the package"]
-    return [f"{name}: a test" for part in rest if TESTS.fullmatch(part)][:1]
-
-
-def main(paths: list[str]) -> int:
-    found = [one for path in paths for one in wrong(Path(path))]
-    for one in found:
-        print(one)
-    print(f"{len(paths)} wheels, {len(found)} things that may not be there")
-    return int(bool(found) or not paths)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    found = [one for path in sys.argv[1:] for one in wrong(Path(path))]
+    print(*found, f"{len(sys.argv) - 1} wheels, {len(found)} things that may not be there", sep="\n")
+    sys.exit(bool(found) or not sys.argv[1:])
