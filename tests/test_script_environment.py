@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from profiler.core.gpu_specs import REHEARSE, Device
-from profiler.scripts import guard, launch
+from profiler.scripts import launch
 from profiler.scripts.report import Asked, Variant
 from tests.scripts.runs import FOLDER, contents, environment, rehearsed
 
@@ -177,7 +177,7 @@ def test_what_is_saved_leaves_every_file_as_it_was_and_is_read_back(way, mine, t
 def test_a_command_that_cannot_be_guarded_is_run_with_what_it_saves_redirected(mine, tmp_path, hollow, monkeypatch):
     (tmp_path / "refuses.py").write_text(REFUSES)
     script = f"{sys.executable} {FOLDER / 'resume.py'} && echo written > log.txt"
-    monkeypatch.setattr(guard, "__file__", str(tmp_path / "refuses.py"))
+    monkeypatch.setattr(launch, "GUARD", tmp_path / "refuses.py")
     monkeypatch.chdir(mine)
     before = contents(mine)
     lines = []

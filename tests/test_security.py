@@ -56,7 +56,7 @@ def test_only_python_and_for_rehearsals_a_compiler_are_started_and_never_by_a_sh
 
     assert starting == STARTS_PROCESSES
     found = {name: started(source) for name, source in SOURCES.items() if started(source)}
-    assert found == {"scripts/guard.py": ["os.execvp"]}  # becomes the user's command
+    assert found == {"scripts/inject/gcprof_saving.py": ["os.execvp"]}  # becomes the user's command
     assert all("sys.executable" in SOURCES[name] and '"git"' not in SOURCES[name] for name in starting)
 
 

@@ -24,12 +24,12 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError, is_theirs
 from profiler.core.gpu_specs import MOST_BYTES
 from profiler.core.record import Gradients
-from profiler.rehearsal import build, device, smoke
+from profiler.rehearsal import build, device, loader, smoke
 from profiler.rehearsal.smoke import proven_libraries
-from profiler.scripts import guard
 from profiler.scripts.report import MISSING, Asked, Ended, Row, Variant, read_process
 
 INJECT = Path(__file__).parent / "inject"
+GUARD = INJECT / "gcprof_saving.py"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between TERM and KILL
 STACK_SIGNAL, TOLD = signal.SIGRTMIN + 20, "told"  # as in the watch; no launcher's signal and no script's
@@ -107,7 +107,7 @@ def _started(asked: Asked, watched: _Watched, stdout: int | None, *, is_guarded:
         words[0] = sys.executable
     with tempfile.TemporaryFile() as refused:
         if is_guarded:
-            words = [sys.executable, "-P", guard.__file__, str(watched.scratch), str(refused.fileno()), *words]
+            words = [sys.executable, "-P", str(GUARD), str(watched.scratch), str(refused.fileno()), *words]
         elif not asked.allow_writes:
             environment["GCPROF_SAVING"] = str(watched.scratch / "saved")
         try:
@@ -139,7 +139,7 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     if asked.gpus:  # a folder of the driver's programs, and what opens hollow GPUs
         tool = scratch / "bin" / "nvidia-smi"
         tool.parent.mkdir(exist_ok=True)
-        tool.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", str(INJECT / "gcprof_smi.py")])} "$@"\n')
+        tool.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", loader.__file__])} "$@"\n')
         tool.chmod(0o700)
         hollow = {
             **device.variables(asked.gpus),

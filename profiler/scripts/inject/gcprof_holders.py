@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 history: Any = import_module("gcprof_history")  # beside this file
-lines: Any = import_module("gcprof_lines")
 
 MOST_ENTRIES = 300_000  # of a phase, for each device; of a longer one the holders are not known
 LOOK_AFTER = 20_000  # allocations within a phase, after which it is read so far
@@ -298,7 +297,7 @@ class Holders:
     def _describe(self, block: Any, line: str) -> None:
         """Note the line of a block, and forget its stack."""
         if block.line is None:
-            block.line = lines.line_of(block.frames) or line
+            block.line = history.line_of(block.frames) or line
             if block.phase == "backward" and any(frame["filename"].endswith(RECOMPUTES) for frame in block.frames):
                 block.category = "recomputed activations"
             block.frames = ()

@@ -33,7 +33,7 @@ from torch.library import Library, fallthrough_kernel
 from torch.utils.flop_counter import flop_registry
 
 computing: Any = import_module("gcprof_computing")  # beside this file
-lines: Any = import_module("gcprof_lines")
+lines: Any = import_module("gcprof_history")
 FAKE = torch._C._dispatch_key_parse("Fake")
 BELOW = torch._C._dispatch_keyset_full_after(FAKE)
 TORCH = os.path.dirname(torch.__file__) + os.sep

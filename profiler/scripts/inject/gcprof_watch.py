@@ -37,7 +37,7 @@ from torch.utils.data import dataloader
 
 holding: Any = import_module("gcprof_holders")  # beside this file
 counters: Any = holding.counters
-lines: Any = import_module("gcprof_lines")
+lines: Any = holding.history  # of the user's own code
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
 STACK_SIGNAL, TOLD = signal.SIGRTMIN + 20, "told"  # as in profiler/scripts/launch.py
 UNKNOWN = 3  # the exit code where a size is not known
