@@ -126,7 +126,7 @@ def run(script: Script) -> Watched:
     alone = _alone(script)
     with tempfile.TemporaryDirectory() as name:
         here = runs.copied(Path(name))
-        watched = runs.rehearsed(script.words, *script.options, cwd=here, num_gpus=script.num_gpus)
+        watched = runs.rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
     if not watched.figures:
         raise SystemExit(f"{script.name}: no figures: {watched.said[-2000:]}")
     return Watched(row=script, watched=watched, alone=alone)

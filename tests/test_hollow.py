@@ -361,9 +361,13 @@ import subprocess, torch
 from torch.profiler import profile
 query = ["nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
 print(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+torch.cuda.memory._record_memory_history(max_entries=10)
+start, end = (torch.cuda.Event(enable_timing=True) for _ in "se")
+start.record()
 with profile() as found:
     torch.nn.Linear(8, 8).cuda()(torch.randn(2, 8, device="cuda")).sum().backward()
-print("profiled", any(event.key == "aten::linear" for event in found.key_averages()))
+end.record()
+print("profiled", any(event.key == "aten::linear" for event in found.key_averages()), start.elapsed_time(end))
 """
 
 
@@ -373,5 +377,7 @@ def test_the_profiler_and_the_drivers_program_do_not_end_a_script(hollow, tmp_pa
     done = rehearsed(("python", "profiled.py"), cwd=tmp_path, num_gpus=2)
     assert done.exit_code == 0, done.said
     assert "profiled True" in done.said
-    mebibytes = done.document["variants"][0]["gpu_bytes"] // MIB
+    (variant,) = done.document["variants"]
+    assert "records the allocator's history itself" in variant["processes"][0]["holders_why"]
+    mebibytes = variant["gpu_bytes"] // MIB
     assert all(f"{index}, Hollow Tesla T4, {mebibytes}" in done.said for index in range(2))

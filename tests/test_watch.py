@@ -78,6 +78,27 @@ def test_a_loop_is_told_by_phases_and_steps_and_no_memory_is_made_up(tmp_path):
     assert list(torch.load(tmp_path / "weights.pt")) == list(model.state_dict())
 
 
+def test_a_gradient_of_a_gradient_is_a_backward_and_a_closure_has_its_phases_within_the_step():
+    model, calls = nn.Linear(16, 1), []
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        calls.append(optimizer.zero_grad())
+        x = torch.ones(4, 16, requires_grad=True)
+        (slopes,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        loss = (slopes.norm() - 1) ** 2
+        loss.backward()
+        return loss
+
+    with profiler.watch() as watch:
+        optimizer.step(closure)
+
+    num, names = counted(watch.process), ("forward", "backward", "after the backward", "optimizer")
+    assert watch.process.num_steps == 1
+    assert len(calls) > 1
+    assert [num[name, True] for name in names] == [len(calls), 2 * len(calls), 2 * len(calls), 1 + len(calls)]
+
+
 def test_nothing_of_a_watch_stays_when_it_ends():
     model, optimizer = made()
     with profiler.watch():
