@@ -77,8 +77,7 @@ def _frozen() -> None:
 
 @pytest.fixture
 def with_test_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transformer and the BatchNorm chain of the tests, as if they were in the table."""
-    monkeypatch.setitem(models.TABLE, "transformer", "tests.transformer:build")
+    """The BatchNorm chain of the tests, as if it were in the table."""
     monkeypatch.setitem(models.TABLE, "batchnorm", "tests.batchnorm:build")
 
 

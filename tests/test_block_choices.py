@@ -5,15 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from profiler.analysis.explanation import better_blocks
 from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import BlockChoice, BlockChoices, Followed
 from profiler.predicting.prediction import follow_case, predict
 from profiler.training.blocks import find_blocks, offered_blocks
-from profiler.training.observed_forward import observe
-from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
 from tests.user_models.one_layer import one
@@ -185,21 +182,3 @@ def test_a_star_does_not_go_past_a_dot_and_patterns_alike_up_to_it_are_taken_in_
     layers = nn.ModuleList(module(attn=nn.Linear(2, 2), mlp=nn.Linear(2, 2)) for _ in range(2))
 
     assert find_blocks(module(h=layers, head=nn.Linear(2, 2)), pattern) == expected
-
-
-@pytest.mark.parametrize("touch", [True, False])
-def test_what_is_written_over_between_two_blocks_unlinks_them(touch):
-    class Between(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(leaves(2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.blocks[0](x)
-            return self.blocks[1](F.relu(x, inplace=True) if touch else x)
-
-    work = Workload(
-        module=Between(), blocks=numbered("blocks", 2), batch=torch.randn(4, 2), loss=lambda m, x: m(x).sum()
-    )
-
-    assert observe(work).linked[0] is not touch

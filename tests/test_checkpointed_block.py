@@ -86,19 +86,12 @@ def test_hooks_run_in_the_order_and_weights_are_computed_with_the_values_of_chec
     assert pasted.same(found, expected)
 
 
-def test_a_checkpointed_block_is_of_its_class_and_is_shown_and_stored_as_before():
-    net = nn.Sequential(*(hooks.Block(8) for _ in range(3)))
-    shown, names, kinds = repr(net), list(net.state_dict()), [type(block).__name__ for block in net]
-
-    profiler.apply(net, "all")
-
-    assert all(isinstance(block, hooks.Block) for block in net)
-    assert (repr(net), list(net.state_dict()), [type(block).__name__ for block in net]) == (shown, names, kinds)
-
-
-def test_a_checkpointed_module_is_pickled_and_copied_with_its_checkpoints():
+def test_a_checkpointed_module_is_shown_as_before_and_is_pickled_and_copied_with_its_checkpoints():
     net, x = nn.Sequential(*(hooks.Block(8) for _ in range(4))), torch.randn(2, 8)
+    shown, names = repr(net), list(net.state_dict())
     profiler.apply(net, "segments:k=2", example=x)
+    assert all(isinstance(block, hooks.Block) for block in net)
+    assert (repr(net), list(net.state_dict()), type(net[0]).__name__) == (shown, names, "Block")
     stored = io.BytesIO()
     torch.save(net, stored)
     stored.seek(0)
@@ -115,23 +108,17 @@ def test_a_checkpointed_module_is_pickled_and_copied_with_its_checkpoints():
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-def test_a_block_whose_forward_is_called_past_its_hooks_is_checkpointed_too():
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(hooks.Block(8) for _ in range(2))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer.forward(x, scale=0.5)
-            return x
-
-    net, seen, calls = Net(), [], []
-    for layer in net.layers:
+@pytest.mark.parametrize(
+    ("call", "num_hooked"), [(lambda layer, x: layer.forward(x, scale=0.5), 0), (lambda layer, x: layer(x=x), 2)]
+)
+def test_a_block_that_is_called_past_its_hooks_or_by_names_alone_is_checkpointed_too(call, num_hooked):
+    net, seen, calls = nn.Sequential(*(hooks.Block(8) for _ in range(2))), [], []
+    for layer in net:
         layer.register_forward_hook(lambda *_: seen.append(1))
         layer.drop.register_forward_pre_hook(lambda *_: calls.append(1))
-    profiler.apply(net, "all")
+    net.forward = lambda x: call(net[1], call(net[0], x))
+    profiler.apply(net, "all", blocks="?")
 
     net(torch.randn(2, 8)).sum().backward()
 
-    assert (len(seen), len(calls)) == (0, 4)
+    assert (len(seen), len(calls)) == (num_hooked, 4)

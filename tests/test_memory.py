@@ -50,12 +50,11 @@ def peak_of_a_plain_loop(build, optimizer, *, accumulate: int = 1, keep_gradient
     ("model", "optimizer", "settings"),
     [
         *((model, name, {}) for model in ("mlp", "mnist-cnn:channels=8") for name in ("sgd", "momentum", "adamw")),
-        ("transformer", "adam", {}),
+        ("transformer:layers=3,width=32,sequence=16", "adam", {}),
         ("mlp", "sgd", {"accumulate": 3}),
         ("mlp", "sgd", {"keep_gradients": True}),
     ],
 )
-@pytest.mark.usefixtures("with_test_models")
 def test_the_peak_is_the_sum_of_the_allocator_events_of_a_plain_loop(model, optimizer, settings):
     expected = peak_of_a_plain_loop(plain(model, 8), optimizer, **settings)
 

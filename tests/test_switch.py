@@ -1,15 +1,69 @@
 """A strategy switched off leaves the step of `none`: bytes, gradients, operators; and it can be switched on again."""
 
-import pytest
+from collections import Counter
 
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
 from profiler.training import STRATEGIES
+from profiler.training.assemble import Assembled, assemble
+from profiler.training.block_segments import checkpoint_segments
+from tests import make, pasted
 from tests.catalogue_choices import EVERY
 from tests.plans import written
-from tests.switched_steps import CHOICES, MODELS, assert_same, built, step
 
+MODELS = (
+    "mlp",
+    "cifar-resnet:depth=2",
+    "transformer:layers=4,width=32,sequence=16,vocabulary=50",
+    "llama:sequence=16",
+)
+CHOICES = [choice for choices in EVERY.values() for choice in choices]
 WITHOUT = {"compile-budget"}  # compiled code stays what it is
 ELSEWHERE = {"hf"}  # on models of Hugging Face, below
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that run, under everything that gcprof installs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.counts[str(function)] += 1
+        return function(*arguments, **(keywords or {}))
+
+
+def built(model: str, strategy: str) -> Assembled:
+    return assemble(make.case(strategy, model=Choice(model), batch_size=4))
+
+
+def step(assembled: Assembled) -> tuple[dict[str, torch.Tensor], Counter[str], int]:
+    """The gradients, what ran, and the bytes of the distinct storages that autograd was given to keep."""
+    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address comes twice
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return tensor
+
+    with Operators() as operators, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assembled.gradients()
+    gradients = {
+        name: parameter.grad.clone()
+        for name, parameter in assembled.workload.module.named_parameters()
+        if parameter.grad is not None
+    }
+    return gradients, operators.counts, sum(storage.nbytes() for storage in kept.values())
+
+
+def assert_same(step_of_strategy, step_of_none) -> None:
+    assert pasted.same(step_of_strategy[0], step_of_none[0])
+    assert step_of_strategy[1:] == step_of_none[1:]
 
 
 def test_every_strategy_of_the_catalogue_has_a_switch_or_is_known_to_have_none():
@@ -49,3 +103,12 @@ def test_the_switch_of_hugging_face_is_used():
     assembled.switch(True)
 
     assert step(assembled)[1] == on[1] != true[1]
+
+
+def test_an_activation_writes_in_place_again_once_a_switch_is_off():
+    work = pasted.in_place()
+    switch = checkpoint_segments(work, [[1, 2]])
+    was = work.module[1].inplace
+    switch(False)
+
+    assert (was, work.module[1].inplace) == (False, True)
