@@ -6,9 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 from hypothesis import given, settings
-from torch import nn
 
 from profiler.analysis.explanation import explain
 from profiler.analysis.live_bytes import categories_at, modules_at
@@ -54,6 +52,7 @@ LARGE = "transformer:layers=2,width=128,sequence=8,vocabulary="  # many paramete
         (f"{FUNCTIONS}:head", {"strategy": "own", "batch_size": None}, "outside"),  # of all modules, which it reached
         (WIDE_HEAD, {"strategy": "all", "batch_size": 16}, "outside"),
         ("mnist-cnn:channels=4", {"strategy": "all", "batch_size": 16}, "inputs"),  # too many checkpoints
+        ("dense-chain:widths=8+4096+8+8", {"strategy": "all", "batch_size": 4096}, "block"),  # which cannot be cut
         (SMALL, {"strategy": "all", "batch_size": 16}, None),  # it saves enough
     ],
 )
@@ -88,40 +87,6 @@ def test_a_workspace_beside_static_memory_blames_no_activations():
     assert found.kind == "static"
     assert found.text.startswith("500 B of the peak's 1000 B is static")
     assert " and 400 B a workspace, which checkpointing does not touch" in found.text
-
-
-@pytest.mark.parametrize(("num_widths", "frozen", "expected"), [(64, False, "block"), (1, True, "static")])
-def test_one_huge_block_that_cannot_be_cut_or_parameters_without_gradients_are_the_reason(num_widths, frozen, expected):
-    def build(batch_size: int = 0) -> Workload:
-        return chain(num_widths=num_widths, frozen=frozen)
-
-    baseline, blocks = traced("mlp", build=build)
-    trace, _ = traced("mlp", "all", build=build)
-
-    found = explain(trace, blocks=blocks, baseline=baseline).reason
-
-    assert found
-    assert found.kind == expected
-
-
-def chain(*, num_widths: int, frozen: bool) -> Workload:
-    """Four blocks, the second so many times as wide inside."""
-    module = nn.Sequential(
-        *(
-            nn.Sequential(nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 32))
-            for width in (32, 32 * num_widths, 32, 32)
-        )
-    )
-    if frozen:
-        module.append(nn.EmbeddingBag(4096, 32).requires_grad_(False))
-
-    def loss(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        for index in range(4):
-            batch = module[index](batch)
-        return batch.sum()
-
-    size = 64 if frozen else 8192
-    return Workload(module=module, blocks=("0", "1", "2", "3"), batch=torch.zeros(size, 32), loss=loss)
 
 
 @settings(deadline=None, max_examples=60)

@@ -13,7 +13,7 @@ from profiler.core.case import OPERATORS, Calibration, Choice, Trial
 from profiler.measuring.trial import measure
 from profiler.predicting.fake_tensors import fake_tensors
 from profiler.predicting.prediction import follow_case, predict
-from profiler.predicting.traced_case import FakeTracer, follow
+from profiler.predicting.traced_case import FakeTracer
 from profiler.training import STRATEGIES, models
 from profiler.training.workload import Workload
 from tests import make
@@ -24,17 +24,11 @@ from tests.user_models import gradients
 ERROR = 0.001  # of the peak, what is promised
 MLP = "mlp"
 TRANSFORMER = "transformer:layers=4,width=32,heads=2,sequence=16,vocabulary=64"
-CONVOLUTIONS = "mnist-cnn:channels=8"
-EVERY = (
-    "none",
-    "segments:k=2",
-    "all",
-    "recursive",
-    "from-start",
-    "selective:save=matmul",
-    "offload",
-    "plan",
-)
+CALIBRATED = {  # by model the batch size; what oneDNN keeps for an LSTM is not known
+    "mnist-cnn:channels=8": 4,
+    **{f"tests/user_models/architectures.py:recurrent:kind={kind},layers=2": None for kind in ("GRU", "RNN")},
+}
+EVERY = ("none", "segments:k=2", "all", "recursive", "from-start", "selective:save=matmul", "offload", "plan")
 
 
 def case(model: str, strategy: str = "none", **fields):
@@ -43,8 +37,8 @@ def case(model: str, strategy: str = "none", **fields):
     return make.case(chosen, **{"model": named, "batch_size": 4, "verify": "off", **fields})
 
 
-def traced(model: str, strategy: str = "none", **fields) -> trace_data.Trace:
-    return follow_case(Trial(case=case(model, strategy, **{"device": "fake:cpu", **fields}))).trace
+def traced(model: str, build=None, **fields) -> trace_data.Trace:
+    return follow_case(Trial(case=case(model, **{"device": "fake:cpu", **fields})), build=build).trace
 
 
 @pytest.mark.parametrize("strategy", EVERY)
@@ -65,15 +59,7 @@ def test_peak_and_saved_bytes_are_those_of_the_allocator(model, strategy, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"accumulate": 3},
-        {"keep_gradients": True},
-        {"precision": "amp-bf16"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("setting", [{"accumulate": 3}, {"keep_gradients": True}, {"precision": "amp-bf16"}], ids=str)
 def test_every_setting_is_followed(setting):
     real = measure(Trial(case=case(TRANSFORMER, "all", **setting), passes=("memory", OPERATORS))).readings
 
@@ -84,27 +70,7 @@ def test_every_setting_is_followed(setting):
     assert found.peak_bytes == pytest.approx(real.peak_bytes, rel=ERROR)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["none", "all"])
-def test_convolutions_are_predicted_with_what_those_of_none_were_measured_to_hide(strategy):
-    read = measure(Trial(case=case(CONVOLUTIONS), passes=(OPERATORS,))).readings.hidden_bytes
-    real = measure(Trial(case=case(CONVOLUTIONS, strategy), passes=("memory",))).readings.peak_bytes
-
-    fake = case(CONVOLUTIONS, strategy, device="fake:cpu")
-    calibrated = predict(Trial(case=fake, calibration=Calibration(hidden_bytes=read))).readings.peak_bytes
-
-    assert abs(calibrated / real - 1) < 0.001
-
-
-@pytest.mark.parametrize(
-    "factory",
-    [
-        "cnn",
-        "shared_weights",
-        "segmentation",
-        "decoder",
-    ],
-)
+@pytest.mark.parametrize("factory", ["cnn", "shared_weights", "segmentation", "decoder"])
 def test_what_users_write_is_followed(factory):
     model = f"tests/user_models/architectures.py:{factory}"
     real = measure(Trial(case=case(model, batch_size=None), passes=("memory", OPERATORS))).readings
@@ -117,32 +83,11 @@ def test_what_users_write_is_followed(factory):
 
 
 def test_parameters_without_a_gradient_have_neither_gradient_nor_state():
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = nn.Linear(8, 8), nn.Linear(8, 800)
+    def build() -> Workload:
+        module, batch = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 800)]), torch.ones(2, 8)  # the second is not used
+        return Workload(module=module, blocks=("0",), batch=batch, loss=lambda module, batch: module[0](batch).sum())
 
-        def forward(self, x):
-            return self.used(x).sum()
-
-    with fake_tensors():
-        module = Half()
-        workload = Workload(module=module, batch=torch.ones(2, 8), loss=lambda module, batch: module(batch))
-        optimizer = torch.optim.Adam(module.parameters())
-
-        def step(mark):
-            mark("zero")
-            optimizer.zero_grad()
-            mark("forward")
-            loss = module(workload.batch)
-            mark("backward")
-            loss.backward()
-            mark("optimizer")
-            optimizer.step()
-            mark("end")
-            return loss.detach()
-
-        found = follow(workload, optimizer, step)
+    found = traced(MLP, build, optimizer=Choice("adam"))
 
     held = {kind: sum(one.nbytes for one in found.allocations if one.category == kind) for kind in trace_data.STATIC}
     assert held["parameters"] == 4 * (8 * 8 + 8 + 8 * 800 + 800)
@@ -178,18 +123,16 @@ def test_on_cuda_adam_takes_a_list_of_temporaries_as_large_as_the_parameters():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["none", "all"])
-@pytest.mark.parametrize("kind", ["GRU", "RNN"])  # what oneDNN keeps for an LSTM is not known
-def test_on_a_cpu_what_recurrent_layers_keep_is_predicted_as_it_is_measured(kind, strategy):
-    model = f"tests/user_models/architectures.py:recurrent:kind={kind},layers=2"
+@pytest.mark.parametrize(("model", "size"), CALIBRATED.items())
+def test_on_a_cpu_what_is_hidden_in_none_is_that_of_every_strategy(model, size, strategy):
+    hidden = measure(Trial(case=case(model, batch_size=size), passes=(OPERATORS,))).readings.hidden_bytes
+    real = measure(Trial(case=case(model, strategy, batch_size=size), passes=("memory",))).readings
 
-    real = measure(Trial(case=case(model, strategy, batch_size=None), passes=("memory", OPERATORS))).readings
+    fake = case(model, strategy, device="fake:cpu", batch_size=size)
+    calibrated = predict(Trial(case=fake, calibration=Calibration(hidden_bytes=hidden))).readings
 
-    fake = case(model, strategy, device="fake:cpu", batch_size=None)
-    blind = predict(Trial(case=fake)).readings
-    calibrated = predict(Trial(case=fake, calibration=Calibration(hidden_bytes=real.hidden_bytes))).readings
-
-    assert blind.saved_bytes == calibrated.saved_bytes == pytest.approx(real.saved_bytes, rel=0.001)
-    assert calibrated.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
+    assert calibrated.saved_bytes == pytest.approx(real.saved_bytes, rel=ERROR)
+    assert calibrated.peak_bytes == pytest.approx(real.peak_bytes, rel=ERROR)
 
 
 INSTRUCTIONS = st.lists(
