@@ -8,20 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
+import torch
 
 from profiler import __version__
-from profiler.core import catalogue
-from profiler.core.case import Case, Choice, Trial, encode
-from profiler.core.record import Record
 from profiler.core.units import bytes_text, change_text
-from profiler.engines.local import Local
-from profiler.training import models
-from tests.program import PATIENCE_SECONDS
+from profiler.training.assemble import summary
+from tests.conftest import measured
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "tables" / "models.md"
 BATCH = 2
-PASSES = ("equality", "memory")
 TINY = "vocab_size=100"
 LLAMA = f"hidden_size=32,intermediate_size=64,num_attention_heads=2,num_hidden_layers=3,num_key_value_heads=1,{TINY}"
 STACKS = (
@@ -66,65 +61,30 @@ torch {torch}.
 """
 
 
-def measure(model: str, engine: Local) -> tuple[Record, Record]:
-    """The records of `none` and of `all`."""
-    case = Case(
-        model=catalogue.resolve(Choice(model), models.TABLE),
-        strategy=Choice("none"),
-        optimizer=Choice("sgd"),
-        batch_size=BATCH,
-        device="cpu",
-    )
-    (none,) = engine.run([Trial(case=case, passes=PASSES)])
-    every = msgspec.structs.replace(case, strategy=Choice("all"))
-    digests = none.equality.digests if none.equality else None
-    (checkpointed,) = engine.run([Trial(case=every, passes=PASSES, digests=digests)])
-    return none, checkpointed
-
-
-def classes(record: Record, engine: Local) -> str:
-    """The classes of a model's blocks, each once."""
-    told = engine.ask("profiler.engines.worker:outline", encode(record.case).decode(), failing=record.case.model)
-    return ", ".join(dict.fromkeys(block["kind"] for block in told["outline"]["blocks"]))
-
-
-def row(model: str, none: Record, checkpointed: Record, kinds: str) -> str:
+def row(model: str) -> str:
     """One line of the table."""
-    for record in (none, checkpointed):
-        if record.outcome != "ok":
-            return f"| `{model}` | - | - | - | - | {record.case.strategy}: {record.outcome}: {record.detail} |\n"
-    assert none.built, "an ok record says what was built"
-    assert checkpointed.equality, "and was compared"
-    saved, less = none.readings.saved_bytes, checkpointed.readings.saved_bytes
-    assert saved, "the memory pass ran"
-    assert less, "the memory pass ran"
-    equal = "equal to the bit" if checkpointed.equality.gradients_equal else "equal within the noise"
-    blocks = f"{none.built.num_blocks} | {kinds}"
+    none, every = (measured(model, word, batch_size=BATCH, passes=("equality", "memory")) for word in ("none", "all"))
+    assert (none.outcome, every.outcome) == ("ok", "ok"), f"{model}: {none.detail or every.detail}"
+    kinds = ", ".join(dict.fromkeys(block.kind for block in summary(none.case).blocks))
+    saved, less = none.readings.saved_bytes or 0, every.readings.saved_bytes or 0
+    equal = "equal to the bit" if every.equality and every.equality.gradients_equal else "equal within the noise"
+    blocks = f"{none.built.num_blocks if none.built else '-'} | {kinds}"
     return f"| `{model}` | {blocks} | {bytes_text(saved)} | {change_text(less / saved)} | {equal} |\n"
 
 
-def main(words: Sequence[str]) -> int:
-    """Measure the families whose names hold one of the words, or all of them; 1 where one is not ok, else 0."""
-    chosen = [model for model in FAMILIES if not words or any(word in model for word in words)]
+def main(words: Sequence[str]) -> None:
+    """Measure the families whose names hold one of the words, or all of them."""
     lines = []
-    torch = None
-    outcomes = set()
-    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
-        for model in chosen:
-            none, checkpointed = measure(model, engine)
-            outcomes |= {none.outcome, checkpointed.outcome}
-            torch = none.environment.torch if none.environment else torch
-            kinds = classes(none, engine) if none.outcome == "ok" else ""
-            lines.append(row(model, none, checkpointed, kinds))
+    for model in FAMILIES:
+        if not words or any(word in model for word in words):
+            lines.append(row(model))
             print(lines[-1], end="", file=sys.stderr, flush=True)
-    text = HEAD.format(batch=BATCH, version=__version__, torch=torch) + "".join(lines)
+    text = HEAD.format(batch=BATCH, version=__version__, torch=torch.__version__) + "".join(lines)
     if words:
         print(text)
     else:
-        DOCUMENT.parent.mkdir(exist_ok=True)
         DOCUMENT.write_text(text)
-    return int(outcomes != {"ok"})
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -16,6 +16,7 @@ from profiler.predicting.prediction import memory_readings
 from profiler.training import strategies
 from profiler.training.strategies import carry_out
 from profiler.training.workload import Workload
+from tests.chain_models import workload
 from tests.pasted import BUILDS, LLAMA, apply, counting, in_place, named, planned, random_runs, same, stepped
 from tests.plans import Saving, all_sorts, plan_of
 from tests.rooms import imports
@@ -203,46 +204,37 @@ def test_what_a_kind_has_no_words_for_is_refused_with_the_segment(kind, runs, co
 # --- `selective` where an operator that it keeps draws random numbers: those after it draw as in the forward
 
 
-class Block(nn.Module):
-    """Two masks, of which the second one is drawn after the first."""
+class Drawing(nn.Module):
+    """A mask, and two that are drawn after it."""
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
 
     def forward(self, x):
         hidden = torch.relu(self.first(x)) * torch.bernoulli(torch.full_like(x, 0.5))
-        return x + self.second(hidden) * torch.rand_like(x)
-
-
-def gradients(change):
-    torch.manual_seed(0)
-    module = nn.Sequential(*[Block() for _ in range(3)])
-    batch = torch.randn(16, 64)
-    workload = Workload(
-        module=module, blocks=("0", "1", "2"), batch=batch, loss=lambda module, x: module(x).square().mean()
-    )
-    change(workload)
-    torch.manual_seed(1)
-    for _ in range(2):
-        workload.loss(module, batch).backward()
-    return [parameter.grad for parameter in module.parameters()], torch.get_rng_state()
+        return x + self.second(hidden) * torch.rand_like(x) * torch.rand_like(x)
 
 
 @pytest.mark.parametrize("way", ["bernoulli", "bernoulli+addmm", "addmm", "rand_like", "python", "fsdp"])
-def test_gradients_are_those_without_checkpoints(way):
+def test_gradients_and_the_random_state_are_those_without_checkpoints(way):
     """By `selective`, or by emitted code."""
 
-    def change(workload):
+    def build():
+        return workload(nn.Sequential(*[Drawing() for _ in range(3)]), tuple("012"))
+
+    def change(built):
         if way not in KINDS:
-            strategies.selective(workload, save=way)
+            strategies.selective(built, save=way)
             return
-        code = emit(planned(workload, [Saving([0], "bernoulli+addmm"), Saving([2], "bernoulli")]), way)
+        code = emit(planned(built, [Saving([0], "bernoulli+addmm"), Saving([2], "bernoulli")]), way)
         assert "nondeterministic_seeded" in code
-        apply(code, workload.module)
+        apply(code, built.module)
 
-    plain, state = gradients(lambda workload: None)
-    kept, after = gradients(change)
+    plain, _ = stepped(build, lambda built: None)
+    state = torch.get_rng_state()
+    kept, _ = stepped(build, change)
 
-    assert all(map(torch.equal, plain, kept))
-    assert torch.equal(state, after)
+    wrapped = {name.replace("_checkpoint_wrapped_module.", ""): one for name, one in kept.items()}
+    assert same(wrapped, plain)
+    assert torch.equal(state, torch.get_rng_state())

@@ -30,23 +30,8 @@ def mlp() -> nn.Module:
     return nn.Sequential(*(_block() for _ in range(3)))
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)[0]
-
-
 def transformer() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True), 2)
-
-
-def shared() -> nn.Module:
-    net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
-    net[2].weight = net[0].weight
-    return net
 
 
 class Noisy(nn.Module):
@@ -163,9 +148,7 @@ def compiled() -> nn.Module:
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
-    "lstm": Recurrent,
     "transformer": transformer,
-    "shared": shared,
     "noisy": Noisy,
     "lazy": lazy,
     "ddp": data_parallel,
@@ -175,7 +158,6 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "remembering": Remembering,
     "compiled": compiled,
 }
-SEQUENCES = ("lstm", "transformer")
 
 
 def train(kind: str, between: Callable[[nn.Module, Any, Any], object] = lambda net, batch, loss: None) -> str:
@@ -188,7 +170,7 @@ def train(kind: str, between: Callable[[nn.Module, Any, Any], object] = lambda n
         seed(11)
     OF_NUMPY.bit_generator.state = np.random.default_rng(11).bit_generator.state
     net, of_loss, order = KINDS[kind](), [0], np.random.default_rng(12)
-    data = torch.randn(16, 3, WIDTH) if kind in SEQUENCES else torch.randn(16, WIDTH)
+    data = torch.randn(16, 3, WIDTH) if kind == "transformer" else torch.randn(16, WIDTH)
     optimizer = None
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
