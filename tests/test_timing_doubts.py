@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from profiler.analysis import timing_doubts
+from profiler.analysis import time_ratio
 from profiler.analysis.rows import Row, rows
 from profiler.core.record import Conditions, Record
 from profiler.core.stats import Sampling
@@ -143,15 +143,15 @@ HELD = "the clock was held down{}; cooling, or nvidia-smi --lock-gpu-clocks, mak
     ],
 )
 def test_a_clock_that_falls_or_is_held_down_is_told_with_heat_and_power(moments, words):
-    assert timing_doubts.clock_held([moments]) == (None if words is None else HELD.format(words))
-    assert timing_doubts.clock_held([[moment(1000)], [moment(500)]]) is None  # it falls within a round alone
+    assert time_ratio.clock_held([moments]) == (None if words is None else HELD.format(words))
+    assert time_ratio.clock_held([[moment(1000)], [moment(500)]]) is None  # it falls within a round alone
 
 
 def test_other_processes_on_the_device_are_told_with_what_they_hold():
     series = [[moment(num_others=2, others_bytes=2**30), moment(num_others=1, others_bytes=2**31)]]
 
     shared = "the device is shared with 2 other processes that hold 2.00 GiB"
-    assert timing_doubts.other_processes(series) == (shared, "another --device")
+    assert time_ratio.other_processes(series) == (shared, "another --device")
     assert notes(record(conditions=(WELL, WELL), stopped="target", sampling=Sampling())) == {}
 
 
@@ -172,7 +172,7 @@ def round_(wall, busy, cores=4, at=10.0):
 def test_busy_cores_are_told_from_a_tenth_of_all(series, words):
     expected = f"other processes kept {words} cores busy" if words else None
 
-    assert timing_doubts.other_processes(series) == (expected, None)
+    assert time_ratio.other_processes(series) == (expected, None)
 
 
 def timed(strategy, clocks, *, round=1, seconds=(1.0, 2.0, 4.0)):

@@ -11,8 +11,7 @@ from msgspec import UNSET
 
 from profiler.analysis import time_ratio
 from profiler.analysis.rows import Row, against, latest, rows
-from profiler.analysis.time_ratio import TimeVerdict
-from profiler.analysis.timing_doubts import stolen
+from profiler.analysis.time_ratio import TimeVerdict, stolen
 from profiler.core.case import SETTINGS, SWITCHES, as_word
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import parse

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from profiler.analysis import time_ratio, timing_doubts
+from profiler.analysis import time_ratio
 from profiler.analysis.explanation import reason_of_readings
 from profiler.analysis.time_ratio import TimeRatio, TimeVerdict
 from profiler.core.case import SWITCHES, Case
@@ -30,6 +30,7 @@ from profiler.core.record import (
 )
 from profiler.core.stats import spread
 from profiler.core.trace_data import BUCKETS, GATHERED, STATIC
+from profiler.core.units import change_text
 
 ITSELF = TimeRatio(ratio=1.0, low=1.0, high=1.0)
 SURE = ("faster", "slower")
@@ -145,7 +146,7 @@ def _built(
     none_samples = pooled[baseline].readings.step_seconds if none_rounds else None
     none_median = median(none_samples) if none_samples else None
     paired = {case: time_ratio.of_records(rounds) for case, rounds in group.items()}
-    drift = timing_doubts.between_rounds(group.values())
+    drift = time_ratio.between_rounds(group.values())
     data = [record.built.data for of_case in group.values() for record in of_case if record.built]
     built = []
     for case, rounds in group.items():
@@ -158,7 +159,7 @@ def _built(
             time = ITSELF if is_ok and none_seconds else None
         error, against = errors.get(case, (None, None))
         notes = [note for of_round in rounds for note in of_round.notes]
-        notes += [*drift, *timing_doubts.doubts(rounds, time, pairs=pairs, baseline=none_rounds)]
+        notes += [*drift, *time_ratio.doubts(rounds, time, pairs=pairs, baseline=none_rounds)]
         built.append(
             Row(
                 case=case,
@@ -227,11 +228,12 @@ def _judged(group: list[Row], *, is_asked: bool) -> dict[Case, Row]:
             why = reason_of_readings(row.readings, none.readings)
             notes += [Note(code="GCP067", text=why)] if why else []
         is_timed = not row.case.has_estimated_times
-        more_work = timing_doubts.more_work(row.readings, none.readings) if none and is_timed else None
+        more_work = time_ratio.more_work(row.readings, none.readings) if none and is_timed else None
         if none and row.time and (is_asked or more_work):
             time_verdict = time_verdict_of(row, none)
             if more_work and time_verdict == "faster":
-                notes.append(timing_doubts.faster_with_more_work(more_work, row.time.ratio))
+                text = time_ratio.MORE_WORK.format(change_text(row.time.ratio), change_text(more_work))
+                notes.append(Note(code="GCP061", text=text))
         judged[row.case] = row
         if notes or time_verdict or row.case in best:
             judged[row.case] = replace(

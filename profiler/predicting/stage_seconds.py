@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from profiler.analysis.timing_doubts import HELD
+from profiler.analysis.time_ratio import HELD
 from profiler.core.case import Case
 from profiler.core.errors import Unsupported
 from profiler.core.stats import interval

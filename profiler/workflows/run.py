@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 from profiler import engines
 from profiler.analysis import progress
 from profiler.analysis.progress import Speed, SweepCost, cost
-from profiler.analysis.timing_doubts import other_processes
+from profiler.analysis.time_ratio import other_processes
 from profiler.core import catalogue, device_choice, gpu_specs, schedule
 from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError, refuse_idle

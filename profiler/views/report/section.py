@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from profiler.analysis.advice import Advice, BudgetPoint, advise, budget_frontier
 from profiler.analysis.live_bytes import most_of_peak, peak_parts
 from profiler.analysis.rows import Row, foretells
-from profiler.analysis.timing_doubts import NOISY
+from profiler.analysis.time_ratio import VARYING
 from profiler.core.case import Case
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import PHASES, Environment
@@ -231,7 +231,7 @@ def _without_baseline(chosen: Row, advice: Advice, rows: Sequence[Row]) -> str:
     why = f"none {failed}" if none else "there is no row without checkpointing to compare with"
     best = "the fastest" if chosen.step_seconds is not None else "the lowest peak"
     time = f", {_estimated(chosen)}{seconds_text(chosen.step_seconds)} a step" if chosen.step_seconds else ""
-    noisy = ", but the times are noisy" if (chosen.step_spread or 0) > NOISY else ""
+    noisy = ", but the times are noisy" if (chosen.step_spread or 0) > VARYING else ""
     return f"{why}; {best} of what ran is {name(chosen)} ({_peak(chosen)}{time}){_rivals(advice.rivals)}{noisy}"
 
 
