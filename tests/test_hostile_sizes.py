@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
-from profiler.cli import answer
 from profiler.core.case import Choice, encode
 from profiler.runs import store
 from profiler.views import tables as layout
@@ -79,17 +78,6 @@ def test_the_note_that_more_work_is_faster_needs_no_verdict_that_is_shown():
     assert noted.notes == rows(records)[1].notes
     estimated = [replace(record, case=replace(record.case, device="rehearse:t4")) for record in records]
     assert "GCP061" not in [note.code for note in rows(estimated)[1].notes]  # no memory was slow
-
-
-def test_a_run_of_many_rows_is_shown_alike_without_what_styles_need(tmp_path, monkeypatch, capsys):
-    examples.run(tmp_path / "run", TWO_ROUNDS)
-    assert answer(["show", str(tmp_path / "run")]) == 0
-    styled = capsys.readouterr()
-    monkeypatch.setattr(layout, "MOST_STYLED", 2)
-
-    assert answer(["show", str(tmp_path / "run")]) == 0
-
-    assert capsys.readouterr() == styled
 
 
 def test_what_is_read_is_what_was_written_and_equal_parts_are_one_object(tmp_path):

@@ -141,16 +141,12 @@ def test_the_contour_runs_between_what_fits_and_what_does_not(rows, expected, wo
     assert any(words in text for text in legend(figure))
 
 
-def test_every_cell_has_its_peak_or_a_word():
-    shown = Counter(texts(draw(batches(), kind="heat").axes[0]))
+def test_every_cell_has_its_peak_or_a_word_and_a_curve_how_it_grows():
+    shown, curves = (Counter(texts(draw(batches(), kind=kind).axes[0])) for kind in ("heat", "growth"))
 
     assert {f"{row.readings.peak_bytes / MIB:.1f}" for row in batches() if row.outcome == "ok"} <= set(shown)
     assert (shown["invalid"], shown["·"]) == (1, 1)  # the latter did not run
-
-
-def test_curves_carry_how_they_grow():
-    """The example's peaks are 100 MiB and 4 MiB a sample without checkpointing."""
-    assert "none\n100 + 4 n" in texts(draw(batches(), kind="growth").axes[0])
+    assert curves["none\n100 + 4 n"] == 1  # MiB without checkpointing, and 4 a sample
 
 
 def test_names_at_the_ends_keep_apart_and_inside_in_the_order_of_the_peaks():
@@ -166,17 +162,6 @@ def test_names_at_the_ends_keep_apart_and_inside_in_the_order_of_the_peaks():
     names = sorted((text for text in axes.texts if "segments" in text.get_text()), key=lambda text: box(text).y0)
     assert [text.get_text().split("\n")[0] for text in names] == [f"segments:k={k}" for k in range(2, 14)]
     assert lie_apart([box(text) for text in names], axes.get_window_extent())
-
-
-def test_predictions_that_do_not_fit_are_hollow():
-    def hollow(rows) -> int:
-        lines = draw(rows, kind="throughput").axes[0].lines
-        return sum(len(line.get_xdata()) for line in lines if line.get_markerfacecolor() == "white")
-
-    predicted = batches(device="fake:h100")
-
-    assert hollow(predicted) == sum(row.outcome == "ok" for row in predicted)  # of 300 MiB, CUDA itself takes 600
-    assert hollow(batches()) == 0
 
 
 # --- a step over time
@@ -269,23 +254,18 @@ def test_no_text_of_a_committed_run_is_cropped(kind, style):
         assert cropped(draw(depths, kind=kind, style=STYLES[style], over=("depth", "batch_size"))) == []
 
 
-def test_a_slide_is_as_wide_and_high_as_a_screen_and_another_suffix_is_refused(tmp_path):
-    rows, how = table("cpu/mnist-cnn"), {"kind": "memory", "style": STYLES["slides"]}
+def test_a_slide_fills_a_screen_a_paper_is_a_column_wide_with_true_type_and_another_suffix_is_refused(tmp_path):
+    def written(name: str, style: str) -> Path:
+        return plot(table("cpu/mnist-cnn"), kind="memory", path=tmp_path / name, style=STYLES[style])
 
-    assert imread(plot(rows, path=tmp_path / "slide.png", **how)).shape[:2] == (1080, 1920)
+    paper = written("figure.pdf", "paper").read_bytes()
+
+    assert imread(written("slide.png", "slides")).shape[:2] == (1080, 1920)
+    assert float(re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", paper)[1]) == pytest.approx(3.35 * 72, abs=0.1)
+    assert b"/FontFile2" in paper
+    assert b"/Type3" not in paper
     with pytest.raises(UserError, match="jpg"):
-        plot(rows, path=tmp_path / "slide.jpg", **how)
-
-
-def test_a_paper_is_a_pdf_with_its_fonts_embedded_as_true_type(tmp_path):
-    path = plot(table("cpu/mnist-cnn"), kind="memory", path=tmp_path / "figure.pdf", style=STYLES["paper"])
-
-    text = path.read_bytes()
-    width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", text)
-    assert width
-    assert float(width[1]) == pytest.approx(3.35 * 72, abs=0.1)
-    assert b"/FontFile2" in text
-    assert b"/Type3" not in text
+        written("slide.jpg", "slides")
 
 
 @pytest.mark.parametrize("style", STYLES)

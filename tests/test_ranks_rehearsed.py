@@ -23,10 +23,10 @@ BUILDS = {
 
 @pytest.fixture(scope="module")
 def rehearsed(hollow):
-    def run(model=TINY, ranks=4, way="fsdp2"):
+    def run(model=TINY, ranks=4, way="fsdp2", memory=""):
         case = Case(
             model=Choice(model), strategy=Choice("none"), optimizer=Choice("adamw"), batch_size=2,
-            device="rehearse:h100", parallel=Choice(way), ranks=ranks,
+            device=f"rehearse:h100{memory}", parallel=Choice(way), ranks=ranks,
         )  # fmt: skip
         return next(iter(engine.run([Trial(case=case, passes=REHEARSED_PASSES)])))
 
@@ -62,6 +62,19 @@ def test_gradients_that_are_views_of_buckets_are_counted_once(rehearsed):
 
     assert abs(apart[BUCKETS] - apart["gradients"]) <= GRANULE * len(list(BUILDS[TINY]().module.parameters()))
     assert views[BUCKETS] == 0
+
+
+@pytest.mark.nightly
+def test_a_model_that_fits_only_in_shards_is_sharded_before_its_storages_are_made(rehearsed):
+    large = "transformer:layers=8,sequence=8,width=1024", 64
+    whole = rehearsed(*large)
+
+    memory = f":memory={whole.built.num_parameters * 4 * 3 // 4}"
+    small, unsharded = (rehearsed(*large, way, memory) for way in ("fsdp2", "ddp"))
+
+    assert (small.outcome, unsharded.outcome) == ("ok", "out_of_memory"), small.detail
+    for reading in ("static_bytes", "peak_bytes"):
+        assert getattr(small.readings, reading) == getattr(whole.readings, reading)
 
 
 def test_an_estimate_refuses_ranks_and_no_floor_explains_them(tmp_path, capsys):

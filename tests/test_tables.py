@@ -61,13 +61,13 @@ def test_a_column_of_nothing_keeps_its_kind_and_a_run_without_records_its_column
 def test_parquet_is_not_written_to_a_terminal_and_a_missing_pyarrow_is_named(here, monkeypatch, capsys):
     run = str(examples.run(here / "run", examples.sweep((2,))).folder)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-
-    assert answer(["export", run, "--to", "csv"]) == 0
-    assert answer(["export", run, "--to", "parquet"]) == 2
-    assert "name a file with -o" in capsys.readouterr().err
+    codes = [answer(["export", run, "--to", kind]) for kind in ("csv", "parquet")]
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert answer(["export", run, "--to", "parquet", "-o", "run.parquet"]) == 2
-    assert "pip install pyarrow" in capsys.readouterr().err
+
+    codes.append(answer(["export", run, "--to", "parquet", "-o", "run.parquet"]))
+
+    said = capsys.readouterr().err
+    assert (codes, "name a file with -o" in said, "pip install pyarrow" in said) == ([0, 2, 2], True, True)
 
 
 @pytest.mark.parametrize(("name", "suffix"), [("csv", "csv"), ("markdown", "md"), ("latex", "tex")])
@@ -82,23 +82,15 @@ def test_the_export_looks_as_it_did(name, suffix):
 # --- numbers as they are shown
 
 
-def test_bytes_and_seconds_are_shown_with_three_digits_in_the_unit_that_reads_best():
-    nbytes = [units.bytes_text(count) for count in (0, 1023, KIB, 1536, 100 * MIB, 3 * GIB // 2)]
-    seconds = [units.seconds_text(seconds) for seconds in (2.0, 0.0123, 4.5e-6, 5e-9)]
-
-    assert nbytes == ["0 B", "1023 B", "1.00 KiB", "1.50 KiB", "100 MiB", "1.50 GiB"]
-    assert seconds == ["2.00 s", "12.3 ms", "4.50 us", "5 ns"]
-
-
-def test_a_column_takes_the_largest_unit_of_which_there_are_ten():
-    nbytes = [units.byte_unit([1, None, largest])[1] for largest in (0, 10 * KIB - 1, 10 * KIB, 10 * GIB - 1, 10 * GIB)]
-    seconds = [units.second_unit([None, largest / 2, largest])[1] for largest in (10.0, 9.9, 0.01, 0.0099, 1e-6)]
-
-    assert nbytes == ["B", "B", "KiB", "MiB", "GiB"]
-    assert seconds == ["s", "ms", "ms", "us", "ns"]
+SHOWN = {  # three digits in the unit that reads best; of a column the largest unit of which there are ten
+    units.bytes_text: {0: "0 B", 1023: "1023 B", KIB: "1.00 KiB", 100 * MIB: "100 MiB", 3 * GIB // 2: "1.50 GiB"},
+    units.seconds_text: {2.0: "2.00 s", 0.0123: "12.3 ms", 4.5e-6: "4.50 us", 5e-9: "5 ns"},
+    units.change_text: {0.9999: "0.0 %", 0.51: "-49 %", 1.034: "+3.4 %", 1.0999: "+10 %", 3: "+200 %"},
+    lambda most: units.byte_unit([1, None, most])[1]: {0: "B", 10 * KIB - 1: "B", 10 * KIB: "KiB", 10 * GIB: "GiB"},
+    lambda most: units.second_unit([None, most])[1]: {10.0: "s", 9.9: "ms", 0.01: "ms", 0.0099: "us", 1e-6: "ns"},
+}  # fmt: skip
 
 
-def test_a_ratio_is_shown_as_a_signed_percentage():
-    texts = [units.change_text(ratio) for ratio in (0.9999, 0.51, 1.253, 1.034, 1.0999, 3)]
-
-    assert texts == ["0.0 %", "-49 %", "+25 %", "+3.4 %", "+10 %", "+200 %"]
+@pytest.mark.parametrize("way", SHOWN)
+def test_bytes_seconds_and_ratios_are_shown_in_units_that_read_best(way):
+    assert {value: way(value) for value in SHOWN[way]} == SHOWN[way]

@@ -175,7 +175,7 @@ def test_validate_and_merge_count_the_kinds_and_a_hollow_gpu_and_a_real_one_are_
 @pytest.mark.parametrize("device", REHEARSED_ON)
 def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(device):
     (row,) = rows([record("rehearsed", on=device)])
-    place = Place(case=row.case, limit=100 * MIB, context_bytes=0)
+    place = Place(case=row.case, limit=100 * MIB, context_bytes=4 * MIB)
     rung = Rung(label=Choice("none"), reach=8, place=place, beyond=place, row=row, further=row)
     way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
     lines = [plans.ComparedPlan(way=way, measured=row)]
@@ -193,6 +193,6 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
         assert "rehearsed" in text
         assert not re.search(r"measured|gradients|time +rehearsed", text)
     (largest,), (planned,) = (json.loads(document)["ways"] for document in documents)
-    assert largest["needed_bytes"] == largest["beyond_bytes"] == 96 * MIB
+    assert largest["needed_bytes"] == largest["beyond_bytes"] == (96 + 4) * MIB
     assert (planned["measured_peak_bytes"], planned["rehearsed_peak_bytes"]) == (None, 96 * MIB)
     assert largest["evidence"] == planned["evidence"] == "rehearsed"

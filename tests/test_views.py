@@ -8,24 +8,20 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from profiler.analysis.advice import Place, Rung
 from profiler.analysis.comparison import Comparison
 from profiler.analysis.explanation import Explanation, Reason, Remedy
 from profiler.analysis.live_bytes import Floor, Peak, Share
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
-from profiler.analysis.rows import rows
 from profiler.core.case import Choice
-from profiler.core.record import Readings, Record
+from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, BlockChoice, BlockChoices
 from profiler.core.units import MISSING
-from profiler.views.tables import Paper, Table, comparison, details, explanation, plans, show, text
+from profiler.views.tables import Paper, Table, comparison, details, explanation, show, text
 from profiler.views.tables.columns import group_table, main
 from tests import examples, golden_files, make
 from tests.compared_runs import compare_runs
 from tests.make import MIB
-
-GIB = 1024 * MIB
 
 
 def _explanation() -> list[Table]:
@@ -74,32 +70,6 @@ def _samples() -> list[Table]:
     return details.samples(examples.table([*rounds, noisy, make.failed("all", "skipped", "not here")]))
 
 
-def _fits() -> list[Table]:
-    """The largest batches, measured, and the smallest GPUs, rehearsed; no GPU holds the last."""
-
-    def rung(label: str, reach: int, place: Place, beyond: Place | None, peak: int, **further) -> Rung:
-        case = replace(place.case, strategy=Choice(label))
-        readings = Readings(peak_bytes=peak, reserved_bytes=peak, step_seconds=(0.5,))
-        (row,) = rows([make.record(case=case, readings=readings)])
-        return Rung(label=Choice(label), reach=reach, place=place, beyond=beyond, row=row, **further)
-
-    def place(gpu: str, memory: int, size: int) -> Place:
-        return Place(case=make.case(device=gpu, batch_size=size), limit=memory * GIB, context_bytes=GIB // 2)
-
-    (failed,) = rows([make.failed("all", "out_of_memory", "no room")])
-    (more,) = rows([make.record(readings=Readings(peak_bytes=12 * GIB, reserved_bytes=12 * GIB))])
-    batches = [
-        rung("none", 1200, place("cuda:0", 12, 1200), place("cuda:0", 12, 1201), 11 * GIB, further=more),
-        rung("segments:k=8,split=balanced+chunk-loss", 2400, place("cuda:0", 12, 2400), None, 11 * GIB),
-    ]
-    t4, l4, h100 = (place(f"rehearse:{gpu}", memory, 8) for gpu, memory in (("t4", 14), ("l4", 22), ("h100", 79)))
-    gpus = [rung("none", 0, h100, None, 90 * GIB), rung("all", 2, l4, t4, 20 * GIB, further=failed)]
-    return [
-        plans.sizes_table(batches, of_batches=True, chosen=batches[1], title="mine: the largest batch", below=()),
-        plans.sizes_table(gpus, of_batches=False, chosen=gpus[1], title="mine: the smallest GPU", below=("context",)),
-    ]
-
-
 def _reproduction() -> list[Table]:
     """Figures that are read beside a run that has them, one that has another, and one whose row ran out of memory."""
     published = {"saved_bytes": (2, "MiB", 1139.25), "peak_change": (4, "%", -60), "peak_bytes": (3, "MiB", 50)}
@@ -138,28 +108,15 @@ def three_runs() -> Comparison:
     )
 
 
-AXES = {
-    "axes": (examples.batches(), ["batch_size"]),
-    "axes-depth": (
-        [
-            record
-            for depth in (2, 8)
-            for record in examples.batches(model=Choice(f"cifar-resnet:depth={depth}"))
-            if record.case.batch_size != 64
-        ],
-        ["batch_size", "depth"],
-    ),
-}
 MODELS = examples.sweep((2,), device="fake:cuda") + examples.sweep((4,), model="mlp:width=4096")
 VIEWS: dict[str, Callable[[], list[Table]]] = {
     "troubled": lambda: main(examples.table(examples.troubled())),
     "models": lambda: main(examples.table(MODELS)),
     "explanation": _explanation,
     "samples": _samples,
-    "fits": _fits,
     "reproduction": _reproduction,
     "compare": lambda: comparison.tables(three_runs()),
-    **{name: lambda of=of: details.over_axes(examples.table(of[0]), over=of[1]) for name, of in AXES.items()},
+    "axes": lambda: details.over_axes(examples.table(examples.batches()), over=["batch_size"]),
 }
 
 
@@ -216,17 +173,14 @@ def test_a_baseline_without_a_time_is_no_baseline_of_times():
 
 
 def test_a_terminal_gets_savings_in_green_and_failures_in_red_and_a_pipe_gets_no_colours(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setenv("TERM", "xterm")
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     saves = make.record("all", peak=60 * MIB, seconds=(0.2,) * 6)
     spoiled = [make.failed("sqrt", "out_of_memory", "no room"), make.failed("offload", "skipped", "not here")]
     tables = main(examples.table([make.record("none", seconds=(0.1,) * 6), saves, *spoiled]))
-    screen, pipe = Terminal(), io.StringIO()
+    screen, pipe = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
 
     show(tables, file=screen)
     show(tables, file=pipe)
