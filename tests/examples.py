@@ -113,10 +113,12 @@ def table(records: list[Record]) -> tuple[Row, ...]:
     return rows(records)
 
 
-def run(folder: Path, records: list[Record], *, more: tuple[Trial, ...] = ()) -> store.Run:
+def run(
+    folder: Path, records: list[Record], *, more: tuple[Trial, ...] = (), command: str = "gcprof run mnist-cnn"
+) -> store.Run:
     """A run folder on disk with these records; `more` are trials of its plan that were not run."""
     plan = (*(Trial(case=record.case, round=record.round) for record in records), *more)
-    store.create(folder, plan=plan, command="gcprof run mnist-cnn", environment=ENVIRONMENT, sources={})
+    store.create(folder, plan=plan, command=command, environment=ENVIRONMENT, sources={})
     writer = Writer(folder)
     for record in records:
         writer.append(record)

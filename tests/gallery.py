@@ -67,23 +67,18 @@ def photographed(html: bytes) -> bytes:
     from playwright.sync_api import sync_playwright
 
     program = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
-        (Path(folder) / "report.html").write_bytes(html)
+    with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": SCREEN[0], "height": SCREEN[1]}, color_scheme="light")
-        page.goto((Path(folder) / "report.html").as_uri())
-        png = page.screenshot()
-        browser.close()
-    return png
+        page.set_content(html.decode())
+        return page.screenshot()
 
 
 def small(png: bytes, *, digest: str) -> bytes:
     """The picture with fewer pixels and colours, and the digest of what it is made of."""
-    found = Image.open(BytesIO(png)).convert("RGB")
+    found, text, said = Image.open(BytesIO(png)).convert("RGB"), BytesIO(), PngInfo()
     if found.width > WIDTH:
         found = found.resize((WIDTH, round(found.height * WIDTH / found.width)), Image.Resampling.LANCZOS)
-    text = BytesIO()
-    said = PngInfo()
     said.add_text(DRAWN_FROM, digest)
     few = found.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(text, format="PNG", optimize=True, pnginfo=said)

@@ -107,7 +107,8 @@ def test_a_block_and_a_report_hide_the_same(here, capsys, words):
     detail = ", ".join(text for text, _ in TELLING)
     case = make.case("all", model=r"C:\Users\alice\net.py:make")
     noted = make.failed("all", "failed", detail, case=case, notes=(Note(code="GCP007", text=detail),))
-    examples.run(here / "results" / "run", [make.record("none", environment=examples.ENVIRONMENT), noted])
+    records = [make.record("none", environment=examples.ENVIRONMENT), noted]
+    examples.run(here / "results" / "run", records, command="gcprof run --model alice/net.py:make alice/models/bob")
 
     assert answer(words) == 0
 
@@ -117,7 +118,7 @@ def test_a_block_and_a_report_hide_the_same(here, capsys, words):
     if words[0] == "show":
         assert "| none | 60.0 | 100.0 | 20.0 |" in shown
         assert shown.endswith(
-            "```text\ngcprof run mnist-cnn\n"
+            "```text\ngcprof run --model [path]/net.py:make [path]/bob\n"
             "NVIDIA H200, 700 MiB, gcprof 0.1.0, python 3.11.7, torch 2.15.0, Linux\n"
             "a CPU, gcprof 0.1.0, python 3.11.7, torch 2.15.0, Linux\n```\n"
         )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
 from profiler.cli import answer
-from profiler.core.case import Choice, Trial
+from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Note, Timeline
 from profiler.core.safe_files import HIDDEN
@@ -81,8 +81,6 @@ def test_a_page_tells_what_ran_at_the_peak_unless_all_is_hidden(tmp_path):
     [
         (["all", "all"], "All 2 say the same: all."),
         (["all", "none", MISSING], "The 2 of 3 that have a peak do not say the same: all (1 of 2), none (1 of 2)."),
-        (["all", MISSING, MISSING], "Only 1 of 3 has a peak: it says all."),
-        ([MISSING, MISSING], "Nothing here has a peak, so there is nothing to take."),
     ],
 )
 def test_in_brief_says_of_how_many_it_speaks(advised, said):
@@ -150,15 +148,6 @@ def test_all_hides_devices_options_the_command_and_failures_and_measurements_sta
     assert html.count('class="group"') == 2
 
 
-def test_a_command_loses_its_folders(run):
-    command = "gcprof run --model alice/train.py:make --strategies plan:file=plans/a.json,all models/bob"
-
-    shown = text(page(replace(run, manifest=replace(run.manifest, command=command))))
-
-    assert "alice" not in shown
-    assert "bob" in shown.partition("[path]/bob")[1]
-
-
 # --- pictures
 
 
@@ -185,33 +174,27 @@ def test_pictures_of_a_page_share_no_id(run):
 # --- size
 
 
-@pytest.mark.slow
-def test_ten_thousand_records_are_a_page_of_less_than_600_kilobytes(tmp_path):
-    records = [
-        make.record(
-            f"every:k={at}" if at else "none", peak=(1000 - at) * MIB, round=number, seconds=(0.1 * 1.02**at,) * 2
-        )
-        for number in range(1, 26)
-        for at in range(400)
-    ]
-    found = examples.run(tmp_path / "run", [])
-    plan = tuple(Trial(case=record.case, round=record.round) for record in records)
+LARGE = {  # batches, steps of a stride, rounds; and what is left out
+    "groups of rows left out": (60, 2, 1),
+    "more rows are left out, so that this page stays small": (1, 400, 25),
+}
 
-    html = render([replace(found, manifest=replace(found.manifest, plan=plan), records=tuple(records))])
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", LARGE)
+def test_many_groups_or_ten_thousand_records_are_a_page_of_less_than_600_kilobytes(said, run):
+    num_batches, num_strategies, num_rounds = LARGE[said]
+    names = ["none", *(f"every:k={at}" for at in range(1, num_strategies))]
+    records = tuple(
+        make.record(name, peak=(1000 - at) * MIB, round=number, seconds=(0.1 * 1.02**at,) * 2,
+                    case=make.case(name, batch_size=size))
+        for number in range(1, num_rounds + 1) for size in range(1, num_batches + 1) for at, name in enumerate(names)
+    )  # fmt: skip
+
+    html = render([replace(run, manifest=replace(run.manifest, plan=()), records=records)])
 
     assert 100_000 < len(html) < MOST_BYTES
-    assert "more rows are left out, so that this page stays small" in text(html.decode())
-
-
-def test_many_groups_are_cut_and_counted(tmp_path):
-    records = [
-        make.record(name, case=make.case(name, batch_size=at + 1)) for at in range(60) for name in ("none", "all")
-    ]
-
-    html = page(examples.run(tmp_path / "run", records))
-
-    assert "groups of rows left out" in text(html)
-    assert len(html.encode()) < MOST_BYTES
+    assert said in text(html.decode())
 
 
 # --- the command

@@ -1,4 +1,4 @@
-"""The report in a real browser: by mouse, keyboard, screen reader, in the dark and on a phone."""
+"""The report in a real browser: by mouse, keyboard, screen reader and in the dark."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +14,6 @@ from tests import examples, make
 
 pytestmark = pytest.mark.nightly
 
-PATIENCE_MILLISECONDS = 600_000  # for what surely comes
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "cpu" / "mnist-cnn"
 HOSTILE = '</script></style><script>alert(1)</script><img src="http://example.invalid/x" onerror="alert(2)">'
@@ -27,7 +26,6 @@ RUNS = {
     ],
     "formulas": [make.record("none"), make.record("=1+1"), make.record("-2+3 cmd")],
 }
-Open = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +54,14 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def visit(browser: Any, reports: dict[str, Path]) -> Iterator[Open]:
+def visit(browser: Any, reports: dict[str, Path]) -> Iterator[Callable[..., Any]]:
     """Opens a report; `page.told` is what it asked for, and what it complained of or said."""
     contexts = []
 
     def open_page(name: str, **settings: Any) -> Any:
         contexts.append(browser.new_context(**settings))
         page = contexts[-1].new_page()
-        page.set_default_timeout(PATIENCE_MILLISECONDS)
+        page.set_default_timeout(600_000)  # milliseconds, for what surely comes
         page.told = []
         page.on("console", lambda message: page.told.append(message.text))
         page.on("pageerror", lambda error: page.told.append(str(error)))
@@ -112,16 +110,12 @@ def test_the_slider_stops_at_every_choice_and_changes_there(visit):
 
 
 @pytest.mark.parametrize(("name", "scheme"), [("reference", "light"), ("several", "dark")])
-def test_axe_finds_nothing(visit, name, scheme):
+def test_axe_finds_nothing_and_a_phone_scrolls_down_only(visit, name, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
 
-    assert axe.run(visit(name, color_scheme=scheme)).response["violations"] == []
+    page = visit(name, color_scheme=scheme, viewport={"width": 360, "height": 740})
 
-
-@pytest.mark.parametrize("name", ["reference", "several"])
-def test_a_phone_scrolls_down_only(visit, name):
-    page = visit(name, viewport={"width": 360, "height": 740})
-
+    assert axe.run(page).response["violations"] == []
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
