@@ -14,11 +14,7 @@ from tests.make import MIB
 T4 = Environment(
     gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="Tesla T4", device_bytes=1000 * MIB
 )
-
-
 H100 = msgspec.structs.replace(T4, device_name="NVIDIA H100 80GB HBM3", device_bytes=80 * 1000 * MIB)
-
-
 STEADY = (0.100, 0.101, 0.099, 0.100, 0.102)
 
 

@@ -18,12 +18,14 @@ def only(found: Comparison) -> Match:
     return match
 
 
-def test_rows_of_one_model_strategy_batch_and_precision_stand_beside_each_other():
-    first = [record("none"), record("all", peak=80 * MIB)]
-    second = [record("all", peak=40 * MIB), record("none")]
+def test_rows_of_one_model_strategy_batch_and_precision_stand_beside_each_other_and_what_differs_is_told():
+    threads = [{"environment": msgspec.structs.replace(T4, num_threads=number)} for number in (2, 8)]
+    first = [record("none", **threads[0]), record("all", peak=80 * MIB, **threads[0])]
+    second = [record("all", peak=40 * MIB, **threads[1]), record("none", **threads[1])]
 
     found = against(first, second)
 
+    assert [(one.what, one.values) for one in found.differences] == [("threads", ("2", "8"))]
     assert [match.key["strategy"] for match in found.matches] == ["none", "all"]
     own, other = found.matches[1].cells
     assert (other.peak.ratio, other.peak.verdict, other.peak.low) == (0.5, "better", None)
@@ -31,12 +33,7 @@ def test_rows_of_one_model_strategy_batch_and_precision_stand_beside_each_other(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "ratio", "verdict"),
-    [
-        (100, 101, 1.01, "worse"),
-        (0, 0, 1.0, "same"),
-        (0, 1, None, "worse"),
-    ],
+    ("before", "after", "ratio", "verdict"), [(100, 101, 1.01, "worse"), (0, 0, 1.0, "same"), (0, 1, None, "worse")]
 )
 def test_bytes_are_compared_exactly(before, after, ratio, verdict):
     contrast = only(against([record(peak=before, static=0)], [record(peak=after, static=0)])).cells[1].peak
@@ -72,28 +69,17 @@ def test_the_rounds_of_a_run_are_kept_apart():
     assert contrast.verdict == "too noisy to tell"
 
 
-def test_what_may_differ_is_told_and_not_refused():
-    sides = [[record(environment=msgspec.structs.replace(T4, num_threads=number))] for number in (2, 8)]
-
-    (difference,) = against(*sides).differences
-
-    assert (difference.what, difference.values) == ("threads", ("2", "8"))
-
-
 def test_an_axis_that_is_not_aligned_by_would_make_two_rows_one():
     twice = [record(), record(optimizer=Choice("adam"))]
 
+    with pytest.raises(UserError, match="only one run"):
+        compare_runs([("one", [record()])])
     with pytest.raises(UserError, match="optimizer") as refused:
         against(twice, twice)
 
     assert refused.value.exit_code == 4
     assert refused.value.hint == "--align model,strategy,batch_size,precision,optimizer"
     assert len(against(twice, twice, align=(*ALIGN, "optimizer")).matches) == 2
-
-
-def test_one_run_on_one_device_has_nothing_beside_it():
-    with pytest.raises(UserError, match="only one run"):
-        compare_runs([("one", [record()])])
 
 
 def test_a_run_of_one_round_says_what_its_interval_does_not_know():
@@ -186,16 +172,13 @@ def test_a_row_that_is_gone_or_not_ok_any_more_trips_every_rule(rule):
 
     tripped = judged(rule, first, second).tripped
 
-    assert [(one.key["strategy"], one.reason) for one in tripped] == [
-        ("all", "out of memory"),
-        ("sqrt", "not in this run"),
-    ]
+    found = {one.key["strategy"]: one.reason for one in tripped}
+    assert found == {"all": "out of memory", "sqrt": "not in this run"}
 
 
-WRONG = ("", "peak", "peak>2%", "speed:>2%", "peak:>2", "peak:>-2%", "peak:>1%,peak:>2%", "peak:>x%")
-
-
-@pytest.mark.parametrize("text", WRONG)
+@pytest.mark.parametrize(
+    "text", ["", "peak", "peak>2%", "speed:>2%", "peak:>2", "peak:>-2%", "peak:>1%,peak:>2%", "peak:>x%"]
+)
 def test_a_rule_that_cannot_be_read_is_the_users_error(text):
     with pytest.raises(UserError, match="--fail-on") as refused:
         parse_rules(text)

@@ -19,12 +19,8 @@ USERS = Choice("mine.py:make")
 FOUND = Note(code=progress.HAS_OWN, text="the model's own checkpoints (2 calls in a forward) are switched off")
 
 
-def case(strategy="none", **fields):
-    return make.case(strategy, **{"model": USERS, **fields})
-
-
-def planned(*strategies, rounds=2, **fields):
-    trials = schedule.in_rounds([case(strategy, **fields) for strategy in strategies], rounds)
+def planned(rounds):
+    trials = schedule.in_rounds([make.case(strategy, model=USERS) for strategy in ("none", "all")], rounds)
     return schedule.with_own_rows(trials, lambda model: model.startswith("mine.py"))
 
 
@@ -32,19 +28,19 @@ def of(trials):
     return [(str(trial.case.strategy), trial.round) for trial in trials]
 
 
-def record(trial, *, notes=(), outcome="ok"):
-    return make.record(case=trial.case, round=trial.round, outcome=outcome, notes=notes)
+def record(trial, notes=()):
+    return make.record(case=trial.case, round=trial.round, notes=notes)
 
 
 @pytest.mark.parametrize("finds", [True, False])
 def test_it_is_planned_after_each_baseline_and_runs_where_that_finds_checkpoints(finds):
-    plan = planned("none", "all")
+    plan = planned(rounds=2)
     given = []
 
     def run(trials):
         for trial in trials:
             given.append(trial)
-            yield record(trial, notes=(FOUND,) if finds and trial.case == trial.case.baseline else ())
+            yield record(trial, (FOUND,) if finds and trial.case == trial.case.baseline else ())
 
     list(in_waves(run, plan, ()))
 
@@ -53,8 +49,8 @@ def test_it_is_planned_after_each_baseline_and_runs_where_that_finds_checkpoints
 
 
 def test_a_run_is_complete_without_the_row_where_the_model_calls_none():
-    plan = planned("none", "all", rounds=1)
-    found, nothing = ([record(plan[0], notes=notes), record(plan[2])] for notes in ((FOUND,), ()))
+    plan = planned(rounds=1)
+    found, nothing = ([record(plan[0], notes), record(plan[2])] for notes in ((FOUND,), ()))
 
     assert progress.status(plan, nothing) == "complete"
     assert progress.status(plan, found) == "partial"

@@ -64,13 +64,9 @@ def test_the_chosen_way_is_marked_and_its_range_and_the_error_of_its_costs_stand
 
 
 def test_one_document_holds_plan_rivals_and_frontier():
-    facts = {"floor_bytes": 7}
+    how = {"model": "mine", "budget_bytes": BUDGET, "none": NONE, "facts": {"floor_bytes": 7}}
 
-    found = json.loads(
-        plans.document(
-            model="mine", budget_bytes=BUDGET, none=NONE, points=list(FRONTIER), lines=compared(), facts=facts
-        )
-    )
+    found = json.loads(plans.document(**how, points=list(FRONTIER), lines=compared()))
 
     assert list(found) == ["schema", "model", "budget_bytes", "uncheckpointed", "floor_bytes", "ways", "frontier"]
     assert found["uncheckpointed"] == {"peak_bytes": 1424 * MIB, "step_seconds": NONE.cost.step_seconds}

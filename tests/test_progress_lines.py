@@ -29,17 +29,9 @@ def test_of_every_failure_the_last_words_are_told(tmp_path):
     assert file.getvalue().count("a loss of integers") == len(progress.FAILURES) > 0
 
 
-class Clock:
-    """Time as the test says."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def live(clock: Clock, cases: Sequence[Case]) -> Follow:
-    follow = Follow(io.StringIO(), cases, clock=clock)
+def live(clock: list[float], cases: Sequence[Case]) -> Follow:
+    """Of a run at whose start, and then, it is so late as the clock's last says. Seconds."""
+    follow = Follow(io.StringIO(), cases, clock=lambda: clock[-1])
     follow._console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
     return follow
 
@@ -52,11 +44,12 @@ def drawn(follow: Follow) -> str:
 
 
 def test_a_terminal_shows_the_table_as_far_as_it_has_come():
-    clock, records = Clock(), examples.sweep((1, 2))
+    clock, records = [0.0], examples.sweep((1, 2))
     follow = live(clock, [record.case for record in (*records, *records)])
     shown = [drawn(follow)]
 
-    for clock.seconds, record in zip((8, 20, 30), records, strict=True):
+    for seconds, record in zip((8.0, 20.0, 30.0), records, strict=True):
+        clock.append(seconds)
         follow.show(record, left=6 - follow._num_ended - 1)
         follow.at_work("mnist-cnn segments:k=4 round 1: memory")
         shown.append(drawn(follow))
@@ -66,11 +59,11 @@ def test_a_terminal_shows_the_table_as_far_as_it_has_come():
 
 
 def test_the_time_left_is_a_guess_until_a_trial_has_ended():
-    clock = Clock()
+    clock, lines = [0.0], []
     follow = live(clock, [make.case(f"segments:k={k}") for k in range(4)])
-    lines = []
 
-    for clock.seconds in (3.0, 11.0):
+    for seconds in (3.0, 11.0):
+        clock.append(seconds)
         lines.append(follow.line())
     follow.show(make.record(), left=3)
     lines.append(follow.line())

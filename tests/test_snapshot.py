@@ -77,10 +77,10 @@ def entry(action: str, addr: int, size: int, name: str = "", filename: str = "ow
 
 def test_a_recording_that_begins_late_has_what_was_there_before_in_its_peak():
     blocks = [
-        {"size": 2048, "requested_size": 2000, "state": "active_allocated", "address": 0x1000, "frames": []},
-        {"size": 1024, "requested_size": 1000, "state": "active_allocated", "address": 0x2000, "frames": []},
-        {"size": 4096, "requested_size": 0, "state": "inactive", "address": 0x3000, "frames": []},
-    ]
+        {"address": address, "size": size, "requested_size": asked, "frames": [],
+         "state": "active_allocated" if asked else "inactive"}
+        for address, size, asked in ((0x1000, 2048, 2000), (0x2000, 1024, 1000), (0x3000, 4096, 0))
+    ]  # fmt: skip
     events = [
         entry("free_requested", 0x9000, 600),  # 1024 bytes, from before
         entry("alloc", 0x2000, 1000, "main"),
@@ -88,12 +88,8 @@ def test_a_recording_that_begins_late_has_what_was_there_before_in_its_peak():
         entry("free_requested", 0x9000, 5000),
     ]
 
-    found = explain_snapshot(
-        {
-            "segments": [{"device": 0, "address": 0x1000, "total_size": 8192, "blocks": blocks}],
-            "device_traces": [events],
-        }
-    )
+    segments = [{"device": 0, "address": 0x1000, "total_size": 8192, "blocks": blocks}]
+    found = explain_snapshot({"segments": segments, "device_traces": [events]})
 
     assert found.peak_bytes == 2048 + 1024 + 5120
     assert (found.peak_event, found.peak_line) == (2, "own.py:7")
@@ -147,14 +143,8 @@ def test_an_object_that_runs_code_is_refused_before_it_does(tmp_path, protocol):
     assert (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"no pickle",
-        b"\x80\x04\x95" + struct.pack("<Q", 2**62),  # a frame of 4 EiB
-        b"\x80\x04h\x07.",  # of a memo that is empty
-    ],
+@pytest.mark.parametrize(  # no pickle, a frame of 4 EiB, and a memo that is empty
+    "text", [b"", b"no pickle", b"\x80\x04\x95" + struct.pack("<Q", 2**62), b"\x80\x04h\x07."]
 )
 def test_what_is_broken_is_told_and_takes_no_memory(tmp_path, text):
     (tmp_path / "broken").write_bytes(text)
