@@ -16,7 +16,7 @@ import pytest
 from profiler.analysis.rows import verdict
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
-from profiler.engines.failures import attempt
+from profiler.engines.worker import attempt
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from tests import case_truths as truths

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -69,16 +70,10 @@ def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float 
     """Start the run, or resume it, end it by kill -9 after some seconds, and look at what is left: what is wrong."""
     before, tag = stored(folder), f"{os.getpid()}-{random.getrandbits(64):x}"
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            words(folder, sweep), env=environment(tag), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )  # fmt: skip
-        try:
-            code = process.wait(timeout=after)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code = 0
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        code = 0
+        with suppress(subprocess.TimeoutExpired):  # whose process is killed then
+            code = subprocess.call(words(folder, sweep), timeout=after, env=environment(tag), stderr=errors, **quiet)
         share = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # of a core
         left = survivors(tag, patience=PATIENCE_SECONDS * share if patience is None else patience)
         errors.seek(0)
@@ -93,26 +88,21 @@ def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float 
 def finish(folder: Path, sweep: tuple[str, ...], peer: Run) -> list[str]:
     """Resume a run to its end; what is wrong with it, beside a peer that nobody disturbed."""
     wrong = kill(folder, sweep, after=SESSION_SECONDS)
-    run = store.load(folder)
-    found, expected = _exact(run), _exact(peer)
-    there, planned = (Counter(name for name, _ in one) for one in (found, expected))
-    wrong += [f"{name} is owed" for name in planned - there] + [f"{name} is there again" for name in there - planned]
-    wrong += [f"{path.name} was left in the making" for path in run.folder.rglob(".*")]
-    return wrong + [f"{name}: {exact} is not as in the peer" for name, exact in set(found) - set(expected)]
+    found, expected = _exact(store.load(folder)), _exact(peer)
+    wrong += [f"{exact} is not as in the peer" for exact in found - expected]
+    wrong += [f"{exact} is owed" for exact in expected - found]
+    return wrong + [f"{path.name} was left in the making" for path in folder.rglob(".*")]
 
 
-def _exact(run: Run) -> list[tuple[str, tuple[object, ...]]]:
-    """What must be the same in every run, by trial."""
-    return [
+def _exact(run: Run) -> Counter[tuple[object, ...]]:
+    """What must be the same in every run, of each trial once."""
+    return Counter(
         (
-            f"{one.case.strategy} round {one.round}",
-            (
-                one.outcome, one.readings.peak_bytes, one.readings.saved_bytes, str(one.readings.static_bytes),
-                one.equality and one.equality.gradients_equal,
-            ),
+            str(one.case.strategy), one.round, one.outcome, one.readings.peak_bytes, one.readings.saved_bytes,
+            str(one.readings.static_bytes), one.equality and one.equality.gradients_equal,
         )
         for one in run.records
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def stored(folder: Path) -> list[Key]:

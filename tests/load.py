@@ -1,11 +1,10 @@
 """Long runs: what a trial costs beside its own steps, and what is left behind: `python -m tests.load`.
 
 One run through the runner, as `gcprof run` follows it, of many trials by an engine that has its records ready: it must
-stay below 300 MiB, and cost at most 3 ms a trial: of the processor, which other work on the machine hardly changes, and
-beyond what writing and syncing the same line costs alone. Then many tiny trials by the fork server, and many rehearsals
-by the one that has the hollow device: no process, descriptor or file may be left that was not there before, shared
-memory, the hollow libraries' folder and the server's own memory may not grow, and no log may tell of an abort. The last
-line is the summary; ends with 1 where something is wrong.
+stay below 300 MiB, and cost at most 3 ms of the processor a trial, which other work on the machine hardly changes. Then
+many tiny trials by the fork server, and many rehearsals by the one that has the hollow device: no process, descriptor
+or file may be left that was not there before, shared memory, the hollow libraries' folder and the server's own memory
+may not grow, and no log may tell of an abort. The last line is the summary; ends with 1 where something is wrong.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +24,7 @@ from typing import Any
 import psutil
 
 from profiler.cli.output import Terminal
-from profiler.core.case import Choice, Trial, encode
+from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
 from profiler.engines.local import Local, in_waves
 from profiler.rehearsal.build import cache_folder
@@ -39,7 +37,6 @@ from tests.program import PATIENCE_SECONDS
 ROUNDS, FAILING = 5, 10  # every so manieth case is not ok, and loses its later rounds
 MEMORY_BYTES, OVERHEAD_SECONDS = 300 << 20, 0.003
 TORCHS_OWN = "torchinductor_"  # a cache for each user, which torch makes when it is imported first
-SYNCED = 300  # lines that are written alone
 SETTLED = 10  # rehearsals after which the server's memory is looked at first
 SERVER_GROWTH_BYTES = 4 << 20  # of its private memory
 ABORTS = ("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped", "CUDA error")
@@ -52,14 +49,11 @@ def main() -> int:
     parser.add_argument("--rehearsed", type=int, default=500, help="tiny ones on the hollow device")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gcprof-load-") as folder:
-        told, wrong = [], []
-        rehearsed_run = partial(real_run, device="rehearse:h100")
-        looks = ((long_run, asked.trials), (real_run, asked.real), (rehearsed_run, asked.rehearsed))
-        for name, (look, number) in zip(("long", "real", "rehearsed"), looks, strict=True):
-            if number:
-                text, found = look(Path(folder) / name, number)
-                told.append(text)
-                wrong += found
+        at = Path(folder)
+        looks = [long_run(at / "long", asked.trials)] if asked.trials else []
+        for device, number in {"cpu": asked.real, "rehearse:h100": asked.rehearsed}.items():
+            looks += [real_run(at / device.partition(":")[0], number, device)] if number else []
+    told, wrong = [text for text, _ in looks], [text for _, found in looks for text in found]
     for one in wrong:
         print(f"  {one}")
     print(f"{'; '.join(told)}; {len(wrong)} violations")
@@ -70,29 +64,26 @@ def long_run(folder: Path, number: int) -> tuple[str, list[str]]:
     """Follow a run of so many trials; what it cost, and what of that is wrong."""
     plan = tuple(planned(number))
     store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
-    lines = [encode(answered(trial)) + b"\n" for trial in plan[:SYNCED]]
-    alone = processor_seconds(lambda: write_synced(folder.with_name("alone"), lines)) / len(lines)
-    made = processor_seconds(lambda: [answered(trial) for trial in plan]) / len(plan)
     engine: Any = SimpleNamespace(run=lambda plan, done=(): in_waves(lambda trials: map(answered, trials), plan, done))
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-        spent = processor_seconds(lambda: follow(engine, store.load(folder), Terminal()))
+        began = time.process_time()
+        follow(engine, store.load(folder), Terminal())
+        spent = time.process_time() - began
     records = store.load(folder).records
     strange = [path.name for path in folder.iterdir() if path.name not in KNOWN]
-    overhead, used = spent / len(records) - alone - made, _peak_bytes()
+    overhead, used = spent / len(records), _peak_bytes()
     lost = number - len(records) - sum(ROUNDS - 1 for one in records if one.round == 1 and one.outcome != "ok")
-    text = f"{number:,} trials: {overhead * 1e3:.2f} ms of the processor each beyond writing, {used >> 20} MiB"
-    wrong = [f"{lost} trials are not there"] if lost else []
-    wrong += [f"{name} is left in the run folder" for name in strange]
-    wrong += [f"a trial costs {overhead * 1e3:.2f} ms"] if overhead > OVERHEAD_SECONDS else []
-    return text, wrong + ([f"the run takes {used >> 20} MiB"] if used > MEMORY_BYTES else [])
-
-
-def real_run(folder: Path, number: int, device: str = "cpu") -> tuple[str, list[str]]:
-    """Run so many tiny trials by one fork server; what was left behind."""
-    rehearses, case = (
-        device != "cpu",
-        make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1, device=device),
+    text = f"{number:,} trials: {overhead * 1e3:.2f} ms of the processor each, {used >> 20} MiB"
+    wrong = [f"{name} is left in the run folder" for name in strange] + (
+        [f"{lost} trials are not there"] if lost else []
     )
+    return text, wrong + ([f"too much: {text}"] if overhead > OVERHEAD_SECONDS or used > MEMORY_BYTES else [])
+
+
+def real_run(folder: Path, number: int, device: str) -> tuple[str, list[str]]:
+    """Run so many tiny trials by one fork server; what was left behind."""
+    rehearses = device != "cpu"
+    case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1, device=device)
     passes = ("memory",) if rehearses else ("time",)
     trials = [Trial(case=case, round=round_, passes=passes) for round_ in range(1, number + 1)]
     (temporary := folder / "temporary").mkdir(parents=True)
@@ -150,21 +141,6 @@ def answered(trial: Trial) -> Record:
     if count and int(count) % FAILING == 0:
         return make.failed("", "skipped", "why", case=trial.case, round=trial.round)
     return make.record(case=trial.case, round=trial.round)
-
-
-def write_synced(path: Path, lines: list[bytes]) -> None:
-    """Write these lines, and wait after each until it is on disk."""
-    with path.open("wb", buffering=0) as file:
-        for line in lines:
-            file.write(line)
-            os.fsync(file)
-
-
-def processor_seconds(work: Callable[[], object]) -> float:
-    """What a piece of work costs."""
-    used = time.process_time()
-    work()
-    return time.process_time() - used
 
 
 def _peak_bytes() -> int:

@@ -8,7 +8,7 @@ import pytest
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from profiler.engines.failures import attempt, error_detail
+from profiler.engines.worker import attempt, error_detail
 from profiler.measuring import failure_causes
 from profiler.measuring.trial import measure
 from profiler.training import called_blocks

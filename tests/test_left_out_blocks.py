@@ -9,7 +9,7 @@ from torch import nn
 import profiler
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.engines.failures import attempt
+from profiler.engines.worker import attempt
 from profiler.measuring.trial import measure
 from profiler.training.models.user import as_workload
 from tests import make
@@ -110,26 +110,13 @@ def test_a_run_refuses_what_leaves_blocks_out_at_random_and_checkpoints_each_blo
 
 
 IDLE = "average.0, average.1, average.2"
+FROZEN = f"not counted as blocks, as they are frozen and no forward runs them: {IDLE}"
 NOT_RUN = f"3 checkpointed blocks did not run in the step: {IDLE}; they are not recomputed"
 
 
 @pytest.mark.parametrize(
     ("words", "blocks", "num_blocks", "note"),
-    [
-        ("", None, 3, f"not counted as blocks, as they are frozen and no forward runs them: {IDLE}"),
-        (
-            ":is_frozen=false",
-            None,
-            6,
-            f"3 checkpointed blocks did not run in the step: {IDLE}; they are not recomputed",
-        ),
-        (
-            "",
-            "layers.*,average.*",
-            6,
-            f"3 checkpointed blocks did not run in the step: {IDLE}; they are not recomputed",
-        ),
-    ],
+    [("", None, 3, FROZEN), (":is_frozen=false", None, 6, NOT_RUN), ("", "layers.*,average.*", 6, NOT_RUN)],
 )
 def test_modules_that_no_forward_runs_are_no_blocks_where_they_are_frozen_and_told_otherwise(
     words, blocks, num_blocks, note

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
 from profiler.core.case import Choice, Trial
-from profiler.engines.failures import attempt
+from profiler.engines.worker import attempt
 from profiler.measuring.trial import measure
 from tests import make
 from tests.user_models import outside_of_blocks

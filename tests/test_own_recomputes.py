@@ -3,7 +3,7 @@
 import pytest
 
 from profiler.core.case import Choice, Trial
-from profiler.engines.failures import attempt
+from profiler.engines.worker import attempt
 from profiler.measuring.meters.saved_graph import recompute_remark as remark
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict

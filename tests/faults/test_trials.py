@@ -14,7 +14,7 @@ from profiler.core.case import Choice, Trial, encode
 from profiler.core.record import Shortage
 from profiler.core.units import GIB
 from profiler.engines import child as children
-from profiler.engines import failures
+from profiler.engines import worker
 from profiler.engines.local import RUN_TRIALS
 from profiler.measuring.bench import switches
 from profiler.runs import store
@@ -110,7 +110,7 @@ def test_fault_12_where_nothing_fits_the_smallest_request_is_told_and_what_to_tr
     ],
 )
 def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, of):
-    assert getattr(failures.shortage(error), "of", None) == of
+    assert getattr(worker.shortage(error), "of", None) == of
 
 
 def test_fault_29_switches_that_a_model_changes_are_told_and_the_next_trial_has_its_own(engine):
