@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -32,13 +31,6 @@ SMALL = "transformer:layers=4,width=32"
 
 
 @pytest.fixture
-def costs(here: Path) -> Path:
-    """Costs of stages that have no known blocks."""
-    (here / "costs.json").write_bytes(COSTS.read_bytes())
-    return Path("costs.json")
-
-
-@pytest.fixture
 def named(here: Path) -> Path:
     """Costs of stages that name their modules."""
     stages = (replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in CHAIN.stages)
@@ -50,15 +42,10 @@ def plan(*words: object) -> int:
     return answer(["plan", *map(str, words)])
 
 
-def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+def test_one_document_holds_the_frontier_and_the_fastest_plan_that_fits(capsys):
+    assert plan("--stages", COSTS, "--budget", "60%", "--json") == 0
 
-
-def test_one_document_holds_the_frontier_and_the_fastest_plan_that_fits(costs, capsys):
-    assert plan("--stages", costs, "--budget", "60%", "--json") == 0
-
-    found = document(capsys)
+    found = json.loads(capsys.readouterr().out)
     point = best(FRONTIER, found["budget_bytes"])
     assert (found["budget_bytes"], found["ways"][0]["way"]) == (int(0.6 * WHOLE), "plan")
     assert (found["ways"][0]["peak_bytes"], parse(found["ways"][0]["plan"], 12)) == (point.peak_bytes, point.plan)
@@ -71,31 +58,23 @@ def test_one_document_holds_the_frontier_and_the_fastest_plan_that_fits(costs, c
     ]
 
 
-def test_a_plan_is_written_where_its_modules_are_known(named, capsys):
-    assert plan("--stages", named, "--budget", "60%", "-o", "plan.json") == 0
+def test_a_plan_file_names_its_modules_replaces_what_is_there_by_force_alone_and_gives_its_code_without_torch(
+    named, capsys
+):
+    words = ("--stages", named, "--budget", "60%")
+    Path("plan.json").write_text("mine")
+    assert plan(*words, "-o", "plan.json") == 2
+    assert Path("plan.json").read_text() == "mine"
+
+    assert plan(*words, "-o", "plan.json", "--force") == 0
 
     found = plan_file.read(Path("plan.json"))
     assert parse(found.plan, 12) == best(FRONTIER, int(0.6 * WHOLE)).plan
     assert [name for segment in found.segments for name in segment.blocks] == ["stem", "c1", "pool", "c2"]  # [1-4] 5-12
     assert list(found.fingerprint) == [stage.name for stage in CHAIN.stages]
-
-
-@pytest.mark.parametrize("name", ["plan.json", "f.csv"])
-def test_a_file_that_is_there_is_written_over_by_force_alone(named, name):
-    Path(name).write_text("mine")
-
-    assert plan("--stages", named, "--budget", "60%", "-o", name) == 2
-    assert Path(name).read_text() == "mine"
-    assert plan("--stages", named, "--budget", "60%", "-o", name, "--force") == 0
-    assert Path(name).read_bytes() != b"mine"
-
-
-def test_the_code_of_a_plan_file_is_printed_without_torch(named, capsys):
-    assert plan("--stages", named, "--budget", "60%", "-o", "plan.json") == 0
     capsys.readouterr()
-    assert plan("--stages", named, "--budget", "60%", "--emit", "python") == 0
+    assert plan(*words, "--emit", "python") == 0
     planned = capsys.readouterr().out
-
     words = ["plan", "--from", "plan.json", "--emit", "python"]
     assert answer(words) == 0
 
@@ -113,11 +92,11 @@ def test_a_budget_below_one_level_gets_checkpoints_within_checkpoints(here, caps
     budget = frontier(chain, levels=depth).peak_bytes[0]
     assert plan("--stages", "nested.json", "--budget", f"{budget}B", "--json") == 0
 
-    assert parse(document(capsys)["ways"][0]["plan"], 8).depth() == depth
+    assert parse(json.loads(capsys.readouterr().out)["ways"][0]["plan"], 8).depth() == depth
 
 
-def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(costs, capsys):
-    code = plan("--stages", costs, "--budget", "535MiB", "-o", "f.csv")
+def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(capsys):
+    code = plan("--stages", COSTS, "--budget", "535MiB")
 
     said = capsys.readouterr()
     assert code == 5
@@ -129,7 +108,7 @@ def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(costs, ca
         "a smaller batch or `offload` lowers the rest; sharding, 16 bits or an optimizer with less state lowers "
         "these two",
     ]
-    assert plan("--stages", costs, "--budget", "536MiB") == 0
+    assert plan("--stages", COSTS, "--budget", "536MiB") == 0
 
 
 WORDS = (SMALL, "--batch-size", "2", "--device", "cpu")
