@@ -46,12 +46,18 @@ READERS: dict[str, Callable[[Path], object]] = {  # those of files that no comma
 class Late(BaseException): ...  # it takes too long; no reader catches this
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="damaged files through every reader")
-    parser.add_argument("--times", type=int, default=50_000, help="files")
-    parser.add_argument("--minutes", type=float, default=1e6, help="end after so long, however many files there were")
+def numbered(about: str, noun: str, *, times: int) -> argparse.ArgumentParser:
+    """Options of what makes each of many things from a seed and its number."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--times", type=int, default=times, help=noun)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first file")
+    parser.add_argument("--first", type=int, default=0, help=f"the number of the first of the {noun}")
+    return parser
+
+
+def main() -> int:
+    parser = numbered("damaged files through every reader", "files", times=50_000)
+    parser.add_argument("--minutes", type=float, default=1e6, help="end after so long, however many files there were")
     asked = parser.parse_args()
     until = time.monotonic() + 60 * asked.minutes
     codes: Counter[int] = Counter()
@@ -96,7 +102,10 @@ def look(command: str, files: dict[str, bytes], *, times: float = 1.0) -> tuple[
     try:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         with redirect_stdout(out), redirect_stderr(err):
-            code = _read(*shlex.split(command))
+            first, *rest = shlex.split(command)
+            code = answer([first, *rest]) if first not in READERS else (READERS[first](Path(*rest)), 0)[1]
+    except UserError as error:
+        code = error.exit_code
     except Late:
         return 124, [f"it takes more than {seconds:g} s"]
     except Exception as error:  # noqa: BLE001  # of a reader that no command is around
@@ -109,13 +118,6 @@ def look(command: str, files: dict[str, bytes], *, times: float = 1.0) -> tuple[
     wrong = [] if code in range(6) else [f"it ends with {code}: {complaints or said[-300:]}"]
     wrong += [f"it says {word!r}" for word in ("Traceback", "Warning:", "\x1b") if word in said]
     return code, wrong + [f"{len(complaints)} complaints"] * (len(complaints) > 1)
-
-
-def _read(first: str, *rest: str) -> int:
-    try:
-        return answer([first, *rest]) if first not in READERS else (READERS[first](Path(rest[0])), 0)[1]
-    except UserError as error:
-        return error.exit_code
 
 
 def _late(*_: object) -> None:

@@ -6,7 +6,6 @@ gcprof says of its gradients must be what two plain runs of two steps and one wi
 not find. A module is made from the seed and its number: `--first NUMBER --times 1` makes the same one again.
 """
 
-import argparse
 import gc
 import random
 import sys
@@ -30,6 +29,7 @@ from profiler.core.errors import Unsupported
 from profiler.measuring.trial import measure
 from profiler.training.models.user import as_workload
 from tests import make
+from tests.fuzz import numbered
 from tests.plain_steps import judged, two_steps, under, without_gradient
 
 WIDTH, BATCH = 8, 6
@@ -120,68 +120,53 @@ class Block(nn.Module):
 
     def __init__(self, chosen: dict[str, str], *, has_own: bool) -> None:
         super().__init__()
+        self.chosen = chosen
         self.layer = nn.Linear(WIDTH, WIDTH)
         self.norm = nn.BatchNorm1d(WIDTH) if chosen.get("layer") == "norm" else nn.Identity()
         self.second = nn.Linear(WIDTH, WIDTH) if chosen.get("layer") == "mlp" else nn.Identity()
         self.extra = nn.Linear(WIDTH, WIDTH)
-        self.drop = nn.Dropout(0.3 if "drop" in chosen else 0.0)
+        self.drop = nn.Dropout(0.3 if "drop" in chosen else 0.0).train(chosen.get("drop") != "eval")
         self.python, self.numpy = random.Random(), np.random.default_rng()
         self.torch = torch.Generator(device="cpu")
         self.register_buffer("mean", torch.zeros(WIDTH))
         self.calls = 0
-        self.noise, self.in_place = chosen.get("noise"), chosen.get("in_place")
-        self.branch, self.keeps = chosen.get("branch"), chosen.get("keeps")
         self.options = OWN_CHECKPOINTS.get(chosen.get("own", "")) if has_own else None
-        if chosen.get("drop") == "eval":
-            self.drop.eval()
         if "frozen" in chosen:
             (self if chosen["frozen"] == "whole" else self.layer).requires_grad_(False)
-        self.on_tensor = chosen.get("hook") == "tensor"
-        if chosen.get("hook") == "forward":
-            self.register_forward_hook(lambda module, arguments, output: 1.2 * output)
-        elif chosen.get("hook") == "before":
-            self.register_forward_pre_hook(lambda module, arguments: (1.1 * arguments[0], *arguments[1:]))
-        elif chosen.get("hook") == "backward":
-            self.register_full_backward_hook(_larger)
-        elif chosen.get("hook") == "before-backward":
-            self.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 0.8,))
+        if hook := HOOKS.get(chosen.get("hook", "")):
+            hook(self)
 
     def own(self, function: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
         """The function under the user's own checkpoint, where there is one."""
         return checkpoint(function, *given, **self.options) if self.options else function(*given)
 
     def forward(self, values: torch.Tensor, gate: torch.Tensor | float = 1.0) -> torch.Tensor:
-        if self.in_place == "input":
+        if self.chosen.get("in_place") == "input":
             values.mul_(1.1)
         changed = gate * self.body(values)
-        if self.on_tensor and changed.requires_grad:
+        if self.chosen.get("hook") == "tensor" and changed.requires_grad:
             changed.register_hook(lambda gradient: 0.9 * gradient)
         return values + changed
 
     def body(self, values: torch.Tensor) -> torch.Tensor:
         values = self.layer(self.norm(values) + self.kept())
-        if self.in_place == "relu":
-            values = torch.relu_(values)
-        elif self.in_place == "add":
-            values = values.add_(0.5)
-        values = self.drop(self.second(torch.tanh(values)))
-        return self.branched(values) * torch.full((), 0.5 + self.drawn())
-
-    def branched(self, values: torch.Tensor) -> torch.Tensor:
-        if self.branch == "rows":
+        change = {"relu": torch.relu_, "add": lambda values: values.add_(0.5)}.get(self.chosen.get("in_place", ""))
+        values = self.drop(self.second(torch.tanh(change(values) if change else values)))
+        branch = self.chosen.get("branch")
+        if branch == "rows":
             rows = values.sum(1) > 0
             values = values.clone()
             values[rows] = values[rows] * 0.5
-        elif self.branch == "mean" and float(values.detach().mean()) > 0:
+        elif branch == "mean" and float(values.detach().mean()) > 0:
             values = torch.tanh(self.extra(values))
-        return values
+        return values * torch.full((), 0.5 + self.drawn())
 
     def kept(self) -> torch.Tensor | float:
         """What hangs on the calls before."""
-        if self.keeps == "counter":
+        if self.chosen.get("keeps") == "counter":
             self.calls += 1
             return 0.5 if self.calls > 2 else 0.0
-        if self.keeps == "buffer":
+        if self.chosen.get("keeps") == "buffer":
             self.mean.mul_(0.5).add_(0.1)
             return self.mean.clone()
         return 0.0
@@ -194,21 +179,23 @@ class Block(nn.Module):
             "own-python": self.python.random,
             "own-numpy": self.numpy.random,
             "own-torch": lambda: torch.rand((), generator=self.torch).item(),
-            "system": far_from_the_last,
+            # another in every call, as `os.urandom` gives, but any two of 20 in a row are at least 0.02 apart: two runs
+            # of a step that draws one differ by more than rounding
+            "system": lambda: next(drawn_from_the_system) * GOLDEN % 1,
         }
-        return draws[self.noise]() if self.noise else 0.5
+        return draws[self.chosen["noise"]]() if "noise" in self.chosen else 0.5
+
+
+HOOKS: dict[str, Callable[[nn.Module], object]] = {
+    "forward": lambda block: block.register_forward_hook(lambda module, arguments, output: 1.2 * output),
+    "before": lambda block: block.register_forward_pre_hook(lambda module, given: (1.1 * given[0], *given[1:])),
+    "backward": lambda block: block.register_full_backward_hook(_larger),
+    "before-backward": lambda block: block.register_full_backward_pre_hook(lambda module, out: (out[0] * 0.8,)),
+}
 
 
 def _larger(module: nn.Module, inputs: Any, outputs: Any) -> tuple[torch.Tensor | None, ...]:
     return tuple(one if one is None else one * 1.3 for one in inputs)
-
-
-def far_from_the_last() -> float:
-    """A number below 1 that is another in every call, as `os.urandom` gives, but never by chance nearly that of before.
-
-    Of 20 in a row any two are at least 0.02 apart: two runs of a step that draws one differ by more than rounding.
-    """
-    return next(drawn_from_the_system) * GOLDEN % 1
 
 
 def _drawn(chance: random.Random, chances: dict[str, float]) -> str | None:
@@ -331,11 +318,7 @@ def by_hand(strategy: str, module: nn.Module, values: torch.Tensor) -> torch.Ten
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="users' modules by chance, against plain PyTorch")
-    parser.add_argument("--times", type=int, default=300, help="modules")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first module")
-    asked = parser.parse_args()
+    asked = numbered("users' modules by chance, against plain PyTorch", "modules", times=300).parse_args()
     torch.set_num_threads(1)
     gc.freeze()
     words: Counter[str] = Counter()
