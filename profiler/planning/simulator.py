@@ -6,8 +6,8 @@ Plans from simple rules, without a solver, are simulated to compare with a solve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Sequence
+from itertools import groupby, takewhile
 from math import fsum, hypot
 
 import msgspec
@@ -269,12 +269,6 @@ RULES: dict[str, Callable[[Chain, int], Plan]] = {"uniform": uniform, "first": f
 KINDS = tuple(RULES)
 
 
-def plans(chain: Chain, kind: str) -> Iterator[tuple[str, Plan]]:
-    """Yield every plan of one rule, with its label: `uniform(4)`."""
-    for number in range(1, len(_free(chain)) + 1):
-        yield f"{kind}({number})", RULES[kind](chain, number)
-
-
 def best_of(chain: Chain, kind: str, budget: int) -> tuple[str, Plan, Cost] | None:
     """Return the fastest plan of one rule within a budget in bytes; None if none fits."""
     fitting = [candidate for candidate in costed(chain, kind) if candidate[2].peak_bytes <= budget]
@@ -282,8 +276,9 @@ def best_of(chain: Chain, kind: str, budget: int) -> tuple[str, Plan, Cost] | No
 
 
 def costed(chain: Chain, kind: str) -> list[tuple[str, Plan, Cost]]:
-    """Return every plan of one rule, with its label and its cost."""
-    return [(label, plan, simulate(chain, plan)) for label, plan in plans(chain, kind)]
+    """Return every plan of one rule, with its label, `uniform(4)`, and its cost."""
+    plans = {f"{kind}({number})": RULES[kind](chain, number) for number in range(1, len(_free(chain)) + 1)}
+    return [(label, plan, simulate(chain, plan)) for label, plan in plans.items()]
 
 
 def _free(chain: Chain) -> list[int]:
@@ -298,16 +293,10 @@ def _singles(chain: Chain, stages: Sequence[int]) -> Plan:
 def _plan(chain: Chain, segment: dict[int, int]) -> Plan:
     """Return the plan that checkpoints consecutive stages of one segment together, and keeps stages of no segment."""
     items: list[Item] = []
-    run: list[int] = []
-    for stage in range(len(chain.stages)):
-        if run and segment.get(stage) != segment[run[0]]:
-            items.append(tuple(run))
-            run = []
-        if stage in segment:
-            run.append(stage)
-        else:
-            items.append(stage)
-    return Plan(items=(*items, tuple(run)) if run else tuple(items))
+    for place, run in groupby(range(len(chain.stages)), key=segment.get):
+        stages = tuple(run)
+        items += stages if place is None else [stages]
+    return Plan(items=tuple(items))
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,7 +337,7 @@ def ways(chain: Chain, plan: Plan, budget_bytes: int) -> tuple[Way, ...]:
 
 def none(chain: Chain) -> Way:
     """Return the way that keeps everything."""
-    plan = Plan(items=tuple(range(len(chain.stages))))
+    plan = _plan(chain, {})
     return Way(label="none", plan=plan, cost=simulate(chain, plan))
 
 

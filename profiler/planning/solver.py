@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -71,46 +72,34 @@ class Frontier:
         return Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan)
 
 
-class Tables:
-    """`tables[n]` solves depth n: 0 the whole chain, 1 a checkpointed segment, ...; the last serves deeper ones."""
+def _plan(costs: Costs, tables: Sequence[Inner], nbytes: int) -> Plan:
+    """Return the fastest plan within so many bytes.
 
-    def __init__(self, costs: Costs, tables: tuple[Inner, ...]) -> None:
-        self._costs, self._tables = costs, tables
+    `tables[n]` solves depth n: 0 the whole chain, 1 a checkpointed segment, ...; the last serves deeper ones.
+    """
+    options: list[tuple[int, str]] = []
 
-    @property
-    def whole(self) -> ParetoFront:
-        """The front of the whole chain."""
-        return self._tables[0].of(1, self._costs.num_stages + 1)
-
-    def plan(self, nbytes: int) -> Plan:
-        """Return the fastest plan within so many bytes."""
-        options: list[tuple[int, str]] = []
-        items = self._items((1, self._costs.num_stages + 1), nbytes, 0, options)
-        return Plan(items=items, options=tuple(options))
-
-    def _items(
-        self, interval: tuple[int, int], nbytes: int, level: int, options: list[tuple[int, str]]
-    ) -> tuple[Item, ...]:
-        """Return the best items of an interval within so many bytes; save options are added to `options`."""
-        table = self._tables[min(level, len(self._tables) - 1)]
-        first, target = interval
+    def best_items(first: int, target: int, nbytes: int, level: int) -> tuple[Item, ...]:
         items: list[Item] = []
         while first < target:
-            front = table.of(first, target)
+            front = tables[min(level, len(tables) - 1)].of(first, target)
             at = front.at(nbytes)
             nbytes, choice = int(front.nbytes[at]), int(front.choices[at])
             if choice > 0:
                 last = first + choice - 1
-                items.append(self._items((first, last), nbytes, level + 1, options))
-                nbytes -= self._costs.output[last]
+                items.append(best_items(first, last, nbytes, level + 1))
+                nbytes -= costs.output[last]
             else:
                 last = first
-                way = self._costs.keeps[first][-choice]
+                way = costs.keeps[first][-choice]
                 items.append(first - 1)
-                options += [(first - 1, way.name)] if way.name is not None else []
+                options.extend([(first - 1, way.name)] if way.name is not None else [])
                 nbytes -= way.saved
             first = last + 1
-        return tuple(items) if target > self._costs.num_stages else (*items, target - 1)
+        return tuple(items) if target > costs.num_stages else (*items, target - 1)
+
+    items = best_items(1, costs.num_stages + 1, nbytes, 0)
+    return Plan(items=items, options=tuple(options))
 
 
 def frontier(
@@ -138,16 +127,12 @@ def frontier(
         offloading = OffloadTable(costs, edges, points=points, waiting=waiting)
         return Frontier(chain, costs, offloading.whole, offloading.plan)
     whole = costs.num_stages
-    if levels is None:
-        inner: list[Inner] = [Table(costs, edges, inner=None, points=points).fill(range(1, whole + 1))]
-    else:
-        inner = [KeptIntervals(costs)]
-        for _ in range(levels - 1):
-            deeper = Table(costs, edges, inner=inner[0], points=points)
-            inner.insert(0, deeper.fill(range(1, whole + 1)))
+    inner: list[Inner] = [] if levels is None else [KeptIntervals(costs)]
+    for _ in range(1 if levels is None else levels - 1):  # of any depth: one table that serves itself
+        deeper = Table(costs, edges, inner=inner[0] if inner else None, points=points)
+        inner.insert(0, deeper.fill(range(1, whole + 1)))
     end = Table(costs, edges, inner=inner[0], points=points).fill([whole + 1])
-    tables = Tables(costs, (end, *inner))
-    return Frontier(chain, costs, tables.whole, tables.plan)
+    return Frontier(chain, costs, end.of(1, whole + 1), partial(_plan, costs, (end, *inner)))
 
 
 def best(frontier: Frontier, budget: int) -> Point | None:

@@ -38,13 +38,12 @@ from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
 from profiler.measuring.devices import open_device
 from profiler.measuring.meters.operators import copied_bytes, kind_of
-from profiler.predicting.stage_operators import block_choices, followed_of, with_choices_if_known
+from profiler.predicting.stage_operators import block_choices, followed
 from profiler.predicting.step_tracer import (
     BlockLife,
     BlockLives,
     Held,
     StepTracer,
-    between_steps,
     is_in_place,
     is_sum_in_place,
     linear,
@@ -53,7 +52,7 @@ from profiler.predicting.step_tracer import (
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.known_values import NOT_REAL, ZEROS, ValueReads
 from profiler.training.observed_forward import Seen, remembering
-from profiler.training.workload import Step, Workload, dense_parts, drop_gradients, uncollected
+from profiler.training.workload import Step, dense_parts, drop_gradients, uncollected
 
 COMPILED = "compiled code"  # what allocates without a call that a dispatch mode sees
 WORKING = {  # operators, without their namespace, that use a workspace of a library's choice; so do convolutions
@@ -167,13 +166,6 @@ class DeviceTracer(StepTracer):
         blocks = counts["allocation"]["all"]
         self._num_given, self._num_events = blocks["allocated"], blocks["allocated"] + blocks["freed"]
         return held["current"], held["peak"]
-
-    def held(self, workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
-        held: Held = {}
-        for tree, category, owner in between_steps(workload, optimizer):
-            for address in self.storages(tree):
-                held.setdefault(address, (category, owner))
-        return held
 
     def storages(self, tree: Any) -> list[int]:
         parts = (part for tensor in plain_tensors(tree) for part in dense_parts(tensor) if part.is_cuda)
@@ -393,13 +385,12 @@ def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
     bench.passes()  # for its note on what a device without arithmetic leaves out
     trace = partial(trace_case, trial.case, with_lines=True, data_directory=trial.data_directory)
 
-    def followed(with_choices: bool) -> Followed:
-        step = trace(with_saves=with_choices)
+    def traced(with_saves: bool) -> tuple[Assembled, Trace, list[str]]:
+        step = trace(with_saves=with_saves)
         notes = (*step.built.applied.notes, *bench.all_notes())
-        remarks = (*(note.text for note in notes), *step.remarks)
-        return followed_of(step.built, step.trace, remarks, with_choices=with_choices)
+        return step.built, step.trace, [*(note.text for note in notes), *step.remarks]
 
-    return with_choices_if_known(followed, bench.device.release) if with_choices else followed(False)
+    return followed(traced, with_choices=with_choices, let_go=bench.device.release)
 
 
 def choices(case: Case) -> BlockChoices:

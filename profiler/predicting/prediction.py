@@ -29,7 +29,7 @@ from profiler.core.trace_data import (
 )
 from profiler.measuring.devices import versions
 from profiler.measuring.meters import saved_graph
-from profiler.predicting.stage_operators import block_choices, followed_of, with_choices_if_known
+from profiler.predicting.stage_operators import block_choices, followed
 from profiler.predicting.traced_case import Assumed, device_kind, known_rates, trace_case
 from profiler.training import own_checkpoints
 from profiler.training.assemble import Assembled, Build
@@ -107,14 +107,14 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
     must be one without checkpointing.
     """
 
-    def followed(with_choices: bool) -> Followed:
+    def traced(with_saves: bool) -> tuple[Assembled, Trace, list[str]]:
         built, trace, assumed = trace_case(
-            trial.case, calibration=trial.calibration, with_saves=with_choices, build=build
+            trial.case, calibration=trial.calibration, with_saves=with_saves, build=build
         )
         notes = *_of_model(built, trial.case, trace), *_stated(trial, None, assumed)
-        return followed_of(built, trace, (note.text for note in notes), with_choices=with_choices)
+        return built, trace, [note.text for note in notes]
 
-    return with_choices_if_known(followed, lambda: None) if with_choices else followed(False)
+    return followed(traced, with_choices=with_choices)
 
 
 def choices(case: Case, *, build: Build | None = None) -> BlockChoices:

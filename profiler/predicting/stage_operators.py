@@ -360,32 +360,38 @@ def proved_floor(trace: Trace, blocks: tuple[str, ...]) -> int:
     return floor(trace, blocks=blocks, is_proof=True).nbytes
 
 
-def with_choices_if_known(followed: Callable[[bool], Followed], let_go: Callable[[], object]) -> Followed:
-    """Return what `followed` returns with block choices; if that fails, without them, with a remark that says why.
+def followed(
+    traced: Callable[[bool], tuple[Assembled, Trace, Iterable[str]]],
+    *,
+    with_choices: bool,
+    let_go: Callable[[], object] = lambda: None,
+) -> Followed:
+    """Return a traced case; `traced` gives its model, its step, with its saves if told, and remarks.
 
-    The model may raise anything; if the step itself fails, it does so again. `let_go` is called in between.
+    `with_choices` adds block choices; if that fails, a remark says why, since the model may raise anything. If the step
+    itself fails, it does so again. `let_go` is called in between.
     """
+
+    def made(with_choices: bool, *more: str) -> Followed:
+        built, trace, remarks = traced(with_choices)
+        workload = built.workload
+        return Followed(
+            trace=msgspec.structs.replace(trace, saves=(), calls=()),  # not read by callers
+            blocks=workload.blocks,
+            split=built.applied.split,
+            has_own_optimizer=workload.optimizer is not None,  # the model brought it
+            remarks=(*remarks, *more),
+            choices=block_choices(trace, workload) if with_choices else None,
+        )
+
+    if not with_choices:
+        return made(False)
     try:
-        return followed(True)
+        return made(True)
     except Exception as error:  # noqa: BLE001  as said above
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
     let_go()
-    plain = followed(False)
-    remark = f"whether other blocks would lower the peak is not known: {why}"
-    return msgspec.structs.replace(plain, remarks=(*plain.remarks, remark))
-
-
-def followed_of(built: Assembled, trace: Trace, remarks: Iterable[str], *, with_choices: bool) -> Followed:
-    """Return a traced case; `with_choices` adds block choices, for which it was traced with its saves."""
-    workload = built.workload
-    return Followed(
-        trace=msgspec.structs.replace(trace, saves=(), calls=()),  # not read by callers
-        blocks=workload.blocks,
-        split=built.applied.split,
-        has_own_optimizer=workload.optimizer is not None,  # the model brought it
-        remarks=tuple(remarks),
-        choices=block_choices(trace, workload) if with_choices else None,
-    )
+    return made(False, f"whether other blocks would lower the peak is not known: {why}")
 
 
 def block_choices(trace: Trace, workload: Workload) -> BlockChoices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from math import inf
 from statistics import median
@@ -21,12 +21,7 @@ from profiler.core.stats import interval
 from profiler.core.units import left_text
 from profiler.measuring.devices import open_device
 from profiler.training.assemble import assemble
-from profiler.training.block_segments import (
-    Checkpoint,
-    OwnCheckpoint,
-    checkpoint_segments,
-    checkpoint_without_reentry,
-)
+from profiler.training.block_segments import Checkpoint, OwnCheckpoint, checkpoint_segments, checkpoint_without_reentry
 from profiler.training.strategies import saving
 
 # Ways to run a step: without marks, as a user's step; every stage kept; each stage checkpointed alone; each run of
@@ -228,17 +223,16 @@ def seconds(
     """
     ways = [WHOLE, PLAIN, EVERY, *([TOGETHER] if runs(works) else []), *saves]
     try:
-        return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), works, ways, fits, limit_seconds, on_step)
+        return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), ways, fits, limit_seconds, on_step)
     except Unsupported:
         if TOGETHER not in ways:
             raise
     ways.remove(TOGETHER)
-    return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), works, ways, fits, limit_seconds, on_step)
+    return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), ways, fits, limit_seconds, on_step)
 
 
 def _timed(
     step: _SwitchedStep,
-    works: Sequence[StageWork],
     ways: Sequence[str],
     fits: Callable[[str], bool],
     limit_seconds: float,
@@ -249,36 +243,27 @@ def _timed(
     gc.collect()
     gc.freeze()  # collecting existing objects took longer than a step in some steps
     try:
-        _sample(step, samples, on_step, limit_seconds)
+        # A warm-up step: on a CPU, WHOLE is enough: the others run the same code, in the memory that it has freed
+        for way in list(samples) if step.device.is_asynchronous or WHOLE not in samples else [WHOLE]:
+            if step.sample(way) is None:
+                del samples[way]
+        began, done = time.monotonic(), 0
+        for number in range(ROUNDS):
+            so_far = time.monotonic() - began
+            is_late = number >= LEAST_ROUNDS and so_far > MOST_SECONDS
+            if is_late or (number and so_far * (number + 1) / number > limit_seconds):
+                break
+            due = [way for way in samples if not _is_slow(way, samples)]
+            for place, way in enumerate(due[:: -1 if number % 2 else 1]):
+                left = [max(1, rounds - number) * len(due) - place for rounds in (LEAST_ROUNDS, ROUNDS)]
+                on_step(step_text(done, left, seconds=time.monotonic() - began))
+                done += 1
+                sample = step.sample(way)
+                assert sample is not None, "on a GPU it fitted before, on a CPU none runs out of memory"
+                samples[way].append(sample)
     finally:
         gc.unfreeze()
-    return pooled(samples, works)
-
-
-def _sample(
-    step: _SwitchedStep,
-    samples: dict[str, list[StepSample]],
-    on_step: Callable[[str], None],
-    limit_seconds: float = inf,
-) -> None:
-    for way in step.uncounted_ways(samples):
-        if step.sample(way) is None:
-            del samples[way]
-    began, done = time.monotonic(), 0
-    for number in range(ROUNDS):
-        so_far = time.monotonic() - began
-        if number >= LEAST_ROUNDS and so_far > MOST_SECONDS:
-            break
-        if number and so_far * (number + 1) / number > limit_seconds:
-            break
-        ways = [way for way in samples if not _is_slow(way, samples)]
-        for place, way in enumerate(ways[:: -1 if number % 2 else 1]):
-            left = [max(1, rounds - number) * len(ways) - place for rounds in (LEAST_ROUNDS, ROUNDS)]
-            on_step(step_text(done, left, seconds=time.monotonic() - began))
-            done += 1
-            sample = step.sample(way)
-            assert sample is not None, "on a GPU it fitted before, on a CPU none runs out of memory"
-            samples[way].append(sample)
+    return pooled(samples, step.works)
 
 
 def _is_slow(way: str, samples: Mapping[str, Sequence[StepSample]]) -> bool:
@@ -305,8 +290,9 @@ class _SwitchedStep:
 
     def __init__(self, case: Case, works: Sequence[StageWork], ways: Sequence[str], *, in_calls: bool) -> None:
         assembled = assemble(case, in_calls=in_calls)
-        self.device, self._works = open_device(case.device), works
-        self._checkpoints: Mapping[str, Checkpoint] = {way: _checkpoint(way) for way in ways}
+        self.device, self.works = open_device(case.device), works
+        kinds = {**dict.fromkeys((WHOLE, PLAIN, TOGETHER), _kept), EVERY: checkpoint_without_reentry}
+        self._checkpoints: Mapping[str, Checkpoint] = {way: kinds.get(way) or saving(way) for way in ways}
         self._way = PLAIN
         self._labels: list[tuple[str, int]] = []
         self._mark: Callable[[], None] = lambda: None
@@ -323,13 +309,6 @@ class _SwitchedStep:
         together = [OwnCheckpoint([stages.pop(place) for place in run], together_if_asked) for run in held]
         self._switch = checkpoint_segments(assembled.workload, [*together, *stages.values()])
         _, self._step = assembled.trainer()
-
-    def uncounted_ways(self, ways: Iterable[str]) -> list[str]:
-        """Return the ways that need a warm-up step.
-
-        On a CPU, WHOLE is enough: the others run the same code, in the memory that it has freed.
-        """
-        return list(ways) if self.device.is_asynchronous or WHOLE not in ways else [WHOLE]
 
     def sample(self, way: str) -> StepSample | None:
         """Time one step; None if it runs out of memory, which EVERY raises."""
@@ -350,7 +329,7 @@ class _SwitchedStep:
             return None
         held = None if self.device.is_asynchronous else thread_time() - on_core
         spans = list(zip(self._labels, watch.seconds(), strict=False))
-        return msgspec.structs.replace(_read(spans, len(self._works)), held=held)
+        return msgspec.structs.replace(_read(spans, len(self.works)), held=held)
 
     def _run(self, place: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Run a stage's call under the current checkpoint; marks enclose its own work, in the recompute too."""
@@ -391,12 +370,6 @@ def _read(spans: Sequence[tuple[tuple[str, int], float]], count: int) -> StepSam
         recompute=tuple(recompute),
         backward=tuple(backward),
     )
-
-
-def _checkpoint(way: str) -> Checkpoint:
-    if way in (WHOLE, PLAIN, TOGETHER):
-        return _kept
-    return checkpoint_without_reentry if way == EVERY else saving(way)
 
 
 def _kept(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

@@ -160,7 +160,15 @@ class StepTracer(TorchDispatchMode):
 
     def held(self, workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
         """Return the storages that live between two steps."""
-        raise NotImplementedError
+        held: Held = {}
+        for tree, category, owner in between_steps(workload, optimizer):
+            for address in self.storages(self.own(tree, category)):
+                held.setdefault(address, (category, owner))
+        return held
+
+    def own(self, tree: Any, category: str) -> Any:
+        """Return what of a nesting is on the device; called for all that lives between two steps."""
+        return tree
 
     def follow_dropping(self, workload: Workload) -> Self:
         """Follow a forward of which autograd keeps nothing: a block lives as long as the model's own code holds it."""

@@ -34,10 +34,8 @@ from profiler.predicting.fake_tensors import DEVICE, FakeTensors, fake_tensors, 
 from profiler.predicting.step_tracer import (
     BlockLife,
     BlockLives,
-    Held,
     StepTracer,
     are_known,
-    between_steps,
     plain_tensors,
 )
 from profiler.training.assemble import Assembled, Build, assemble
@@ -287,18 +285,14 @@ class FakeTracer(StepTracer):
         with self.hooked(), random_state, self:
             yield
 
-    def held(self, workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
-        """Return the storages that live between two steps; those before the step are followed from now on."""
-        held: Held = {}
-        for tree, category, owner in between_steps(workload, optimizer):
-            # numbers of an optimizer, such as Adam's count of steps, are on the host
-            is_here = category != "optimizer" or self.kind == "cpu"
-            own = [tensor for tensor in plain_tensors(tree) if is_here or tensor.ndim]
-            if not self.marks:
-                self._find(own, 0)
-            for address in self.storages(own):
-                held.setdefault(address, (category, owner))
-        return held
+    def own(self, tree: Any, category: str) -> list[torch.Tensor]:
+        """Return the tensors on the device; what is there before the step is followed from now on."""
+        # numbers of an optimizer, such as Adam's count of steps, are on the host
+        is_here = category != "optimizer" or self.kind == "cpu"
+        own = [tensor for tensor in plain_tensors(tree) if is_here or tensor.ndim]
+        if not self.marks:
+            self._find(own, 0)
+        return own
 
     def storages(self, tree: Any) -> list[int]:
         return [tensor.untyped_storage()._cdata for tensor in plain_tensors(tree)]
