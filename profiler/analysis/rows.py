@@ -26,7 +26,7 @@ from profiler.core.record import (
     Record,
     Shortage,
     evidence,
-    is_reproducible,
+    not_reproducible,
 )
 from profiler.core.stats import spread
 from profiler.core.trace_data import BUCKETS, GATHERED, STATIC
@@ -209,7 +209,7 @@ def verdict(record: Record) -> str:
         return "not checked" if is_measured and record.outcome in ("ok", "invalid") else "-"
     if equality.missing:
         return "missing"
-    if any(note.code == "GCP014" for note in record.notes) or not is_reproducible(equality, record.case.precision):
+    if any(note.code == "GCP014" for note in record.notes) or not_reproducible(equality, record.case.precision):
         return "not verifiable"
     if record.outcome == "invalid":
         return "differ"

@@ -83,9 +83,11 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
     families = [known for known in table if member and FAMILY in _entry(known, table[known]).parameters]
     meant = nearest(family, families, after=f":{member}")
     if USERS in table and name.endswith(".py"):
-        raise UserError(f"which function of '{name}' makes the model?", hint=_which_factory(name))
+        made = ", ".join(f"{name}:{maker}" for maker in _factories(_tree(f"{name}:")[1]))
+        hint = f"name it: {made}" if made else made_by("module", name)
+        raise UserError(f"which function of '{name}' makes the model?", hint=hint)
     entry = listed(family, table) if colon else None
-    if is_code(name, table) and not ((meant or entry) and _is_absent(family)):
+    if is_code(name, table) and not ((meant or entry) and family.isidentifier() and _first_spec(family) is None):
         return _entry(name, name, adapter=table[USERS])
     if entry:
         keys = [option.name for option in entry.options]
@@ -235,11 +237,6 @@ READ: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _is_absent(module: str) -> bool:
-    """Whether a name is an identifier that no top-level module has."""
-    return module.isidentifier() and _first_spec(module) is None
-
-
 def _first_spec(name: str) -> ModuleSpec | None:
     """Return a top-level module's spec; the current folder comes first, as where the module is imported."""
     here = PathFinder.find_spec(name, [str(Path.cwd())])
@@ -267,12 +264,6 @@ def read_function(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
         f"'{path}' has no function '{attribute}'",
         hint=nearest_or_all(attribute, makers) if makers else made_by("module", path),
     )
-
-
-def _which_factory(path: str) -> str:
-    """Return a hint that lists the functions of a file that make a model, as users would type them."""
-    made = ", ".join(f"{path}:{name}" for name in _factories(_tree(f"{path}:")[1]))
-    return f"name it: {made}" if made else made_by("module", path)
 
 
 def made_by(module: str, path: str | Path) -> str:

@@ -265,11 +265,6 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     digests: dict[str, str] = {}
 
 
-def is_reproducible(equality: Equality, precision: str) -> bool:
-    """Whether two runs without checkpointing agree closely enough to compare others with them."""
-    return (equality.noise_floor or 0.0) <= reproducible(precision)
-
-
 def reproducible(precision: str) -> float:
     """Return how far two runs of the same step may differ, relative."""
     return REPRODUCIBLE.get(precision, HALF_REPRODUCIBLE)
@@ -470,7 +465,7 @@ def unkept(equality: Equality) -> list[str]:
 
 def not_reproducible(equality: Equality, precision: str) -> str | None:
     """Return why no gradients can be verified; None if the step without checkpointing is reproducible."""
-    if is_reproducible(equality, precision):
+    if (equality.noise_floor or 0.0) <= reproducible(precision):
         return None
     where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
     return (

@@ -306,14 +306,7 @@ class DeviceStep(NamedTuple):
     built: Assembled
     trace: Trace
     reserved_bytes: int
-    value_reads: str = ""  # which values a forward reads, in words: a hollow device has none
-    off: str = ""  # how far the traced peak is from that of the step alone, in words, if at all
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What makes the trace's bytes others than those of the step on a GPU."""
-        reads = f"{ZEROS}: {self.value_reads}; {NOT_REAL}" if self.value_reads else ""
-        return tuple(filter(None, (reads, self.off)))
+    remarks: tuple[str, ...] = ()  # what makes the trace's bytes others than those of the step on a GPU, in words
 
 
 def trace_case(
@@ -368,11 +361,12 @@ def trace_case(
     traced_bytes = max(live(trace))
     if abs(traced_bytes - peak_bytes) > MOST_OFF * peak_bytes:
         raise Unsupported(f"followed, the step takes {bytes_text(traced_bytes)}, and else {bytes_text(peak_bytes)}")
-    off = traced_bytes - peak_bytes
-    far = f"{bytes_text(abs(off))} {'above' if off > 0 else 'below'}"
-    text = f"the peak of the followed step is {far} that of the step alone, {bytes_text(peak_bytes)}"
-    told = f"{text}: free blocks are elsewhere" if off else ""
-    return DeviceStep(built, trace, reserved_bytes, str(reads), told)
+    remarks = [f"{ZEROS}: {reads}; {NOT_REAL}"] if str(reads) else []
+    if off := traced_bytes - peak_bytes:
+        far = f"{bytes_text(abs(off))} {'above' if off > 0 else 'below'}"
+        text = f"the peak of the followed step is {far} that of the step alone, {bytes_text(peak_bytes)}"
+        remarks.append(f"{text}: free blocks are elsewhere")
+    return DeviceStep(built, trace, reserved_bytes, tuple(remarks))
 
 
 def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:

@@ -90,9 +90,8 @@ class BlockLives:
 
 
 class Arrived(NamedTuple):
-    """A gradient that has arrived: its parameter, the operators before, the module that owns it, and its storages."""
+    """A gradient that has arrived: the operators before, the module that owns it, and its storages."""
 
-    parameter: nn.Parameter
     at: int
     module: str
     storages: list[int]
@@ -219,7 +218,7 @@ class StepTracer(TorchDispatchMode):
 
         def arrive(parameter: nn.Parameter) -> None:
             storages, owner = self.storages(parameter.grad), self._owners[id(parameter)]
-            self.arrived.append(Arrived(parameter, len(self.operators), owner, storages))
+            self.arrived.append(Arrived(len(self.operators), owner, storages))
 
         def pack(tensor: torch.Tensor) -> tuple[Saved, torch.Tensor | None]:
             saved = Saved(self.storages(tensor), len(self.operators))
