@@ -75,11 +75,10 @@ def test_a_plan_file_names_its_modules_replaces_what_is_there_by_force_alone_and
     capsys.readouterr()
     assert plan(*words, "--emit", "python") == 0
     planned = capsys.readouterr().out
-    words = ["plan", "--from", "plan.json", "--emit", "python"]
-    assert answer(words) == 0
-
+    printing = ["plan", "--from", "plan.json", "--emit", "python"]
+    assert answer(printing) == 0
     assert capsys.readouterr().out == planned
-    assert not {"torch", "torchvision"} & modules_after(words)
+    assert not {"torch", "torchvision"} & modules_after(printing)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
