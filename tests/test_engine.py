@@ -50,7 +50,7 @@ def test_relative_paths_begin_where_the_client_is_now(engine, here):
 
 @pytest.mark.parametrize(("model", "module", "is_there"), [
     ("dense-chain:widths=4+4", "profiler.training.models.built_in", True),
-    ("tests.user_models.any_order:make", "tests.user_models.any_order", False),
+    ("tests.user_models.architectures:any_order", "tests.user_models.architectures", False),
 ])  # fmt: skip
 def test_the_server_imports_a_model_of_the_table_once_for_all_children_and_never_a_users(
     engine, model, module, is_there

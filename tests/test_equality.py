@@ -23,7 +23,7 @@ from tests.catalogue_choices import EVERY
 from tests.chain_models import workload
 from tests.conftest import measured
 from tests.plans import written
-from tests.user_models import any_order, architectures
+from tests.user_models import architectures
 
 SKIPPED = {("mnist-cnn:channels=4", "from-start"): "301 blocks would nest 301 checkpoints; 48 are the most"}
 MODELS = (
@@ -57,12 +57,13 @@ def test_gradients_are_bit_equal_on_the_cpu(model, strategy, tmp_path):
 
 def test_a_gradient_that_is_zero_but_for_rounding_is_held_to_the_largest_of_the_model():
     """The bias before a BatchNorm has none: two runs differ by as much as it is, and by nothing that matters."""
-    model, batch, loss = any_order.make()
+    model, batch, loss = architectures.any_order()
     loss(model(batch)).backward()
     gradients = {name: float(value.grad.abs().max()) for name, value in model.named_parameters()}
 
     none, every = (
-        measured(f"{any_order.__file__}:make", strategy, batch_size=None, passes=PASSES) for strategy in ("none", "all")
+        measured(f"{architectures.__file__}:any_order", strategy, batch_size=None, passes=PASSES)
+        for strategy in ("none", "all")
     )
 
     assert 0 < gradients["0.hidden.bias"] < 1e-6 * max(gradients.values())

@@ -15,7 +15,7 @@ from profiler.training import called_blocks
 from profiler.workflows.planner import PlanRequest, plan
 from profiler.workflows.spec import Request
 from tests import make
-from tests.user_models import causes, changing, switched
+from tests.user_models import causes, switched
 
 FILE = causes.__file__
 MISMATCH = "checkpoint mismatch: the recompute gives different tensors: "
@@ -109,7 +109,7 @@ def test_a_parameter_that_is_frozen_between_forward_and_recompute_is_named(after
 
 def test_parameters_that_a_functional_call_lends_are_told_with_the_way_out():
     lent, marked = (
-        under("all", "", model=Choice(f"{changing.__file__}:skeleton{options}"), blocks=blocks)
+        under("all", "", model=Choice(f"{FILE}:skeleton{options}"), blocks=blocks)
         for options, blocks in (("", "layer"), (":is_marked=true", None))
     )
 

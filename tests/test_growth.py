@@ -51,7 +51,6 @@ def truth(how: str) -> list[int]:
             optimizer.zero_grad()
             alive.append(storages.alive())
     grows.LOSSES.clear()
-    grows.Net.seen.clear()
     return [after - before for before, after in pairwise(alive[2:])]
 
 

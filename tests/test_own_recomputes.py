@@ -28,7 +28,7 @@ def flops_notes(choice, code="GCP064", *, strategy="none", **fields):
     return notes(measured(choice, strategy, passes=("flops",), **fields), code)
 
 
-@pytest.mark.parametrize("way", [*RECOMPUTING, "none", "reentrant", "non-reentrant", "looking", "hooked", "saving"])
+@pytest.mark.parametrize("way", [*RECOMPUTING, "reentrant", "non-reentrant", "looking", "hooked", "critic", "saving"])
 def test_the_modules_that_run_again_are_named_of_none_alone_measured_and_predicted(way):
     told = [remark(LINEARS)] if way in RECOMPUTING else []
 
@@ -40,7 +40,7 @@ def test_the_modules_that_run_again_are_named_of_none_alone_measured_and_predict
 
 @pytest.mark.parametrize(
     "choice",
-    ["mlp", "batchnorm", f"{FILE}:synthetic", f"{architectures.__file__}:recurrent", f"{hooks.__file__}:hooked",
+    ["mlp", "batchnorm", f"{architectures.__file__}:recurrent", f"{hooks.__file__}:hooked",
      f"{own_checkpoint.__file__}:wrapped:way=sequential"],
 )  # fmt: skip
 def test_other_models_recompute_nothing_by_their_own_means(with_test_models, choice):

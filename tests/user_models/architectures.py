@@ -1,5 +1,6 @@
 """Models as users write them: each has a trait of its own."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -217,3 +218,21 @@ def twins(batch_size=8):
 def critic(batch_size=8):
     model = blocks(lambda: spectral_norm(nn.Linear(16, 16)))
     return model, torch.randn(batch_size, 16), lambda output: output.square().mean()
+
+
+class Unordered(nn.Module):
+    """Adds in an order that no seed fixes, as kernels of a GPU do: what is 0 but for rounding is noise."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.hidden = nn.Linear(width, width)  # its bias has no effect behind the BatchNorm
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x):
+        order = torch.tensor(sorted(range(len(x)), key=lambda _: os.urandom(8)), device=x.device)
+        return self.norm(self.hidden(x)[order])[order.argsort()].relu()
+
+
+def any_order(batch_size=64, width=16):
+    model = nn.Sequential(*(Unordered(width) for _ in range(3)), nn.Linear(width, 1))
+    return model, torch.randn(batch_size, width), lambda output: 100 * output.square().mean()

@@ -20,7 +20,6 @@ class Scaled(nn.Module):
     def drawn(self) -> float:
         draws = {
             "random": random.random,
-            "numpy": np.random.rand,
             "file": OF_THE_FILE.random,
             "own-numpy": self.numpy.random,
             "system": lambda: os.urandom(1)[0] / 256,

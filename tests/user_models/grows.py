@@ -1,7 +1,6 @@
 """Steps that leave something behind, each in its own way: a list, a buffer, a graph, a cycle, or nothing that grows."""
 
 from collections import deque
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -19,7 +18,6 @@ class Recorder:
 
 class Net(nn.Module):
     history: torch.Tensor
-    seen: ClassVar = []  # all models share it
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -27,7 +25,6 @@ class Net(nn.Module):
         self.how = how
         self.outputs = []
         self.last = None
-        self.recent = deque(maxlen=2)
         self.queue = deque(maxlen=64)
         self.unused = nn.Parameter(torch.zeros(64))
         self.calls = 0
@@ -39,8 +36,6 @@ class Net(nn.Module):
         output = self.head(hidden)
         if self.how == "outputs":
             self.outputs.append(output.detach())
-        elif self.how == "class":
-            Net.seen.append(hidden.detach())
         elif self.how == "graph":
             self.outputs.append(self.layer(x).sin().sum())
         elif self.how == "buffer":
@@ -51,8 +46,6 @@ class Net(nn.Module):
             Recorder(hidden.detach())  # freed by the collector, and not by the steps that grow
         elif self.how == "last":
             self.last = hidden.detach()
-        elif self.how == "recent":
-            self.recent.append(hidden.detach())
         elif self.how == "queue":
             self.queue.append(hidden.detach())
         elif self.how == "late" and self.calls > 1:

@@ -58,40 +58,24 @@ def reparametrized(batch_size: int = 4):
 def hook(layer, index, events):
     """Each kind notes what it is given, and changes what it may."""
 
-    def note(kind, *values):
-        sums = [round(float(value.detach().sum()), 5) for value in values if isinstance(value, torch.Tensor)]
-        events.append(f"{kind} {index} {sums} {[type(value).__name__ for value in values]}")
+    def on(kind, change=lambda *given: None):
+        def called(module, *given):
+            parts = (
+                one.values() if isinstance(one, dict) else one if isinstance(one, tuple) else [one] for one in given
+            )
+            values = [value for part in parts for value in part]
+            sums = [round(float(value.detach().sum()), 5) for value in values if isinstance(value, torch.Tensor)]
+            events.append(f"{kind} {index} {sums} {[type(value).__name__ for value in values]}")
+            return change(*given)
 
-    def before(module, arguments):
-        note("before", *arguments)
-        return (1.1 * arguments[0], *arguments[1:])
+        return called
 
-    def before_named(module, arguments, keywords):
-        note("before, named", *arguments, *keywords.values())
-        return arguments, {name: 0.9 * value for name, value in keywords.items()}
-
-    def after(module, arguments, output):
-        note("after", *arguments, output)
-        return 1.3 * output
-
-    def after_named(module, arguments, keywords, output):
-        note("after, named", *arguments, *keywords.values(), output)
-
-    def always(module, arguments, output):
-        note("always", *arguments, output)
-
-    def before_backward(module, gradients):
-        note("before backward", *gradients)
-        return tuple(0.8 * gradient for gradient in gradients)
-
-    def backward(module, inputs, outputs):
-        note("backward", *inputs, *outputs)
-        return tuple(None if gradient is None else 1.2 * gradient for gradient in inputs)
-
-    layer.register_forward_pre_hook(before)
-    layer.register_forward_pre_hook(before_named, with_kwargs=True)
-    layer.register_forward_hook(after)
-    layer.register_forward_hook(after_named, with_kwargs=True)
-    layer.register_forward_hook(always, always_call=True)
-    layer.register_full_backward_pre_hook(before_backward)
-    layer.register_full_backward_hook(backward)
+    layer.register_forward_pre_hook(on("before", lambda given: (1.1 * given[0], *given[1:])))
+    less = on("before, named", lambda given, named: (given, {name: 0.9 * value for name, value in named.items()}))
+    layer.register_forward_pre_hook(less, with_kwargs=True)
+    layer.register_forward_hook(on("after", lambda given, output: 1.3 * output))
+    layer.register_forward_hook(on("after, named"), with_kwargs=True)
+    layer.register_forward_hook(on("always"), always_call=True)
+    layer.register_full_backward_pre_hook(on("before backward", lambda found: tuple(0.8 * one for one in found)))
+    more = on("backward", lambda inputs, _: tuple(None if one is None else 1.2 * one for one in inputs))
+    layer.register_full_backward_hook(more)
