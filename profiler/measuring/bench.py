@@ -194,7 +194,8 @@ class Bench:
 
     def tell_changes(self, before: dict[str, str]) -> None:
         """Note the global settings that the model's code changed: in a user's program they would outlast the step."""
-        turned = changed(before, switches())
+        after = switches()
+        turned = [f"{name} {old} -> {after[name]}" for name, old in before.items() if after[name] != old]
         if turned:
             self.note("GCP019", f"the model's code changes global settings of torch: {', '.join(turned)}")
 
@@ -252,11 +253,6 @@ def switches() -> dict[str, str]:
         "gradients": str(torch.is_grad_enabled()),
         "anomaly detection": str(torch.is_anomaly_enabled()),
     }
-
-
-def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return each switch that was changed, as `threads 2 -> 1`."""
-    return [f"{name} {setting} -> {after[name]}" for name, setting in before.items() if after[name] != setting]
 
 
 class StepWarnings:

@@ -237,12 +237,11 @@ def read_memory(
     """
     marks = _Marks(workload)
     with device.watch(sum(static_bytes(workload, optimizer).values())) as watch:
-        marks.follow(_unmarked)
         for _ in range(workload.settling):
             step(lambda phase: None)
         resting, known = static_bytes(workload, optimizer), with_state(optimizer)
         lasting = lasting_bytes(workload, optimizer, known)
-        marks.follow(watch.mark)
+        marks.mark = watch.mark
         step(marks.phase)
         watch.mark()  # the step's own tensors are gone, its loss too
         lasting -= lasting_bytes(workload, optimizer, known)
@@ -295,10 +294,6 @@ def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[s
     return counted | workload.held()
 
 
-def _unmarked(*, follow: bool = False) -> None:
-    """Marks nothing."""
-
-
 class _Marks:
     """Labels each span of a watch with its phase and the bytes of this step's gradients that exist when it begins.
 
@@ -308,16 +303,13 @@ class _Marks:
 
     def __init__(self, workload: Workload) -> None:
         self.labels: list[tuple[str, int | None]] = []
-        self._mark: Callable[..., None] = _unmarked
+        self.mark: Callable[..., None] = lambda *, follow=False: None  # ends a span of the watch
         self._gradients: dict[int, dict[int, int]] = {}  # by parameter: bytes by storage, which parameters may share
         self._held: dict[int, int] = {}  # of all of them
         self._held_bytes = 0
         self._persistent: set[int] = set()
         self._parameters = [parameter for parameter in workload.module.parameters() if parameter.requires_grad]
         self._handles = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._parameters]
-
-    def follow(self, mark: Callable[..., None]) -> None:
-        self._mark = mark
 
     def phase(self, name: str) -> None:
         if name == "forward" and not self.labels[1:]:
@@ -345,7 +337,7 @@ class _Marks:
 
     def _label(self, phase: str) -> None:
         self.labels.append((phase, self._held_bytes))
-        self._mark(follow=phase == "forward")
+        self.mark(follow=phase == "forward")
 
 
 def _timeline(spans: list[tuple[tuple[str, int | None], Span]]) -> Timeline:

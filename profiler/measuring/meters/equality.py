@@ -134,7 +134,7 @@ def compare(reference: Results, other: Results) -> Equality:
 
     The second steps are compared if both have one.
     """
-    pairs: list[tuple[Results | Second, Results | Second]] = [(reference, other)]
+    pairs = [(reference, other)]
     if reference.second and other.second:
         pairs.append((reference.second, other.second))
     equal_gradients = [equal_bits(first.gradients, second.gradients) for first, second in pairs]
@@ -176,9 +176,7 @@ def compare(reference: Results, other: Results) -> Equality:
     )
 
 
-def _differences(
-    reference: Results | Second, other: Results | Second, *, is_equal: bool, device: torch.device
-) -> dict[str, float]:
+def _differences(reference: Results, other: Results, *, is_equal: bool, device: torch.device) -> dict[str, float]:
     """Return the relative difference of each gradient, and of the loss."""
     if is_equal:
         gradients = dict.fromkeys(reference.gradients, 0.0)
@@ -223,23 +221,16 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 GradientStep = Callable[[], Ran]
 
 
-class Second(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of the next step, copied to the host."""
-
-    loss: torch.Tensor
-    gradients: Gradients
-
-
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """The results of one step, copied to the host."""
 
     loss: torch.Tensor
     gradients: Gradients
-    buffers: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor] = {}
     counts: frozenset[str] = frozenset()  # buffers that count a norm's batches: how far they differ proves nothing
-    random_states: dict[str, torch.Tensor]  # by source
+    random_states: dict[str, torch.Tensor] = {}  # by source
     moved: Mapping[str, str] = {}  # plain Python attributes that the step has changed, with what they hold
-    second: Second | None = None
+    second: Results | None = None  # loss and gradients of the next step
     device: torch.device = HOST  # of the step: its differences from another are reduced there
 
     def digests(self) -> dict[str, str]:
@@ -295,7 +286,7 @@ def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
         parameter = parameters[name]
         parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
     loss = ran.again()
-    second = Second(loss=copied(loss), gradients=gradients_of(ran.workload))
+    second = Results(loss=copied(loss), gradients=gradients_of(ran.workload))
     return msgspec.structs.replace(results, second=second)
 
 
@@ -360,7 +351,7 @@ class StepDigests:
         self._before = kept_state.image(workload.module)
         self._num_steps = 0
         self._first: dict[str, str] = {}
-        self._later = Digest()
+        self._later = hashlib.blake2b(digest_size=16)
 
     def watched(self, step: Callable[[Mark], torch.Tensor]) -> Callable[[Mark], torch.Tensor]:
         """Return the step, which is to be run twice, with digests taken."""
@@ -385,12 +376,12 @@ class StepDigests:
             random_states = kept_state.random_states(self._workload, loss.device)
             self._first |= {"loss": digest_of({"loss": copied(loss)}), "random": digest_of(random_states)}
         elif self._num_steps == 2:
-            self._later.add({"loss": copied(loss)})
+            _add(self._later, {"loss": copied(loss)})
 
     def finish(self) -> None:
         """Add the second step's gradients, while they exist, and complete the digests."""
-        self._taken(lambda: self._later.add(gradients_of(self._workload)))
-        self.digests = {} if self._has_failed else {**self._first, "second step": self._later.text()}
+        self._taken(lambda: _add(self._later, gradients_of(self._workload)))
+        self.digests = {} if self._has_failed else {**self._first, "second step": self._later.hexdigest()}
         del self._workload
 
     def _taken(self, look: Callable[[], None]) -> None:
@@ -446,24 +437,13 @@ def digest(tensors: Sequence[torch.Tensor]) -> str:
 
 def digest_of(tensors: Mapping[str, torch.Tensor | None]) -> str:
     """Return a digest of the names and values of tensors on the host, in order: 128 bits, in hexadecimal."""
-    digest = Digest()
-    digest.add(tensors)
-    return digest.text()
+    digest = hashlib.blake2b(digest_size=16)
+    _add(digest, tensors)
+    return digest.hexdigest()
 
 
-class Digest:
-    """Computes the digest of `digest_of` for tensors that are added one after the other."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-
-    def add(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
-        """Add names and values, in order."""
-        for name, tensor in tensors.items():
-            self._hash.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
-            if tensor is not None:
-                self._hash.update(bytes_of(dense(tensor)).numpy().data)
-
-    def text(self) -> str:
-        """Return the digest of all that was added."""
-        return self._hash.hexdigest()
+def _add(digest: hashlib.blake2b, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
+        if tensor is not None:
+            digest.update(bytes_of(dense(tensor)).numpy().data)

@@ -42,17 +42,15 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         least, most = min(self.steps), max(self.steps)
         rate = bytes_text(most) if least == most else f"{bytes_text(least)} to {bytes_text(most)}"
+        where = f": {'; '.join(self.places)}" if self.places else ""
         if self.is_cycle:
-            return f"{rate} a step are left in reference cycles, until Python's collector runs{self._where()}"
-        return f"memory grows by {rate} in each of {len(self.steps)} steps{self._where()}"
+            return f"{rate} a step are left in reference cycles, until Python's collector runs{where}"
+        return f"memory grows by {rate} in each of {len(self.steps)} steps{where}"
 
     @property
     def is_cycle(self) -> bool:
         """Whether most of what was left was in reference cycles."""
         return self.collected_bytes >= sum(self.steps) / 2
-
-    def _where(self) -> str:
-        return f": {'; '.join(self.places)}" if self.places else ""
 
 
 def lasting_bytes(workload: Workload, optimizer: torch.optim.Optimizer, known: set[int]) -> int:
@@ -123,23 +121,13 @@ def read(
     return Growth(steps=left, collected_bytes=collection.start_bytes - collection.end_bytes, places=endless)
 
 
-class _Place(NamedTuple):
-    """An operator, and the user's line that called it."""
-
-    operator: str
-    line: str | None
-
-    def __str__(self) -> str:
-        return f"{self.operator} ({self.line})" if self.line else self.operator
-
-
 class _Made(TorchDispatchMode):
     """A dispatch mode that follows every storage that operators make, by weak references."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._made: dict[int, tuple[StorageWeakRef, int, _Place]] = {}
-        self._by_step: list[dict[_Place, int]] = []  # after each step: the live bytes, by place
+        self._made: dict[int, tuple[StorageWeakRef, int, str]] = {}  # its bytes; the operator and the user's line
+        self._by_step: list[dict[str, int]] = []  # after each step: the live bytes, by place
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -147,14 +135,15 @@ class _Made(TorchDispatchMode):
         for storage in _storages(out):
             known = self._made.get(storage._cdata)
             if storage._cdata not in given and (known is None or known[0].expired()):
-                place = _Place(operator_name(func), users_line(sys._getframe(1)))
+                line = users_line(sys._getframe(1))
+                place = operator_name(func) + (f" ({line})" if line else "")
                 self._made[storage._cdata] = StorageWeakRef(storage), allocated_bytes(storage), place
         return out
 
     def end_step(self) -> None:
         """Count the bytes that are still alive, by place."""
         self._made = {number: made for number, made in self._made.items() if not made[0].expired()}
-        held: dict[_Place, int] = {}
+        held: dict[str, int] = {}
         for _, nbytes, place in self._made.values():
             held[place] = held.get(place, 0) + nbytes
         self._by_step.append(held)
@@ -164,7 +153,7 @@ class _Made(TorchDispatchMode):
 
         Tensors that are saved for a backward are kept by a graph, and the graph by another tensor.
         """
-        grown: dict[_Place, int] = {}  # the lesser growth of the two
+        grown: dict[str, int] = {}  # the lesser growth of the two
         for place in self._by_step[-1]:
             before, then, now = (held.get(place, 0) for held in self._by_step[-3:])
             grown[place] = min(then - before, now - then)
