@@ -147,10 +147,10 @@ def a_second_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
 
     The stages have their core all the while.
     """
-    from profiler.measuring.devices import CpuStopwatch
+    from profiler.measuring.devices import Stopwatch
     from profiler.predicting import stage_seconds
 
-    monkeypatch.setattr(CpuStopwatch, "mark", lambda self: self._times.append(float(len(self._times))))
+    monkeypatch.setattr(Stopwatch, "mark", lambda self: self._times.append(float(len(self._times))))
     monkeypatch.setattr(stage_seconds, "thread_time", count(step=3600).__next__)
 
 

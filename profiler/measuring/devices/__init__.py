@@ -11,8 +11,9 @@ import platform
 import sys
 import time
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
 import msgspec
 import psutil
@@ -53,24 +54,35 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     driver: str | None = None
 
 
-class Watch(Protocol):
+class Watch:
     """A context manager that follows the memory. Every `mark` ends a span and begins the next."""
 
-    def __enter__(self) -> Watch: ...
-    def __exit__(self, *error: object) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
     def mark(self, *, follow: bool = False) -> None:
         """With `follow`, the span that begins also reports what it frees."""
 
     def spans(self) -> list[Span]:
         """Return the spans between the marks; call it after leaving the context."""
+        raise NotImplementedError
 
 
-class Stopwatch(Protocol):
-    """Measures time. Every `mark` ends a span and begins the next."""
+class Stopwatch:
+    """Measures wall time, as a CPU step is synchronous. Every `mark` ends a span and begins the next."""
 
-    def mark(self) -> None: ...
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def mark(self) -> None:
+        self._times.append(time.perf_counter())
+
     def seconds(self) -> list[float]:
         """Return the seconds of the spans between the marks; waits for the device."""
+        return [later - earlier for earlier, later in pairwise(self._times)]
 
 
 class Device:
@@ -90,8 +102,7 @@ class Device:
         raise NotImplementedError
 
     def stopwatch(self) -> Stopwatch:
-        """Return a Stopwatch."""
-        raise NotImplementedError
+        return Stopwatch()
 
     def synchronize(self) -> None:
         """Wait for the device's work."""
@@ -195,7 +206,7 @@ def connect(device: str) -> Cpu:
     return Cpu(device)
 
 
-class CpuWatch:
+class CpuWatch(Watch):
     """Sums the events that torch's CPU allocator reports to the profiler.
 
     The allocator knows the size of what it frees only where it was allocated under the profiler too, so enter the
@@ -206,7 +217,7 @@ class CpuWatch:
         self._resting = resting_bytes
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
-    def __enter__(self) -> CpuWatch:
+    def __enter__(self) -> Self:
         self._profile.__enter__()
         return self
 
@@ -270,19 +281,6 @@ def _blocks(tree: list[Any]) -> list[tuple[int, int] | None]:
     return [block for _, block in sorted(found, key=lambda item: item[0])]
 
 
-class CpuStopwatch:
-    """Wall time: a CPU step is synchronous."""
-
-    def __init__(self) -> None:
-        self._times: list[float] = []
-
-    def mark(self) -> None:
-        self._times.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self._times, self._times[1:], strict=False)]
-
-
 class Cpu(Device):
     """The CPU."""
 
@@ -293,9 +291,6 @@ class Cpu(Device):
 
     def watch(self, resting_bytes: int) -> CpuWatch:
         return CpuWatch(resting_bytes)
-
-    def stopwatch(self) -> CpuStopwatch:
-        return CpuStopwatch()
 
     def keep_memory(self) -> None:
         """Make glibc keep freed memory in this process from now on, as CUDA's caching allocator does.

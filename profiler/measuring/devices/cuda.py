@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.autograd.graph import _engine_run_backward
 from profiler.core import gpu_specs
 from profiler.core.errors import Unsupported
 from profiler.core.record import Conditions
-from profiler.measuring.devices import Device, Facts, Span
+from profiler.measuring.devices import Device, Facts, Span, Stopwatch, Watch
 
 VERSION = Path("/proc/driver/nvidia/version")
 try:
@@ -34,7 +35,7 @@ def connect(device: str) -> Cuda:
     return cuda
 
 
-class CudaWatch:
+class CudaWatch(Watch):
     """Reads and resets `torch.cuda.max_memory_allocated` and `max_memory_reserved` at every mark, where PyTorch does.
 
     The allocator counts on the host, when a tensor is requested, so that no synchronization is needed.
@@ -45,12 +46,6 @@ class CudaWatch:
         self._spans: list[Span] = []
         self._start: int | None = None
         self._held: dict[int, int] | None = None  # by address, the blocks at the start of a span that is followed
-
-    def __enter__(self) -> CudaWatch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def mark(self, *, follow: bool = False) -> None:
         """End a span and begin the next: the allocator's peaks since the last mark are read and reset."""
@@ -99,7 +94,7 @@ class CudaWatch:
         return self._spans
 
 
-class CudaStopwatch:
+class CudaStopwatch(Stopwatch):
     """Measures time by events on the current stream, which use the device's own clock."""
 
     def __init__(self, device: torch.device) -> None:
@@ -114,8 +109,7 @@ class CudaStopwatch:
 
     def seconds(self) -> list[float]:
         torch.cuda.synchronize(self._device)
-        pairs = zip(self._events, self._events[1:], strict=False)
-        return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairs]
+        return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(self._events)]
 
 
 class Cuda(Device):
@@ -198,7 +192,14 @@ def _let_go_of_graphs(device: torch.device) -> None:
 def _driver() -> str | None:
     """Return the driver's version from /proc, else from NVML; None if neither has it."""
     words = VERSION.read_text(encoding="utf-8").split() if VERSION.exists() else []
-    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None) or driver_version()
+    version = next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None)
+    if version or pynvml is None:
+        return version
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
 
 
 def find_board(uuid: str) -> Board | str:
@@ -210,17 +211,6 @@ def find_board(uuid: str) -> Board | str:
         return Board(pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"))
     except pynvml.NVMLError as error:
         return f"NVML: {error}"
-
-
-def driver_version() -> str | None:
-    """Return the driver's version; None without NVML."""
-    if pynvml is None:
-        return None
-    try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return None
 
 
 class Board:
