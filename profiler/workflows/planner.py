@@ -6,7 +6,7 @@ The choice is the simplest of the ways, run in one folder, that no other one bea
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -196,10 +196,7 @@ def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, sc
     if model is None or (model.case.is_rehearsed and not request.measure):
         comparison = PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
     else:
-        comparison = compare_plans(
-            model, chain, ways, budget_bytes=budget, measure=request.measure, rounds=request.rounds,
-            typed=request.typed, fitted=fitted.records,
-        )  # fmt: skip
+        comparison = compare_plans(model, chain, ways, budget, request, fitted=fitted.records)
     return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
 
@@ -261,31 +258,31 @@ class PlanComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_plans(
-    model: ModelOnDevice,
-    chain: Chain,
-    ways: Sequence[Way],
-    *,
-    budget_bytes: int,
-    measure: bool,
-    rounds: int | None,
-    typed: Sequence[str],
-    fitted: Sequence[Record] = (),
-) -> PlanComparison:
+    model: ModelOnDevice, chain: Chain, ways: Sequence[Way], budget_bytes: int, request: PlanRequest, *,
+    fitted: Sequence[Record],
+) -> PlanComparison:  # fmt: skip
     """Run the ways in paired rounds and choose the best; rehearse them once; or trace them if nothing is measured.
 
     `fitted` are the records of `none` and the first way, or of the way alone, if their exact passes were run before.
     """
-    case = model.case if measure else model.case.foreseen
+    case = model.case if request.measure else model.case.foreseen
     if not case.is_predicted:
         sampling = msgspec.structs.replace(case.sampling or Sampling(), ends_together=True)
         case = msgspec.structs.replace(case, samples=SAMPLES, warmup=0, sampling=sampling)
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
-    rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
+    rounds = 1 if device_choice.is_hollow(case.device, model.devices) else request.rounds or ROUNDS
     cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibration=model.calibration())
     exact = zip(fitted, ("none", ways[0].label)[-len(fitted) :], strict=True) if fitted else ()
     ready = [msgspec.structs.replace(record, case=cases[label]) for record, label in exact]
-    code, run = model.run(folder, trials, plans=files, typed=typed, ready=ready)
-    plans = tuple(compared_plans(ways, cases, read_rows(run.records)))
+    code, run = model.run(folder, trials, plans=files, typed=request.typed, ready=ready)
+    rows = read_rows(run.records)
+    measured = {row.case: row for row in rows if not row.case.is_predicted}
+    predicted = {row.case.twin: row for row in rows if row.case.is_predicted}
+    own = {way: cases[way.label] for way in ways}
+    plans = tuple(
+        ComparedPlan(way=way, measured=measured.get(case), predicted=predicted.get(case.twin))
+        for way, case in own.items()
+    )
     is_timed = any(plan.measured and plan.measured.evidence == "measured" for plan in plans)
     is_cut = bool(progress.owed(run.manifest.plan, run.records))
     chosen = choose(plans, chain, budget_bytes) if is_timed and not is_cut else None
@@ -330,16 +327,6 @@ def paired_trials(
     first = [Trial(case=one, passes=EXACT_PASSES) for one in cases.values()]
     timed = schedule.in_rounds([one for one in cases.values() if one != case.baseline], rounds + 1)
     return cases, (*first, *foreseen, *(trial for trial in timed if trial.round > 1)), files
-
-
-def compared_plans(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) -> list[ComparedPlan]:
-    """Return each way with its rows of a run; `none` is not among them."""
-    measured = {row.case: row for row in rows if not row.case.is_predicted}
-    predicted = {row.case.twin: row for row in rows if row.case.is_predicted}
-    return [
-        ComparedPlan(way=way, measured=measured.get(cases[way.label]), predicted=predicted.get(cases[way.label].twin))
-        for way in ways
-    ]
 
 
 def is_slower(row: Row | None, other: Row | None) -> bool:

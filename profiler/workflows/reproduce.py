@@ -21,8 +21,8 @@ from profiler.core.record import evidence
 from profiler.runs import RESULTS, run_folder, store
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, Screen, spec
-from profiler.workflows.run import follow, opening
-from profiler.workflows.spec import TABLES, Request, command_line
+from profiler.workflows.run import RunRequest, Started, in_folder
+from profiler.workflows.spec import TABLES, Request
 
 SIZES = ("full", "cpu")
 TRAINED = "GCP020"  # the note that only records of a Trainer's real run have
@@ -141,17 +141,12 @@ def reproduce(
         rounds = None if parse(chosen).is_predicted else size.request.rounds
         rounds = 1 if device_choice.is_hollow(chosen, devices) else rounds
         checked = spec.check(msgspec.structs.replace(size.request, device=chosen, rounds=rounds), lambda word: word)
-        begun = store.create(
-            output or store.new_folder(RESULTS, [system.name]),
-            plan=checked.trials,
-            command=command_line(typed),
-            environment=device_choice.environment(chosen, devices),
-            sources=store.code_digests(trial.case for trial in checked.trials),
-        )
-        for line in opening(checked.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
-            screen.say(line)
-        code, run = follow(engine, begun, screen)
-    return Reproduced(run, _reproduction(system, size, run), code or progress.exit_code(run.records))
+        remarks = (f"reduced: {size.reduced}",) if size.reduced else ()
+        begun = Started(engine, devices, msgspec.structs.replace(checked, remarks=remarks))
+        request = RunRequest(words=size.request, output=output or store.new_folder(RESULTS, [system.name]), typed=typed)
+        ran = in_folder(begun, request, screen)
+    assert ran.run
+    return Reproduced(ran.run, _reproduction(system, size, ran.run), ran.exit_code)
 
 
 def read(system: System, word: str, screen: Screen = SILENT) -> Reproduced:

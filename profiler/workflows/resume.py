@@ -52,7 +52,7 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
         raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
     if request.anew and words:
         request = msgspec.structs.replace(request, words=words, config=None, shard=str(shard) if shard else None)
-        return workflow.begin(request, _changed(before, request), screen, remarks=before.warnings)
+        return workflow.run(request, screen, words=_changed(before, request), remarks=before.warnings)
     is_complete = words is None and not request.anew and not _owed(before)
     if not is_complete:
         refuse_unnamed(before, _named_words(before, request.words), request.typed)

@@ -99,20 +99,18 @@ class Started(NamedTuple):
     checked: CheckedRequest
 
 
-def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
-    """Run a request in a new run folder. Raises UserError."""
-    return begin(request, request.checked(), screen)
-
-
-def begin(request: RunRequest, words: Request, screen: Screen, *, remarks: Sequence[str] = ()) -> Ran:
-    """Run the trials of these words in a new run folder."""
+def run(
+    request: RunRequest, screen: Screen = SILENT, *, words: Request | None = None, remarks: Sequence[str] = ()
+) -> Ran:
+    """Run a request, or the trials of these words in its place, in a new run folder. Raises UserError."""
+    words = words or request.checked()
     with started(request, words, screen) as begun:
         if begun is None:
             return Ran(run=None, exit_code=0)
         checked = msgspec.structs.replace(begun.checked, remarks=(*remarks, *begun.checked.remarks))
         own = given(msgspec.structs.replace(words, data=None))  # its folder must be typed again
         begun = begun._replace(checked=checked)
-        return in_folder(begun, request, screen, command=command_line(request.typed), words=own)
+        return in_folder(begun, request, screen, words=own)
 
 
 @contextmanager
@@ -169,14 +167,14 @@ def refuse_exclusive(trials: Iterable[Trial], *, exclusive: bool) -> None:
 
 
 def in_folder(
-    begun: Started, request: RunRequest, screen: Screen, *, command: str, words: dict[str, Any] | UnsetType
+    begun: Started, request: RunRequest, screen: Screen, *, command: str = "", words: dict[str, Any] | UnsetType = UNSET
 ) -> Ran:
-    """Make a run folder of the trials, and run them."""
+    """Make a run folder of the trials, and run them; `command` is that of the request if none is given."""
     trials = begun.checked.trials
     made = store.create(
         request.output or store.new_folder(RESULTS, [str(trial.case.model) for trial in trials]),
         plan=trials,
-        command=command,
+        command=command or command_line(request.typed),
         environment=device_choice.environment(trials[0].case.device, begun.devices),
         sources=store.code_digests(trial.case for trial in trials),
         words=words,
