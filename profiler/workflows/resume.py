@@ -7,7 +7,7 @@ decide this, nothing is imported or opened, nothing outside of the folder is loo
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -55,7 +55,9 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
         return workflow.run(request, screen, words=_changed(before, request), remarks=before.warnings)
     is_complete = words is None and not request.anew and not _owed(before)
     if not is_complete:
-        refuse_unnamed(before, _named_words(before, request.words), request.typed)
+        unnamed = needs_naming(before, _named_words(before, request.words))  # digests in its folder are no consent
+        again = shlex.join(["gcprof", *request.typed, *_again(before, unnamed)])
+        _refuse(unnamed, hint=f"if this is your own code: {again}")
     workflow.refuse_exclusive(plan, exclusive=request.exclusive)
     if request.anew:
         store.refuse_existing(request.output or RESULTS / "new")
@@ -74,10 +76,10 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
             for device in dict.fromkeys(trial.case.device for trial in plan):
                 device_choice.choose_device(device, list(devices))  # every trial would fail, and the run be complete
         remarks = before.warnings
-        again = len(rows.latest(before.records)) - len(progress.settled(before.records))
-        if again and not request.anew:
+        number = len(rows.latest(before.records)) - len(progress.settled(before.records))
+        if number and not request.anew:
             lost = "crashed, timed out, or had a baseline that did"
-            remarks = (*remarks, f"{count_text(again, 'trial')} measured again: {lost}")
+            remarks = (*remarks, f"{count_text(number, 'trial')} measured again: {lost}")
         checked = CheckedRequest(trials=plan, data_directory=data, shard=shard, remarks=remarks)
         begun, manifest = Started(engine, devices, checked), before.manifest
         if request.anew:
@@ -103,20 +105,19 @@ def _names_only(before: Run, request: RunRequest) -> bool:
     naming = {key: getattr(words, key) for key in FLAGS}
     if request.config is not None or words != Request(**naming, data=words.data):
         return False
-    models, must = {trial.case.model for trial in before.manifest.plan}, needs_naming(before)
-    typed = _named_words(before, words)
+    models, must = {case.model for case in _cases(before)}, needs_naming(before)
     return all(
-        named == {*must.get(field, ())} or (field == "model" and named == models) for field, named in typed.items()
+        named == {*must.get(field, ())} or (field == "model" and named == models)
+        for field, named in _named_words(before, words).items()
     )
 
 
 def _named_words(before: Run, words: Request) -> dict[str, set[Choice]]:
     """Return the words that were typed, by the field of a case, as the run has them, or else in canonical form."""
-    cases = [trial.case for trial in before.manifest.plan]
     named = {}
     for key, field in FLAGS.items():
         if (text := getattr(words, key)) is not None:
-            own = {getattr(case, field) for case in cases}
+            own = {getattr(case, field) for case in _cases(before)}
             choices = [choice.parts[0] for choice in split_choices(text)]  # a lever leads nowhere
             named[field] = {
                 choice if choice in own else catalogue.resolve(choice, TABLES[field], what=field) for choice in choices
@@ -222,25 +223,15 @@ def resume_words(run: Run, *, engine: str = "local", data: str | None = None) ->
     return ["gcprof", "run", "--resume", str(run.folder), *again, *(["--data", data] if data else []), *where]
 
 
-def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequence[str]) -> None:
-    """Raise UserError if a word of a run's plan leads to code or files, and the user did not type it.
-
-    `named` are the words that were typed, by the field of a case. Nothing is imported or opened for this. Digests in
-    the folder are no consent: who wrote its plan could write them too.
-    """
-    unnamed = unnamed_words(_cases(run), folder=run.folder, named=named)
-    _refuse(unnamed, hint=f"if this is your own code: {shlex.join(['gcprof', *typed, *_again(run, unnamed)])}")
-
-
 def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice]) -> None:
     """Raise UserError if words of these cases of the run `target` lead to code or files; strategies can be named."""
     unnamed = unnamed_words([*cases], folder=run_folder(target), named={"strategy": set(named)})
     _refuse(unnamed, hint="name the model and its settings instead of the run")
 
 
-def needs_naming(run: Run) -> Words:
-    """Return the words of a run's plan that a user must type again, by the field of a case."""
-    return unnamed_words(_cases(run), folder=run.folder, named={})
+def needs_naming(run: Run, named: Mapping[str, Iterable[str]] | None = None) -> Words:
+    """Return the words of a run's plan that a user must type again, but those `named`, by the field of a case."""
+    return unnamed_words(_cases(run), folder=run.folder, named=named or {})
 
 
 def words_of(word: str) -> dict[str, str]:
@@ -271,7 +262,5 @@ def _again(run: Run, unnamed: Words) -> list[str]:
 
 def _refuse(unnamed: Words, *, hint: str) -> None:
     for field, (word, *_) in unnamed.items():
-        message = (
-            f"the {field} of this run is '{word}', which is not gcprof's own: gcprof does not run code just because"
-        )
-        raise UserError(f"{message} a run folder names it", hint=hint)
+        why = "which is not gcprof's own: gcprof does not run code just because a run folder names it"
+        raise UserError(f"the {field} of this run is '{word}', {why}", hint=hint)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -253,29 +253,14 @@ def run_owed(
         if writer.num_bytes != run.num_bytes:
             raise UserError(f"another gcprof has written to '{folder}' meanwhile", hint="give the command again")
         done = progress.settled(run.records)
-        owed = progress.owed(plan, done)
-        left = len(owed)
-        later = Counter(trial.case for trial in owed if trial.round > 1)
+        left = len(progress.owed(plan, done))
         engine.logs = folder / "logs"
         placed = (msgspec.structs.replace(trial, data_directory=data_directory) for trial in plan)
-        waiting = [trial for trial in plan if trial.if_own and trial not in owed]
-        for record in ready:
+        for record in chain(ready, engine.run(placed, [*done, *ready])):
             writer.append(record)
-            left -= 1
-            yield record, left
-        done = [*done, *ready]
-        for record in engine.run(placed, done):
-            writer.append(record)
-            if progress.finds_own(record):
-                joining = [trial for trial in waiting if trial.case.baseline == record.case]
-                waiting = [trial for trial in waiting if trial not in joining]
-                left += len(joining)
-                later.update(trial.case for trial in joining if trial.round > 1)
-            left -= 1
-            if progress.is_refusal(record):  # others than its own are not run
-                left -= sum(progress.Refusals(record).stop(trial.case) for trial in owed) - 1
-            elif record.round == 1 and record.outcome != "ok":
-                left -= later[record.case]  # later rounds
+            done.append(record)
+            is_usual = record.outcome == "ok" and not progress.finds_own(record)
+            left = left - 1 if is_usual else len(progress.owed(plan, done))  # else others come or go with it
             yield record, left
             if exclusive:
                 _refuse_shared(record)

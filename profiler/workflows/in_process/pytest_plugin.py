@@ -24,13 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Raise UsageError for an invalid budget before any test runs."""
-    if config.getoption(FLAG) is None:
-        return
-    errors = importlib.import_module("profiler.core.errors")
-    try:
-        _bytes(config.getoption(FLAG), FLAG)
-    except errors.UserError as error:
-        raise pytest.UsageError(f"{error.message} (hint: {error.hint})") from None
+    if (budget := config.getoption(FLAG)) is not None:
+        errors = importlib.import_module("profiler.core.errors")
+        try:
+            _bytes(budget, FLAG)
+        except errors.UserError as error:
+            raise pytest.UsageError(f"{error.message} (hint: {error.hint})") from None
 
 
 @pytest.fixture
