@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from benchmarks import verdict
 from profiler.planning.chain import Chain
 from profiler.planning.solver import frontier
-from tests.planning_chains import add_options, random_chain
+from tests.planning_chains import random_chain
 
 TIMES, SEED = 3, 0
 GOALS: tuple[tuple[int, int | None, int | None, bool, float], ...] = (
@@ -31,9 +31,9 @@ GOALS: tuple[tuple[int, int | None, int | None, bool, float], ...] = (
 
 def chain_of(kind: str, number: int, *, offload: bool) -> Chain:
     """Every stage with its own costs; or, in a network, eight groups of pairs of stages that are equal in a group."""
-    chain = random_chain(SEED, number if kind == "different" else 16)
+    chain = random_chain(SEED, number if kind == "different" else 16, options=4 if offload else 0)
     if offload:
-        chain = replace(add_options(chain, SEED, 4), host_rate=25e9)  # bytes a second: PCIe 4.0
+        chain = replace(chain, host_rate=25e9)  # bytes a second: PCIe 4.0
     if kind == "different":
         return chain
     return replace(chain, stages=tuple(chain.stages[2 * (at * 8 // number) + at % 2] for at in range(number)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from profiler.planning.chain import Chain, Item, Plan, SaveOption, Stage
+from profiler.planning.chain import Chain, Item, Plan, SaveOption, Stage, StageModule
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import Frontier
 
@@ -24,11 +24,18 @@ def equal_stages(number: int, *, output: int = 1, saved: int = 1, own: int | Non
     return Chain(input_bytes=output, stages=(stage,) * number)
 
 
-def random_chain(seed: int, number: int, *, options: bool = False, pins: bool = False) -> Chain:
-    """All that a stage may cost: every second in numbers so small that plans tie, the others in large ones."""
+def with_modules(chain: Chain, *modules: str) -> Chain:
+    """The chain whose stages are these modules, in words, each with a parameter; if none are given, one of its name."""
+    names = [words.split() for words in modules or [stage.name for stage in chain.stages]]
+    blocks = [tuple(StageModule(name=name, parameters=(f"{name} float32 2",)) for name in of) for of in names]
+    return replace(chain, stages=tuple(map(lambda stage, of: replace(stage, blocks=of), chain.stages, blocks)))
+
+
+def random_chain(seed: int, number: int, *, options: int = 0, pins: bool = False) -> Chain:
+    """All that a stage may cost, with so many save options at most: every second in numbers so small that plans tie."""
     draw = random.Random(seed)
     scale = 1 if seed % 2 else 99_991
-    stages = tuple(_stage(draw, scale, place, options=options, pins=pins) for place in range(number))
+    stages = tuple(_stage(draw, scale, place, options, pins=pins) for place in range(number))
     return Chain(
         input_bytes=draw.randint(0, 9 * scale),
         stages=stages,
@@ -37,11 +44,10 @@ def random_chain(seed: int, number: int, *, options: bool = False, pins: bool = 
     )
 
 
-def _stage(draw: random.Random, scale: int, place: int, *, options: bool, pins: bool) -> Stage:
+def _stage(draw: random.Random, scale: int, place: int, options: int, *, pins: bool) -> Stage:
     output = draw.randint(0, 12 * scale)
     saved = output + draw.randint(0, 40 * scale)
     forward = draw.randint(1, 9 * scale) / 1000 / scale
-    names = draw.choice(((), ("matmul",), ("few", "most"))) if options else ()
     return Stage(
         name=f"stage{place}",
         forward_seconds=forward,
@@ -55,20 +61,9 @@ def _stage(draw: random.Random, scale: int, place: int, *, options: bool, pins: 
         gradient_bytes=draw.choice((0, draw.randint(0, 15 * scale))),
         early_stop_seconds=draw.choice((None, forward * 0.7)),
         inner_recompute_seconds=draw.choice((None, forward * 1.3)),
-        options=tuple(_option(draw, scale, name, saved) for name in names),
+        options=tuple(_option(draw, scale, f"o{each}", saved) for each in range(draw.randint(0, options))),
         pinned=pins and draw.random() < 0.2,
     )
-
-
-def add_options(chain: Chain, seed: int, most: int) -> Chain:
-    """The chain with up to so many save options for each stage."""
-    draw = random.Random(seed)
-    scale = 1 if seed % 2 else 99_991
-
-    def options(stage: Stage) -> tuple[SaveOption, ...]:
-        return tuple(_option(draw, scale, f"o{number}", stage.saved_bytes) for number in range(draw.randint(0, most)))
-
-    return replace(chain, stages=tuple(replace(stage, options=options(stage)) for stage in chain.stages))
 
 
 def _option(draw: random.Random, scale: int, name: str, saved: int) -> SaveOption:

@@ -10,14 +10,13 @@ from profiler.cli import answer
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
 from profiler.planning import chain as chains
-from profiler.planning.chain import StageModule
 from profiler.planning.plan_code import emit
 from profiler.planning.solver import best, frontier
 from profiler.runs import store
 from profiler.workflows.planner import file_of
 from tests.conftest import run_folder
 from tests.plan_text import parse
-from tests.planning_chains import FOLDER, equal_stages
+from tests.planning_chains import FOLDER, equal_stages, with_modules
 from tests.program import modules_after, next_words
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -33,8 +32,7 @@ SMALL = "transformer:layers=4,width=32"
 @pytest.fixture
 def named(here: Path) -> Path:
     """Costs of stages that name their modules."""
-    stages = (replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in CHAIN.stages)
-    (here / "named.json").write_bytes(encode_indented(replace(CHAIN, stages=tuple(stages))))
+    (here / "named.json").write_bytes(encode_indented(with_modules(CHAIN)))
     return Path("named.json")
 
 

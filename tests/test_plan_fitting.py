@@ -4,26 +4,22 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from profiler.core import plan_file
 from profiler.core.case import Trial
 from profiler.core.record import Readings, Record
 from profiler.planning import simulator
-from profiler.planning.chain import Plan, StageModule, read, render
+from profiler.planning.chain import Plan, read, render
 from profiler.planning.simulator import simulate, ways
 from profiler.planning.solver import best, frontier
 from profiler.workflows import plan_fitting, planner
 from tests import make
 from tests.plan_text import parse
-from tests.planning_chains import FOLDER
+from tests.planning_chains import FOLDER, with_modules
 
 MIB = 2**20
 
-
-COSTS = read(FOLDER / "hetero12.stages.json")
-NAMED = (replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in COSTS.stages)
-CHAIN = replace(COSTS, stages=tuple(NAMED))
+CHAIN = with_modules(read(FOLDER / "hetero12.stages.json"))
 FRONTIER = frontier(CHAIN)
 BUDGET = 848 * MIB
 

@@ -39,7 +39,7 @@ def test_a_plan_costs_what_the_peer_says(name):
 
 
 def test_a_chain_is_read_as_it_was_written(tmp_path):
-    chain = random_chain(0, 9, options=True, pins=True)
+    chain = random_chain(0, 9, options=2, pins=True)
 
     (tmp_path / "chain.json").write_bytes(encode_indented(chain))
 

@@ -6,11 +6,11 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from profiler.planning.chain import Chain, Plan, StageModule, host_bytes, plan_file_of, render
+from profiler.planning.chain import Chain, Plan, host_bytes, plan_file_of, render
 from profiler.planning.simulator import largest_stage, simulate
 from profiler.planning.solver import best, frontier
 from profiler.workflows import plan_fitting
-from tests.planning_chains import add_options, equal_stages, every_plan, lower_envelope, random_chain, same
+from tests.planning_chains import equal_stages, every_plan, lower_envelope, random_chain, same, with_modules
 
 RATES = (1e3, 4e3, 16e3, 64e3)  # bytes per second, where a stage's output is of about 6 bytes, and its forward of 5 ms
 SIZES = [6] * 4 + [5] * 26 + [4] * 90 + [3] * 100 + [2] * 50 + [1] * 30
@@ -67,13 +67,8 @@ def test_an_input_in_host_memory_is_not_on_the_device_between(costs, peak):
 # --- plans
 
 
-def named(chain: Chain, *unnamed: int) -> Chain:
-    blocks = [tuple(StageModule(name=f"{place}.{part}", parameters=()) for part in "ab") for place in range(9)]
-    stages = (
-        replace(stage, name=f"{place}", blocks=() if place in unnamed else blocks[place])
-        for place, stage in enumerate(chain.stages)
-    )
-    return replace(chain, stages=tuple(stages))
+def named(chain: Chain) -> Chain:
+    return with_modules(chain, *(f"{place}.a {place}.b" for place in range(len(chain.stages))))
 
 
 def test_a_plan_file_says_at_which_block_an_input_is_fetched():
@@ -87,7 +82,7 @@ def test_a_plan_file_says_at_which_block_an_input_is_fetched():
 
 
 def test_nothing_is_fetched_where_the_backward_reaches_no_block():
-    chain = named(equal(4, s2={"pinned": True}), 2)
+    chain = with_modules(equal(4, s2={"pinned": True}), "a", "b", "", "d")
 
     found = [point.plan.offloaded for point in frontier(chain, offload=True)]
 
@@ -101,7 +96,7 @@ def test_nothing_is_fetched_where_the_backward_reaches_no_block():
 
 
 def chain_of(seed: int, number: int) -> Chain:
-    chain = add_options(random_chain(seed, number, pins=seed % 3 == 0), seed, OPTIONS.get(number, 4))
+    chain = random_chain(seed, number, options=OPTIONS.get(number, 4), pins=seed % 3 == 0)
     return replace(chain, host_rate=RATES[seed % 4] * (1 if seed % 2 else 99_991))
 
 

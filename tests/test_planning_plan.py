@@ -5,8 +5,9 @@ import pytest
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile, Segment
 from profiler.core.units import parse_budget
-from profiler.planning.chain import Chain, Stage, StageModule, fault, plan_file_of
+from profiler.planning.chain import fault, plan_file_of
 from tests.plan_text import parse, read
+from tests.planning_chains import equal_stages, with_modules
 
 
 @pytest.mark.parametrize(
@@ -22,21 +23,8 @@ def test_what_is_no_plan_of_three_stages_is_told_why(text, complaint):
     assert fault(read(text), 3) == complaint
 
 
-def of_modules(*names_by_stage):
-    """A chain whose stages are these modules, each with a parameter of its own name."""
-    stages = tuple(
-        Stage(
-            name="-".join(names), forward_seconds=1.0, backward_seconds=2.0, output_bytes=1, saved_bytes=1,
-            forward_extra_bytes=0, backward_extra_bytes=0,
-            blocks=tuple(StageModule(name=name, parameters=(f"{name} float32 2",)) for name in names),
-        )
-        for names in names_by_stage
-    )  # fmt: skip
-    return Chain(input_bytes=1, stages=stages)
-
-
 def test_a_plan_file_names_the_blocks_of_what_is_checkpointed_and_of_what_is_kept_under_an_option():
-    chain = of_modules(["a"], ["b", "c"], ["d"], [], ["e"], ["f"])
+    chain = with_modules(equal_stages(6), "a", "b c", "d", "", "e", "f")
 
     made = plan_file_of(chain, parse("[[1] 2] 3:matmul 4 [5] 6", 6))
 
@@ -53,7 +41,7 @@ def test_a_plan_file_names_the_blocks_of_what_is_checkpointed_and_of_what_is_kep
 
 @pytest.mark.parametrize("text", ["1 [2] 3", "1 2:matmul 3"])
 def test_a_stage_of_no_modules_is_not_computed_again(text):
-    chain = of_modules(["a"], [], ["c"])
+    chain = with_modules(equal_stages(3), "a", "", "c")
 
     with pytest.raises(UserError, match="stage '' has no known blocks"):
         plan_file_of(chain, parse(text, 3))

@@ -43,7 +43,7 @@ def test_the_frontier_is_that_of_brute_force(part):
 @pytest.mark.parametrize("levels", [1, 2, 3, None])
 def test_so_it_is_with_options_pins_and_limited_depth(levels):
     for seed in range(60):
-        chain = random_chain(seed, 1 + seed % 5, options=True, pins=seed % 2 == 1)
+        chain = random_chain(seed, 1 + seed % 5, options=2, pins=seed % 2 == 1)
 
         found = frontier(chain, levels=levels)
 
@@ -55,7 +55,7 @@ def test_so_it_is_with_options_pins_and_limited_depth(levels):
 def test_no_plan_gets_below_the_largest_stage_at_work_and_many_reach_it():
     reached = 0
     for seed in range(300):
-        chain = random_chain(seed, 1 + seed % 9, options=True, pins=bool(seed % 2))
+        chain = random_chain(seed, 1 + seed % 9, options=2, pins=bool(seed % 2))
         _, floor = largest_stage(chain)
         smallest = frontier(chain, levels=None).peak_bytes[0]
 

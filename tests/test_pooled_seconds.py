@@ -5,8 +5,9 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from profiler.planning.chain import Chain, Plan, SaveOption, Stage
+from profiler.planning.chain import Chain, Plan, StageModule
 from profiler.planning.simulator import simulate, slower_by
+from profiler.predicting.stage_operators import StageBytes, planned_stage
 from profiler.predicting.stage_seconds import EVERY, MOST_DOUBT, PLAIN, WHOLE, Seconds, StageWork, StepSample, pooled
 
 OUTSIDE = 0.5
@@ -100,25 +101,11 @@ def test_intervals_of_plans_hold_the_truth_where_steps_are_noisy_and_where_stage
 
 def chain_of(found: list[Seconds]) -> Chain:
     """Stages with these seconds, and no bytes."""
-    none = dict.fromkeys(("saved_bytes", "forward_extra_bytes", "backward_extra_bytes"), 0)
-    return Chain(
-        input_bytes=0,
-        doubts={"recomputed": found[0].doubts[EVERY], "mm": found[0].doubts["mm"]},
-        stages=tuple(
-            Stage(
-                name=str(place), output_bytes=0, forward_seconds=one.forward, backward_seconds=one.backward,
-                early_stop_seconds=one.early_stop, error_seconds=one.error, **none,
-                options=tuple(
-                    SaveOption(
-                        name=save, forward_seconds=forward, backward_seconds=backward,
-                        error_seconds=one.option_errors[save], **none,
-                    )
-                    for save, (forward, backward) in one.options.items()
-                ),
-            )
-            for place, one in enumerate(found[:-1])
-        ),
-    )  # fmt: skip
+    none = StageBytes(**dict.fromkeys(StageBytes.__struct_fields__, 0))
+    module, saves = (StageModule(name="", parameters=()),), {"mm": none}
+    stages = [planned_stage("", none, seconds, blocks=module, saves=saves) for seconds in found[:-1]]
+    doubts = {"recomputed": found[0].doubts[EVERY], "mm": found[0].doubts["mm"]}
+    return Chain(input_bytes=0, doubts=doubts, stages=tuple(stages))
 
 
 def noisy(stage: tuple[float, float, float], draw: Random, of_steps: float, of_stages: float) -> StepSample:

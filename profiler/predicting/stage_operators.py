@@ -279,7 +279,7 @@ def chain_of(
             made.append(msgspec.structs.replace(EMPTY, name=f"between {before.name} and {span.name}"))
         saves = {save: of[span.name] for save, of in options.items() if span.name in of and save in time.options}
         own = tuple(blocks[index] for index in span.blocks)
-        made.append(_stage(span.name, bytes_, time, blocks=own, saves=saves))
+        made.append(planned_stage(span.name, bytes_, time, blocks=own, saves=saves))
         before = span
     return Chain(
         input_bytes=0,  # the batch is live before the step
@@ -294,9 +294,10 @@ def chain_of(
     )
 
 
-def _stage(
+def planned_stage(
     name: str, bytes_: StageBytes, time: Seconds, *, blocks: tuple[StageModule, ...], saves: Mapping[str, StageBytes]
 ) -> Stage:
+    """Return a stage of these modules; it is pinned if there are none. `saves` are its bytes under each save option."""
     return Stage(
         name=name,
         forward_seconds=time.forward,
