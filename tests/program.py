@@ -52,10 +52,12 @@ def gcprof(*words: str, cwd: Path, **more: str) -> Done:
     return done
 
 
-def modules_after(words: list[str]) -> set[str]:
-    """The names of all modules in a fresh process that ran this command."""
-    code = "import sys\nfrom profiler.cli import answer\nassert not answer(sys.argv[1:])\n"
-    command = [sys.executable, "-c", f"{code}print('\\nMODULES', *sys.modules)", *words]
+def modules_after(*lines: str) -> set[str]:
+    """The names of all modules in a fresh process that ran these command lines."""
+    code = (
+        "import sys\nfrom profiler.cli import answer\nassert not any([answer(line.split()) for line in sys.argv[1:]])\n"
+    )
+    command = [sys.executable, "-c", f"{code}print('\\nMODULES', *sys.modules)", *lines]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     return set(done.stdout.rpartition("MODULES ")[2].split())
 

@@ -29,14 +29,6 @@ def test_a_record_from_a_child_is_whole(engine):
     assert record.num_steps == 1 + 2 + 2 + in_turns  # counting; settle, read; the same two steps again; time
 
 
-def test_a_later_round_runs_the_time_pass_alone(engine):
-    (record,) = engine.run([trial(batch_size=4, round=2, passes=("time",))])
-
-    assert record.round == 2
-    assert record.readings.peak_bytes is None
-    assert len(record.readings.step_seconds) == 1
-
-
 def test_relative_paths_begin_where_the_client_is_now(engine, here):
     (here / "mine.py").write_text(MINE)
 

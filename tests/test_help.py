@@ -21,7 +21,7 @@ def shown(words: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_help_loads_neither_torch_nor_rich():
-    loaded = modules_after(["run", "--help"])
+    loaded = modules_after("run --help")
 
     assert "profiler.cli.options" in loaded
     assert {"torch", "rich"} & loaded == set()

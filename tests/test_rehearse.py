@@ -44,19 +44,12 @@ def records(folder):
     return {(record.case.device, str(record.case.strategy)): record for record in store.load(folder).records}
 
 
-@pytest.fixture(scope="module")
-def both(hollow, tmp_path_factory):
-    """A model rehearsed and predicted on two GPUs; and what the program said."""
-    here = tmp_path_factory.mktemp("both")
+def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(hollow, tmp_path):
     words = ("predict", MODEL, "--strategies", "all", "--batch-size", "4", "--device", "h100", "--rehearse")
-    done = gcprof(*words, "-o", "run", cwd=here)
+    done = gcprof(*words, "-o", "run", cwd=tmp_path)
+
     assert done.returncode == 0, done.stderr
-    return done, records(here / "run")
-
-
-def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(both):
-    done, stored = both
-
+    stored = records(tmp_path / "run")
     assert "rehearsed, not measured" in done.stdout
     for strategy in ("none", "all"):
         rehearsed, predicted = stored["rehearse:h100", strategy], stored["fake:h100", strategy]

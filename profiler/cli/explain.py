@@ -137,8 +137,9 @@ def timeline(
     """
     from profiler.views.export import refuse_output
     from profiler.workflows.explain import followed_steps, heading
+    from profiler.workflows.planner import PICTURES
 
-    refuse_output(output, force=force)
+    refuse_output(output, force=force, kinds=PICTURES, hint=f"name a file that ends in {', '.join(PICTURES)}")
     if script := named_script(target):
         _draw_script(target, script[1], strategies=strategies, output=output, force=force)
         return
