@@ -28,7 +28,7 @@ from profiler.engines.local import Local
 from profiler.rehearsal import device as hollow_device
 from profiler.rehearsal import loader
 from profiler.training import models
-from tests import killed, make
+from tests import make, program
 from tests.hollow import Hollow, absent
 from tests.program import PATIENCE_SECONDS
 from tests.scripts.runs import copied
@@ -137,7 +137,7 @@ def tag() -> Iterator[str]:
     """Marks the processes of a test; what it leaves is ended."""
     tag = f"{os.getpid()}-{random.getrandbits(64):x}"
     yield tag
-    for left in killed.tagged(tag):
+    for left in program.tagged(tag):
         left.kill()
 
 

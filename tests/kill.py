@@ -23,7 +23,7 @@ from pathlib import Path
 
 from profiler.runs import store
 from profiler.runs.store import Run
-from tests.killed import PATIENCE_SECONDS, TAG, Key, printed, python_path, survivors
+from tests.program import AFTERWARDS_SECONDS, TAG, Key, printed, python_path, survivors
 
 SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "4", "--samples", "3", "--device", "cpu")
 AT_ONCE = 2  # runs
@@ -75,7 +75,7 @@ def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float 
         with suppress(subprocess.TimeoutExpired):  # whose process is killed then
             code = subprocess.call(words(folder, sweep), timeout=after, env=environment(tag), stderr=errors, **quiet)
         share = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # of a core
-        left = survivors(tag, patience=PATIENCE_SECONDS * share if patience is None else patience)
+        left = survivors(tag, patience=AFTERWARDS_SECONDS * share if patience is None else patience)
         errors.seek(0)
         said = errors.read().decode(errors="replace")
     told, found = printed(said), stored(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.killed import python_path
+from tests.program import python_path
 
 
 @contextmanager

@@ -11,20 +11,13 @@ from profiler.cli.options import CHOICES
 from profiler.core import device_choice
 from profiler.workflows import spec
 from tests import examples, make
-from tests.program import gcprof, modules_after
+from tests.program import gcprof
 
 
 def shown(words: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert answer(words) == 0
     return capsys.readouterr().out
-
-
-def test_help_loads_neither_torch_nor_rich():
-    loaded = modules_after("run --help")
-
-    assert "profiler.cli.options" in loaded
-    assert {"torch", "rich"} & loaded == set()
 
 
 def proposed(typed: str) -> list[str]:

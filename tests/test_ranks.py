@@ -16,7 +16,7 @@ from profiler.core.units import MIB
 from profiler.measuring.meters import time
 from profiler.measuring.ranks import Group
 from profiler.training.assemble import assemble
-from tests import killed, make
+from tests import make, program
 from tests.plans import written
 from tests.program import PATIENCE_SECONDS, Started
 from tests.scripted_steps import Scripted, step
@@ -158,12 +158,12 @@ def test_what_becomes_of_one_rank_is_the_outcome_of_the_trial(engine, fault, out
 def test_no_rank_outlives_a_run_that_is_killed(here, tag):
     words = ("--model", f"{FAULTY}:make:fault=hang", "--ranks", "2", "--strategies", "none", "--device", "cpu")
     with Started("run", *words, "-o", "run", cwd=here, tag=tag) as run:
-        while len(killed.tagged(tag)) < 5:  # the command, its server, the child that starts the ranks, and these
+        while len(program.tagged(tag)) < 5:  # the command, its server, the child that starts the ranks, and these
             continue
         run.send(9)
         run.end()
 
-    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+    assert program.survivors(tag, patience=PATIENCE_SECONDS) == []
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,8 @@ def test_the_package_that_travels_works_by_itself_and_knows_the_gpus(tmp_path):
     ray_cluster.pack_package(tmp_path)
 
     lines = "import profiler; from profiler.core import gpu_specs; print(profiler.__file__, *gpu_specs.names())"
-    environment = {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", lines], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    said = subprocess.check_output(
+        [sys.executable, "-c", lines], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, text=True
     )
 
-    assert done.stdout.split() == [str(tmp_path / "profiler" / "__init__.py"), *gpu_specs.names()]
+    assert said.split() == [str(tmp_path / "profiler" / "__init__.py"), *gpu_specs.names()]

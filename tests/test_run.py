@@ -127,7 +127,7 @@ def test_one_word_of_a_resumed_run_replaces_what_it_names(word, replaced):
     ("words", "message"),
     [
         (None, "--seed cannot be changed"),
-        ({"model": "evilpkg.sub:make"}, "names code or a place that is not gcprof's own"),
+        ({"model": "evilpkg.sub:make"}, "not gcprof's own"),
         ({"no_word": 1}, "no_word"),
     ],
 )

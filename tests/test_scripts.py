@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from profiler.core.units import MIB
-from tests.killed import tagged
-from tests.program import PATIENCE_SECONDS, Started
+from tests.program import PATIENCE_SECONDS, Started, tagged
 from tests.scripts import by_hand
 from tests.scripts.runs import (
     FOLDER,

@@ -31,8 +31,7 @@ from profiler.workflows.resume import _refuse_changes
 from profiler.workflows.run import RunRequest
 from profiler.workflows.spec import Request
 from tests import make
-from tests.killed import ROOT
-from tests.program import PATIENCE_SECONDS
+from tests.program import PATIENCE_SECONDS, ROOT
 from tests.shard_folders import by_plan, read
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a GPU")

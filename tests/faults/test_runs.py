@@ -22,7 +22,7 @@ from profiler.engines.child import Server
 from profiler.engines.local import Local, in_waves
 from profiler.runs import runs, store
 from profiler.workflows import run as workflow
-from tests import examples, kill, killed, make
+from tests import examples, kill, make, program
 from tests.gpu_records import WELL, record
 from tests.program import PATIENCE_SECONDS, Started, next_words, row_names
 
@@ -51,9 +51,9 @@ def test_fault_31_an_interrupted_run_keeps_what_it_has_and_can_be_resumed(number
     some = stored(here / "run")
     assert done.returncode == code
     assert "none" in row_names(done.stdout)
-    assert {(strategy, number) for _, strategy, number in killed.printed(done.stderr)} <= some.keys()
+    assert {(strategy, number) for _, strategy, number in program.printed(done.stderr)} <= some.keys()
     assert some < WHOLE
-    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+    assert program.survivors(tag, patience=PATIENCE_SECONDS) == []
     assert next_words(done.stderr) == ["run", "--resume", "run"]
 
     assert answer(next_words(done.stderr)) == 0
