@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from profiler.cli import answer
@@ -13,12 +12,10 @@ from tests.make import MIB
 
 @pytest.fixture
 def results(here: Path) -> Path:
-    """Three runs: one, the same with larger peaks and slower steps, and one with another torch."""
-    other = msgspec.structs.replace(examples.ENVIRONMENT, torch="2.16.0")
+    """Two runs: one, and the same with larger peaks and slower steps."""
     slower = [examples.point(f"segments:k={k}", segments=k, seconds=0.3) for k in (2, 4)]
     examples.run(here / "results" / "old", examples.sweep((2, 4)))
     examples.run(here / "results" / "new", [examples.point("none", segments=1, seconds=0.1), *slower])
-    examples.run(here / "results" / "torch", examples.sweep((2, 4), environment=other))
     return here / "results"
 
 
