@@ -117,6 +117,7 @@ def test_a_loss_that_is_not_finite_is_a_note():
         ([1.0, -4.0], [1.0, -4.0], 0.0),
         ([1.0, -4.0], [1.0, -3.0], 0.25),
         ([0.0], [3.0], 1.0),
+        ([0.0], [-0.0], 0.0),  # not the same bits
         ([1.0], [math.nan], 2.0),
         (None, [0.0, 0.0], 2.0),  # there on one side only: as different as can be
         (None, None, 0.0),
@@ -158,20 +159,6 @@ def test_gradients_of_a_gpu_are_compared_on_it_a_part_at_a_time(monkeypatch):
     equality.compare(results, msgspec.structs.replace(results, gradients=gradients))
 
     assert 2 * 8 * 2**16 <= torch.cuda.max_memory_allocated() - before < 8 * 2**20  # of float64; whole, one takes more
-
-
-def test_negative_zero_is_not_bit_equal_to_zero():
-    zero, negative = torch.tensor([0.0]), torch.tensor([-0.0])
-
-    compared = equality.compare(
-        *(
-            equality.Results(loss=loss, gradients={}, buffers={}, random_states={"torch": zero})
-            for loss in (zero, negative)
-        )
-    )
-
-    assert not compared.loss_equal
-    assert compared.largest_difference is None
 
 
 def test_every_built_in_model_is_tried_here():
@@ -233,19 +220,6 @@ def double_a_gradient(backward):
     wrong.meta = dict(right.meta)
     output.args = ([wrong if node is right else node for node in results],)
     backward.recompile()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "amp-fp16"])
-def test_checkpointing_changes_no_result_and_half_precision_does(precision):
-    none, every = (
-        measured("mlp", strategy, passes=("equality", "memory", "time"), precision=precision)
-        for strategy in ("none", "all")
-    )
-
-    assert none.equality.precision_difference > 1e-4
-    assert every.outcome == "ok"
-    assert every.equality.gradients_equal
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])

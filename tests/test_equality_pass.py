@@ -189,17 +189,18 @@ def test_where_digests_differ_the_nearer_of_two_runs_counts_and_their_difference
 @pytest.mark.parametrize(
     ("other", "is_equal"),
     [
-        ({"a": torch.tensor([1.0, float("nan")]), "b": None}, True),
-        ({"b": None, "a": torch.tensor([1.0, float("nan")])}, False),
+        ({"a": torch.tensor([0.0, float("nan")]), "b": None}, True),
+        ({"b": None, "a": torch.tensor([0.0, float("nan")])}, False),
         ({"a": None, "b": None}, False),
-        ({"a": torch.tensor([1.0, 2.0]), "b": None}, False),
-        ({"a": torch.tensor([[1.0, float("nan")]]), "b": None}, False),
-        ({"a": torch.tensor([1.0, float("nan")]).view(torch.int32), "b": None}, False),
-        ({"a": torch.tensor([1.0, float("nan")]).to_sparse(), "b": None}, True),
+        ({"a": torch.tensor([-0.0, float("nan")]), "b": None}, False),
+        ({"a": torch.tensor([0.0, 2.0]), "b": None}, False),
+        ({"a": torch.tensor([[0.0, float("nan")]]), "b": None}, False),
+        ({"a": torch.tensor([0.0, float("nan")]).view(torch.int32), "b": None}, False),
+        ({"a": torch.tensor([0.0, float("nan")]).to_sparse(), "b": None}, True),
     ],
 )
 def test_bits_are_equal_where_names_shapes_types_and_values_are(other, is_equal):
-    tensors = {"a": torch.tensor([1.0, float("nan")]), "b": None}
+    tensors = {"a": torch.tensor([0.0, float("nan")]), "b": None}
 
     assert equality.equal_bits(tensors, other) is is_equal
     assert (equality.digest_of(tensors) == equality.digest_of(other)) is is_equal

@@ -13,7 +13,7 @@ from tests import make
 from tests.program import gcprof
 from tests.user_models import from_data
 
-FACTORIES = ("lazy", "assigned", "emptied", "saved")
+FACTORIES = ("lazy", "assigned", "saved")
 FEW = 64  # bytes: as in test_known_values
 
 

@@ -140,14 +140,14 @@ def better_blocks(choices: BlockChoices, *, lowers_floor: bool = False) -> Block
     if own.all_bytes is None:
         lowest = min(choices.others, key=lambda other: other.floor_bytes, default=own)
         return lowest if lowest.floor_bytes < (1 - LEAST_GAIN) * own.floor_bytes else None
-    lower = [
-        (other.all_bytes, other.floor_bytes, other.num_blocks, other)
+    lower = (
+        other
         for other in choices.others
         if other.all_bytes is not None
         and other.all_bytes < (1 - LEAST_GAIN) * own.all_bytes
         and (other.floor_bytes < own.floor_bytes or not lowers_floor)
-    ]
-    return min(lower, key=lambda entry: entry[:3])[-1] if lower else None
+    )
+    return min(lower, key=lambda other: (other.all_bytes or 0, other.floor_bytes, other.num_blocks), default=None)
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):

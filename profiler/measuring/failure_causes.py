@@ -184,17 +184,13 @@ def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
     if frozen and not are_switches:
         return f"{few(frozen, MOST_NAMED)} is not as it was built, perhaps changed between a forward and its recompute"
     if moved:
-        is_sure = not all(name.startswith(BUFFER) and _kind(before, name) == _kind(after, name) for name in moved)
+        kinds = [{image.get(name, "").rpartition(" ")[0] for image in (before, after)} for name in moved]
+        is_sure = not all(name.startswith(BUFFER) and len(kind) == 1 for name, kind in zip(moved, kinds, strict=True))
         unsure = "" if is_sure else ": perhaps the cause, if the code branches on its values"
         return f"the forward changes {few(moved, MOST_NAMED)}, which the recompute finds changed{unsure}"
     later = kept_state.random_states(workload, next(workload.module.parameters()).device)
     drawn = [name for name, state in states.items() if name != "torch" and not torch.equal(state, later[name])]
     return f"the recompute draws different numbers from {', '.join(drawn)}" if drawn else None
-
-
-def _kind(image: kept_state.Image, name: str) -> str:
-    """Return the shape and dtype of a tensor in an image, without the digest of its values."""
-    return image.get(name, "").rpartition(" ")[0]
 
 
 class _Calls:
@@ -290,17 +286,6 @@ def trainable(module: nn.Module) -> list[str]:
 
 def explanation(workload: Workload, names: Sequence[str]) -> str:
     """Return a sentence: how many parameters get no gradient, which, and why; one forward is run to find the causes."""
-    reasons = causes(workload, names)
-    groups = [
-        f"{few([name for name in names if reasons[name] == cause], MOST_NAMED)} ({cause})"
-        for cause in dict.fromkeys(reasons.values())
-    ]
-    count = f"{len(names)} of {len(trainable(workload.module))} trainable parameters get no gradient"
-    return f"{count}: {'; '.join(groups)}"
-
-
-def causes(workload: Workload, names: Sequence[str]) -> dict[str, str]:
-    """Return why each of these parameters gets no gradient, by how one forward uses it."""
     parameters = dict(workload.module.named_parameters())
     uses: dict[int, set[str]] = {id(parameters[name]): set() for name in names}
 
@@ -311,7 +296,12 @@ def causes(workload: Workload, names: Sequence[str]) -> dict[str, str]:
     with kept_state.kept(workload.module), TensorUses(use):
         workload.loss(workload.module, workload.batch)
     order = (DETACHED, REENTRANT, OFF)  # a use with gradients on means that the gradient was lost later
-    return {name: next((cause for cause in order if cause in uses[id(parameters[name])]), UNUSED) for name in names}
+    by_cause: dict[str, list[str]] = {}
+    for name in names:
+        cause = next((cause for cause in order if cause in uses[id(parameters[name])]), UNUSED)
+        by_cause.setdefault(cause, []).append(name)
+    count = f"{len(names)} of {len(trainable(workload.module))} trainable parameters get no gradient"
+    return f"{count}: {'; '.join(f'{few(of_cause, MOST_NAMED)} ({cause})' for cause, of_cause in by_cause.items())}"
 
 
 def _way(frame: FrameType | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 ROWS, BATCH, WIDTH, KINDS = 256, 32, 64, 10
 
@@ -47,14 +47,6 @@ def statistics():
     return ((x - mean)[:BATCH].clone(), torch.arange(BATCH) % KINDS)
 
 
-def in_place():
-    array = numpy.ones((ROWS, WIDTH), "float32")
-    x = torch.from_numpy(array)
-    x *= 3
-    assert array.sum() == 3 * ROWS * WIDTH
-    return x[:BATCH], torch.arange(BATCH) % KINDS
-
-
 def chosen():
     x, y = rows().tensors
     return x[y < KINDS // 2][:BATCH].clone(), y[torch.nonzero(y >= 0).squeeze(1)][:BATCH].clone()
@@ -64,13 +56,9 @@ BATCHES = {
     "drawn": lambda: (torch.randn(BATCH, WIDTH), torch.randint(0, KINDS, (BATCH,))),
     "shuffled": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True))),
     "workers": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True, num_workers=2, pin_memory=True))),
-    "weighted": lambda: next(
-        iter(DataLoader(rows(), BATCH, sampler=WeightedRandomSampler(1.0 / torch.arange(1, ROWS + 1), ROWS)))
-    ),
     "arrays": lambda: next(iter(DataLoader(Arrays(), BATCH, shuffle=True))),
     "padded": lambda: next(iter(DataLoader([[row] * (row + 1) for row in range(BATCH)], BATCH, collate_fn=padded))),
     "statistics": statistics,
-    "in_place": in_place,
     "chosen": chosen,
 }
 
@@ -95,13 +83,6 @@ def assigned():
     weights = {name: torch.from_numpy(numpy.ones(shape, "float32")) for name, shape in shapes.items()}
     module.load_state_dict(weights, assign=True)
     return module, BATCHES["shuffled"](), nn.CrossEntropyLoss()
-
-
-def emptied():
-    """The weights are made on the device meta, and then left empty on the CPU."""
-    with torch.device("meta"):
-        module = network()
-    return module.to_empty(device="cpu"), BATCHES["shuffled"](), nn.CrossEntropyLoss()
 
 
 def saved(path="from_data.pt"):
