@@ -1,28 +1,38 @@
-"""`gcprof fit`: the fastest way to fit a memory, the largest batch, the smallest GPU; what is said to fit was run."""
+"""`gcprof fit`: the fastest way to fit a memory, the largest batch, the smallest GPU; what is said to fit was run.
+
+Which levers are tried and proposed is told by steps whose bytes are set by hand.
+"""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from profiler.analysis.advice import Place
 from profiler.analysis.rows import rows as read_rows
 from profiler.cli import answer
 from profiler.core import catalogue, gpu_specs, plan_file
-from profiler.core.case import Choice, Trial
+from profiler.core.case import Case, Choice, Trial
 from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
 from profiler.core.gpu_specs import MOST_BYTES, parse
+from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record
+from profiler.planning.chain import Plan
 from profiler.runs import store
-from profiler.training import models
-from profiler.workflows import fit_sizes, stages
+from profiler.training import label_of, models
+from profiler.views.plots import frontier, picture
+from profiler.workflows import fit_search, fit_sizes, stages
 from profiler.workflows.fit import Fitted
-from profiler.workflows.stages import Step
+from profiler.workflows.fit_search import Search, Way
+from profiler.workflows.plan_fitting import moves_enough
 from tests import make
 from tests.conftest import run_folder
 from tests.make import MIB, record
+from tests.planning_chains import equal_stages
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -181,21 +191,36 @@ def test_what_cuda_takes_is_measured_where_the_device_is(device, device_bytes, c
     assert stages.measured_context(engine, make.case(device=device)) == context
 
 
-class Sized:
-    """An engine whose steps need so many bytes a sample, measured and foreseen, and under `all` half of that."""
+class Steps:
+    """A model whose blocks are no chain, with steps that need what is set by hand: an outcome, bytes, reserved ones."""
 
-    def __init__(self, measured: int, foreseen: int, outcome: str = "ok") -> None:
-        self.bytes_of = {False: measured, True: foreseen}
-        self.outcome = outcome
+    def __init__(self, case: Case, need: Callable[[Case], tuple[str, int, int | None]]) -> None:
+        self.case, self.need, self.ran = case, need, list[str]()
+        self.engine: Any = self
+
+    def calibration(self) -> None:
+        return None
 
     def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         for case in (trial.case for trial in trials):
-            size = case.batch_size * self.bytes_of[case.is_predicted] // (1 + (case.strategy == "all"))
-            outcome = "skipped" if case.levers else "ok" if case.is_predicted else self.outcome
-            yield make.record(case=case, outcome=outcome, readings=Readings(peak_bytes=size))
+            self.ran.append(str(case.label))
+            outcome, peak, reserved = self.need(case)
+            readings = replace(make.record().readings, peak_bytes=peak, reserved_bytes=reserved)
+            yield make.record(case=case, outcome=outcome, readings=readings)
 
     def ask(self, *words: object, **about: object) -> dict[str, str]:
         return {"refused": "the blocks are no chain"}
+
+
+def sized(case: Case, measured: int, foreseen: int, outcome: str = "ok") -> Any:
+    """So many bytes a sample, measured and foreseen, and under `all` half of that; no lever can be applied."""
+
+    def need(case: Case) -> tuple[str, int, None]:
+        nbytes = (case.batch_size or 1) * (foreseen if case.is_predicted else measured)
+        said = "skipped" if case.levers else "ok" if case.is_predicted else outcome
+        return said, nbytes // (1 + (case.strategy == "all")), None
+
+    return Steps(case, need)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +229,7 @@ class Sized:
 )
 def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, batch_size):
     place = Place(case=make.case(batch_size=1), limit=100, context_bytes=0)
-    step = Step(case=place.case, engine=Sized(measured=measured, foreseen=10, outcome=outcome))
+    step = sized(place.case, measured=measured, foreseen=10, outcome=outcome)
 
     none, *_ = fit_sizes.of_batches(step, place).rungs(place, ())
 
@@ -216,12 +241,123 @@ def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, b
     [(30, [("none", "rtx-5090"), ("all", "v100-16")]), (900, [("none", None)])],
 )  # fmt: skip
 def test_the_smallest_gpu_has_room_for_the_step_and_cuda_and_the_next_smaller_has_not(need, gpus):
-    engine = Sized(measured=need * GIB, foreseen=0)
     names = sorted(gpu_specs.names(), key=lambda name: -gpu_specs.find(name).memory_bytes)
     sizes = {make.case(device=f"rehearse:{name}", batch_size=1): gpu_specs.find(name).memory_bytes for name in names}
     places = [Place(case=case, limit=size, context_bytes=CONTEXT) for case, size in sizes.items()]
 
-    rungs = fit_sizes.of_gpus(Step(case=places[0].case, engine=engine), places).rungs(places[0], ())
+    rungs = fit_sizes.of_gpus(sized(places[0].case, need * GIB, 0), places).rungs(places[0], ())
 
     found = [(rung.label, parse(rung.place.case.device).name if rung.reach else None) for rung in rungs]
     assert found == gpus
+
+
+def search(peaks: dict[str, int | tuple[int, int]], *, limit: int, default: int, context: int = 0) -> Any:
+    """The search within a limit, and its model, on a rehearsed GPU; `peaks` are MiB by label, or two: and reserved."""
+
+    def need(case: Case) -> tuple[str, int, int]:
+        both = peaks.get(str(case.label), default)
+        peak, reserved = both if isinstance(both, tuple) else (both, both)
+        return "ok", peak * MIB, reserved * MIB
+
+    model: Any = Steps(make.case(device="rehearse:h100"), need)
+    return Search(model, limit * MIB, context * MIB), model
+
+
+def labels(ways: Iterable[Any]) -> list[str]:
+    return [str(way.label) for way in ways]
+
+
+def test_a_loss_in_chunks_that_saves_under_one_percent_is_left_out():
+    """A small head: 1,000 MiB become 995, and under `all` 600 become 599."""
+    finder, _ = search({"all": 600, "none+chunk-loss": 995, "all+chunk-loss": 599}, limit=500, default=1000)
+    ways = finder.ways(())
+
+    assert not ways
+    assert "chunk-loss" in finder.left_out
+
+
+def test_levers_help_together_that_do_not_help_alone():
+    """Other kernels lower nothing by themselves: with steps in the backward the two fit."""
+    peaks = {"all": 60, "none+in-backward": 90, "all+in-backward": 55, "none+fused+in-backward": 80,
+             "all+fused+in-backward": 45}  # fmt: skip
+    finder, model = search(peaks, limit=50, default=100)
+
+    assert labels(finder.ways(())) == ["all+fused+in-backward"]
+    assert "all+expandable-segments" not in model.ran  # the tensors alone are too large
+
+
+@pytest.mark.parametrize(("reserved", "proposed"), [(45, ["all+expandable-segments"]), (75, ["all+micro-batches:n=8"])])
+def test_expandable_segments_are_proposed_where_reserved_alone_is_too_large_and_they_lower_it(reserved, proposed):
+    """Of 50 MiB, `all` takes 40, of which 70 are reserved."""
+    peaks = {"all": (40, 70), "all+expandable-segments": (40, reserved), "none+micro-batches:n=8": 55,
+             "all+micro-batches:n=8": 30}  # fmt: skip
+    finder, _ = search(peaks, limit=50, default=100)
+
+    assert labels(finder.ways(())) == proposed
+    assert ("expandable-segments" in finder.left_out) is (reserved == 75)
+
+
+def test_expandable_segments_are_tried_too_where_a_plan_fits_and_faster_ones_only_reserve_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Planned with them, the step fits as well: which way is faster, their times decide."""
+    finder, _ = search({"all": 60}, limit=50, default=100)
+
+    def planned(chosen: Any) -> Way:
+        finder._is_short = fit_search.EXPANDABLE not in chosen
+        return Way(label=label_of("plan", chosen))
+
+    monkeypatch.setattr(finder, "plan", planned)
+    monkeypatch.setattr(finder, "_is_slower", lambda chosen, way: True)
+
+    found = labels(finder.ways(()))
+
+    assert {"plan", "plan+expandable-segments"} <= {*found}
+
+
+def test_a_step_that_fits_is_run_once():
+    finder, model = search({}, limit=200, default=100)
+
+    assert labels(finder.ways(())) == model.ran == ["none"]
+
+
+def test_no_lever_is_tried_where_cuda_itself_takes_the_memory():
+    finder, model = search({}, limit=50, default=1, context=50)
+
+    assert not finder.ways(())
+    assert model.ran == ["none"]
+    assert finder.left_out == {"all levers": "CUDA itself takes 50.0 MiB: see --context"}
+
+
+def test_a_plan_is_also_run_with_fused_kernels_which_are_faster_where_they_save_nothing():
+    finder, _ = search({"all": 60, "none+in-backward": 90, "all+in-backward": 55}, limit=50, default=100)
+    finder.ways(())
+    plan = PlanFile(plan="1 [2] 3", segments=(), fingerprint={})
+
+    (fused,) = finder.further(Way(label=Choice("plan+in-backward"), plan=plan, added_seconds=1.0))
+
+    assert (str(fused.label), fused.plan, fused.added_seconds) == ("plan+fused+in-backward", plan, 1.0)
+
+
+@pytest.mark.parametrize(("output_bytes", "is_enough"), [(MIB // 2, False), (2 * MIB, True)])
+def test_inputs_of_under_one_percent_of_the_peak_are_not_moved_to_the_host(output_bytes, is_enough):
+    chain = replace(equal_stages(3, output=output_bytes, saved=output_bytes), traced_peak_bytes=100 * MIB)
+
+    assert moves_enough(chain, Plan(items=(0, (1,), 2), offloaded=(1,))) is is_enough
+
+
+def test_the_picture_has_a_step_line_for_each_curve(tmp_path, monkeypatch):
+    """A plan serves every memory from its own peak to that of the next plan."""
+    figures: list[Any] = []
+    monkeypatch.setattr(
+        frontier, "picture", lambda *words, **more: figures.append(picture(*words, **more)) or figures[0]
+    )
+    rows = read_rows([make.record("none", peak=100 * MIB), make.record("all", peak=50 * MIB)])
+    curves = {"without levers": [(50 * MIB, 1.3), (100 * MIB, 1.0)], "with all": [(25 * MIB, 1.5)]}
+    path = frontier.plot_levers(curves, rows, chosen=rows[1], limit=60 * MIB, path=tmp_path / "frontier.png")
+
+    assert path.read_bytes().startswith(b"\x89PNG")
+    drawn = {str(line.get_label()): line.get_xydata() for line in figures[0].axes[0].get_lines()}
+    points = [(float(x), round(y)) for x, y in drawn["plans without levers"]]
+    assert points == [(50.0, 30), (100.0, 30), (100.0, 0)]
+    assert drawn["chosen"][0][0] == 50.0
