@@ -91,7 +91,6 @@ class DeviceTracer(StepTracer):
         self.ran: list[Ran] = []  # of each operator
         self.before: tuple[Block, ...] = ()  # blocks in use when the step began
         self.events: list[dict[str, Any]] = []  # the allocator's history of the step
-        self.reserved_bytes = 0
         self.num_to_host = 0  # bytes that were copied to the host
         self.bounds: list[tuple[int, int, bool]] = []  # events of the history before, operator, whether it ended
         self._with_lines = with_lines
@@ -162,7 +161,6 @@ class DeviceTracer(StepTracer):
         """Return the bytes that are allocated, and the most since the count began, as the allocator says."""
         counts = torch._C._cuda_memoryStats(self._device)
         held = counts["allocated_bytes"]["all"]
-        self.reserved_bytes = max(self.reserved_bytes, counts["reserved_bytes"]["all"]["peak"])
         blocks = counts["allocation"]["all"]
         self._num_given, self._num_events = blocks["allocated"], blocks["allocated"] + blocks["freed"]
         return held["current"], held["peak"]
@@ -301,11 +299,10 @@ class ReadsValues(Unsupported):
 
 
 class DeviceStep(NamedTuple):
-    """A model after a traced step, the trace, and the most bytes that the allocator had reserved in it."""
+    """A model after a traced step, and the trace."""
 
     built: Assembled
     trace: Trace
-    reserved_bytes: int
     remarks: tuple[str, ...] = ()  # what makes the trace's bytes others than those of the step on a GPU, in words
 
 
@@ -344,7 +341,6 @@ def trace_case(
         built.seed(2)
         with tracer.follow():
             step(tracer.mark)
-    reserved_bytes = tracer.reserved_bytes
     after, peak_bytes = tracer.held(workload, optimizer), _plain_peak(built, step)
     built.seed(2)
     dropped = DeviceTracer(workload.module, drops=True).follow_dropping(workload) if with_saves else None
@@ -366,7 +362,7 @@ def trace_case(
         far = f"{bytes_text(abs(off))} {'above' if off > 0 else 'below'}"
         text = f"the peak of the followed step is {far} that of the step alone, {bytes_text(peak_bytes)}"
         remarks.append(f"{text}: free blocks are elsewhere")
-    return DeviceStep(built, trace, reserved_bytes, tuple(remarks))
+    return DeviceStep(built, trace, tuple(remarks))
 
 
 def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
