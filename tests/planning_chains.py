@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from profiler.planning.chain import Chain, Item, Plan, SaveOption, Stage, StageModule
+from profiler.planning.chain import Chain, Item, Plan, SaveOption, Stage, StageModule, flat, segments
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import Frontier
 
@@ -82,8 +82,9 @@ def _option(draw: random.Random, scale: int, name: str, saved: int) -> SaveOptio
 def every_plan(chain: Chain, *, levels: int | None = None) -> Iterator[Plan]:
     """Every plan of a chain whose checkpoints are nested this deep at most."""
     for items in every_items(0, len(chain.stages), levels if levels is not None else len(chain.stages)):
-        if not any(chain.stages[stage].pinned for stage in _checkpointed(items)):
-            yield from _with_options(chain, items)
+        again = {stage for run in segments(items) for stage in flat(run)}
+        if not any(chain.stages[stage].pinned for stage in again):
+            yield from _with_options(chain, items, again)
 
 
 @cache
@@ -119,17 +120,9 @@ def same(found: Frontier, expected: list[tuple[int, float]]) -> bool:
     )
 
 
-def _checkpointed(items: tuple[Item, ...]) -> Iterator[int]:
-    for item in items:
-        if isinstance(item, tuple):
-            yield from (one for one in item if isinstance(one, int))
-            yield from _checkpointed(item)
-
-
-def _with_options(chain: Chain, items: tuple[Item, ...]) -> Iterator[Plan]:
-    inside = set(_checkpointed(items))
+def _with_options(chain: Chain, items: tuple[Item, ...], again: set[int]) -> Iterator[Plan]:
     found: list[tuple[tuple[int, str], ...]] = [()]
     for place, stage in enumerate(chain.stages):
-        if place not in inside:
+        if place not in again:
             found += [(*before, (place, one.name)) for before in found for one in stage.options]
     return (Plan(items=items, options=options) for options in found)

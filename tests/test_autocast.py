@@ -41,26 +41,22 @@ def written(macro: str) -> list[str]:
     return [".".join(one.split(", ")) for one in re.findall(r"_\(([\w, ]+)\)", body)]
 
 
-def traced(loss, precision: str, device: str = "fake:cuda") -> Trace:
+def traced(loss, precision: str) -> Trace:
     def build():
         return Workload(module=nn.Linear(64, 512), batch=torch.randn(ROWS, 64), loss=loss, blocks=("",))
 
-    case = make.case(model=Choice("mlp"), precision=precision, device=device, verify="off")
+    case = make.case(model=Choice("mlp"), precision=precision, device="fake:cuda", verify="off")
     with mock.patch.object(assemble, "_from_catalogue", return_value=build):
         return follow_case(Trial(case=case)).trace
 
 
-def test_the_lists_are_those_of_pytorch():
+def test_the_lists_are_those_of_pytorch_and_all_but_cudas_own_kernels_and_old_norms_are_in_one():
     assert list(IN_FLOAT) == written("AT_FORALL_FP32")
     assert list(TO_FLOAT) == written("AT_FORALL_FP32_SET_OPT_DTYPE")
     assert list(PROMOTED) == written("AT_FORALL_PROMOTE")
-
-
-def test_all_that_cuda_has_a_rule_for_is_known_but_its_own_kernels_and_old_norms():
-    left = ruled("AutocastCUDA") - ruled("AutocastCPU") - {*IN_FLOAT, *IN_HALF, *PROMOTED, *TO_FLOAT}
-
-    assert all("cudnn" in name or "fused" in name or "flash" in name or name.startswith("norm.") for name in left), left
     assert set(written("AT_FORALL_LOWER_PRECISION_FP")) >= set(IN_HALF)
+    left = ruled("AutocastCUDA") - ruled("AutocastCPU") - {*IN_FLOAT, *IN_HALF, *PROMOTED, *TO_FLOAT}
+    assert all("cudnn" in name or "fused" in name or "flash" in name or name.startswith("norm.") for name in left), left
 
 
 @pytest.mark.parametrize("name", [*HALF, *SINGLE])

@@ -30,13 +30,12 @@ def measured(*, device_name: str = H100, others_bytes: int | None = None, contex
     return msgspec.structs.replace(record, readings=readings, environment=environment)
 
 
-@pytest.mark.slow
-def test_the_context_is_what_the_device_lost_beside_the_allocator_and_the_workspace_the_largest_of_a_convolution():
-    assert measured_sizes([measured()], "h100") == {"context": 500 * MIB, "cudnn_workspace": 64 * MIB}
-
-
-def test_the_memory_of_other_processes_is_no_context():
-    assert measured_sizes([measured(others_bytes=GIB)], "h100") == {"cudnn_workspace": 64 * MIB}
+@pytest.mark.parametrize(("others_bytes", "context"), [(None, {"context": 500 * MIB}), (GIB, {})])
+def test_the_context_is_what_the_device_lost_beside_the_allocator_and_the_workspace_the_largest_of_a_convolution(
+    others_bytes, context
+):
+    """Where other processes take memory, too, the context is not known."""
+    assert measured_sizes([measured(others_bytes=others_bytes)], "h100") == {**context, "cudnn_workspace": 64 * MIB}
 
 
 @pytest.mark.parametrize(

@@ -82,41 +82,37 @@ def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, blocks, 
         assert simulate(chain, plan).peak_bytes == pytest.approx(traced, rel=off)
 
 
-class Overwriting(nn.Conv2d):
+class Calling(nn.Module):
+    """Calls a function with its layer, its input, and a set that is new in every step."""
+
+    def __init__(self, run, layer):
+        super().__init__()
+        self.run, self.layer = run, layer
+
+    def forward(self, x, given):
+        return self.run(self.layer, x, given)
+
+
+def overwriting(layer, x, given):
     """Writes over a convolution's result, as EfficientNet's SiLU does."""
-
-    def forward(self, x, given):
-        return x + nn.functional.silu(super().forward(x), inplace=True)
+    return x + nn.functional.silu(layer(x), inplace=True)
 
 
-class Caching(nn.Conv2d):
+def caching(layer, x, cache):
     """As GPT-2 of transformers with a cache of keys: the recompute finds it filled."""
-
-    def forward(self, x, cache):
-        y = super().forward(x)
-        y = y + 0 if id(self) in cache else y * 1
-        cache.add(id(self))
-        return torch.tanh(y)
+    y = layer(x)
+    y = y + 0 if id(layer) in cache else y * 1
+    cache.add(id(layer))
+    return torch.tanh(y)
 
 
-class Masked(nn.Sequential):
-    """Does not keep its input."""
-
-    def forward(self, x, given):
-        return super().forward(x * 0.5)
-
-
-class Wavering(nn.Linear):
+def wavering(layer, x, given):
     """Runs one operator more in about every second call."""
-
-    def forward(self, x, given):
-        x = super().forward(x)
-        return x.sin() if random.random() < 0.5 else x
+    x = layer(x)
+    return x.sin() if random.random() < 0.5 else x
 
 
 class Row(nn.Module):
-    """Blocks in a row, each called with a set that is new in every step."""
-
     def __init__(self, blocks):
         super().__init__()
         self.layers = nn.ModuleList(blocks)
@@ -128,18 +124,18 @@ class Row(nn.Module):
         return x.square().mean()
 
 
-def row(kind, count: int, batch: torch.Tensor, *sizes: int, **words):
+def row(run, count: int, batch: torch.Tensor, layer):
     def build() -> Workload:
         names = tuple(f"layers.{place}" for place in range(count))
-        module = Row(kind(*sizes, **words) for _ in range(count))
+        module = Row(Calling(run, layer()) for _ in range(count))
         return Workload(module=module, blocks=names, batch=batch, loss=lambda module, x: module(x))
 
     return build
 
 
-@pytest.mark.parametrize(("kind", "why"), [(Overwriting, 0), (Caching, 1)])
+@pytest.mark.parametrize(("kind", "why"), [(overwriting, 0), (caching, 1)])
 def test_what_pytorchs_selective_checkpoint_refuses_cannot_be_saved_and_the_rest_is_planned(kind, why):
-    build = row(kind, 3, torch.ones(4, 8, 16, 16), 8, 8, 3, padding=1)
+    build = row(kind, 3, torch.ones(4, 8, 16, 16), lambda: nn.Conv2d(8, 8, 3, padding=1))
 
     with pytest.raises(RuntimeError, match=stages_module.UNSAVABLE[why]):
         trace_case(case("mlp", strategy=Choice("selective:save=conv")), build=build)
@@ -151,7 +147,8 @@ def test_what_pytorchs_selective_checkpoint_refuses_cannot_be_saved_and_the_rest
 
 def test_blocks_that_do_not_keep_their_input_are_stages_where_checkpoints_pay(tmp_path):
     """They were one stage, of which no plan fitted what the step with `all` needs."""
-    build = row(lambda: Masked(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)), 6, torch.ones(4, 128, 64))
+    layers = lambda: nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))  # noqa: E731
+    build = row(lambda layer, x, given: layer(x * 0.5), 6, torch.ones(4, 128, 64), layers)
     chain = stages(Trial(case=case("mlp")), build=build)
     whole, every = none(chain).plan, all_stages(chain)
 
@@ -164,7 +161,7 @@ def test_blocks_that_do_not_keep_their_input_are_stages_where_checkpoints_pay(tm
 
 
 def test_a_model_that_draws_what_it_runs_is_followed_twice_with_the_same_numbers():
-    build = row(Wavering, 16, torch.ones(2, 8), 8, 8)
+    build = row(wavering, 16, torch.ones(2, 8), lambda: nn.Linear(8, 8))
 
     chain = stages(Trial(case=make.case(device="fake:cpu"), passes=("memory",)), build=build)
 
