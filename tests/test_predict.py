@@ -19,7 +19,6 @@ from tests import make
 
 pytestmark = pytest.mark.usefixtures("shared")
 GIB, MIB = 2**30, 2**20
-SMALL = "transformer:layers=2,width=16,heads=2,sequence=8,vocabulary=32"
 
 
 def test_a_gpu_is_rehearsed_where_it_can_be_and_else_estimated_with_the_reason(monkeypatch):
@@ -52,15 +51,16 @@ def test_a_run_shows_how_far_its_predictions_are_off(here, capsys):
     assert "the prediction is +0.00 % off" in capsys.readouterr().err
 
 
-def estimated(device: str, strategy: str = "none", calibration: Calibration | None = None, model: str = SMALL):
-    return predict(Trial(case=make.case(strategy, model=Choice(model), device=device), calibration=calibration))
+def estimated(model: str = "mlp", optimizer: str = "sgd", calibration: Calibration | None = None):
+    case = make.case(model=Choice(model), batch_size=4, device="fake:cuda", optimizer=Choice(optimizer), verify="off")
+    return predict(Trial(case=case, passes=("memory",), calibration=calibration)).readings
 
 
 def test_beside_a_measurement_products_take_the_workspace_of_the_gpu_that_was_measured():
     known = Calibration(hidden_bytes={}, device_name=gpu_specs.find("h100").name)
     model = "mlp:width=64,depth=2"
 
-    peaks = [estimated("fake:cuda", "none", given, model).readings.peak_bytes for given in (known, None)]
+    peaks = [estimated(model, calibration=given).peak_bytes for given in (known, None)]
     chain = stages(
         Trial(case=make.case(model=Choice(model), device="fake:cuda"), passes=("memory",), calibration=known)
     )
@@ -80,7 +80,7 @@ MLP_BYTES = [4 * count for count in (20 * 10, 20, 20 * 20, 20, 5 * 20, 5)]  # we
 
 @pytest.mark.parametrize(("optimizer", "tensors"), STATE.items())
 def test_what_an_optimizer_keeps_on_the_host_is_not_predicted_for_the_device(optimizer, tensors):
-    static = foreseen(optimizer).static_bytes
+    static = estimated("mlp", optimizer).static_bytes
 
     rounded = [-(-nbytes // 512) * 512 for nbytes in MLP_BYTES]
     assert static["parameters"] == static["gradients"] == sum(rounded)
@@ -96,13 +96,8 @@ def test_static_bytes_are_the_same_measured_and_predicted_and_what_the_allocator
     before = torch.cuda.memory_allocated()  # what other tests of this process keep
     measured = measure(Trial(case=none, passes=("memory",))).readings
 
-    predicted = dict(foreseen(optimizer).static_bytes)
+    predicted = dict(estimated("mlp", optimizer).static_bytes)
     predicted.pop(WORKSPACES, None)  # which torch keeps before 2.15, and no meter can tell apart
     assert measured.static_bytes == predicted
     counted = sum(measured.static_bytes.values()) - measured.static_bytes["gradients"]
     assert measured.start_bytes - before == counted or traced_case.keeps_workspaces()
-
-
-def foreseen(optimizer: str):
-    fake = make.case(model=Choice("mlp"), batch_size=4, device="fake:cuda", optimizer=Choice(optimizer), verify="off")
-    return predict(Trial(case=fake, passes=("memory",))).readings
