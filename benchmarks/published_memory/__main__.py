@@ -51,17 +51,12 @@ class Figure(Row, frozen=True, kw_only=True):
     workspace_cause: str | None = None  # of a convolutional one that is among the largest misses; shown only there
 
     @property
-    def unit(self) -> float:
-        """The bytes of the source's unit."""
-        return UNITS[SOURCES[self.source]["unit"]]
-
-    @property
     def nbytes(self) -> int:
-        return round(self.published * self.unit)
+        return self.to_bytes(self.published)
 
-    @property
-    def within_bytes(self) -> int:
-        return round(self.within * self.unit)
+    def to_bytes(self, number: float) -> int:
+        """Return a number of the source's unit in bytes."""
+        return round(number * UNITS[SOURCES[self.source]["unit"]])
 
 
 def figures() -> list[Figure]:
@@ -79,19 +74,15 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""
     unplanned: int | None = None  # of a convolutional one, rehearsed without workspaces of cuDNN
 
-    @property
-    def missed(self) -> float:
-        """The error of the rehearsal as a fraction of the published bytes; infinite where there is none."""
-        return float("inf") if self.nbytes is None else self.nbytes / self.figure.nbytes - 1
-
-    @property
-    def missed_unplanned(self) -> float:
-        return (self.unplanned or 0) / self.figure.nbytes - 1
+    def missed(self, nbytes: int | None) -> float:
+        """The error of rehearsed bytes as a fraction of the published ones; infinite where there are none."""
+        return float("inf") if nbytes is None else nbytes / self.figure.nbytes - 1
 
     @property
     def error(self) -> float:
         """The size of the error, less what the last digit of the published bytes leaves open."""
-        return max(abs(self.missed) - self.figure.within_bytes / self.figure.nbytes, 0.0)
+        within = self.figure.to_bytes(self.figure.within) / self.figure.nbytes
+        return max(abs(self.missed(self.nbytes)) - within, 0.0)
 
     @property
     def is_beyond(self) -> bool:
@@ -101,18 +92,20 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_as_said(self) -> bool:
         """Whether a convolutional figure is missed by no more than the notes of rehearsed rows say."""
-        pairs = ((self.missed, PLANNED_OFF), (self.missed_unplanned, UNPLANNED_OFF))
-        return self.unplanned is None or all(least <= round(off, 3) <= most for off, (least, most) in pairs)
+        pairs = ((self.nbytes, PLANNED_OFF), (self.unplanned, UNPLANNED_OFF))
+        return self.unplanned is None or all(
+            least <= round(self.missed(nbytes), 3) <= most for nbytes, (least, most) in pairs
+        )
 
     @property
     def cells(self) -> tuple[str, ...]:
-        figure = self.figure
+        figure, within = self.figure, self.figure.to_bytes(self.figure.within)
         return (
             figure.name,
             f"{figure.gpu}, {figure.torch}",
             figure.reading,
-            f"{figure.nbytes / MIB:,.2f}" + (f" ± {figure.within_bytes / MIB:,.2f}" if figure.within_bytes else ""),
-            *(("-", "-") if self.nbytes is None else (f"{self.nbytes / MIB:,.2f}", f"{self.missed:+.2%}")),
+            f"{figure.nbytes / MIB:,.2f}" + (f" ± {within / MIB:,.2f}" if within else ""),
+            *(("-", "-") if self.nbytes is None else (f"{self.nbytes / MIB:,.2f}", f"{self.missed(self.nbytes):+.2%}")),
             f"no: {figure.corrected}" if figure.corrected else "yes",
             (figure.cause or UNKNOWN) if self.is_beyond else "",
         )
@@ -179,11 +172,14 @@ def document(held: Sequence[Held]) -> str:
 
 def _convolutions(held: Sequence[Held]) -> str:
     """Returns the errors of convolutional figures with and without cuDNN's workspaces, the largest first."""
-    rows = []
-    for rank, one in enumerate(sorted(held, key=lambda one: -abs(one.missed))):
-        cause = (one.figure.workspace_cause or UNKNOWN) if rank < NUM_MISSES else ""
-        name = f"{one.figure.name}, {one.figure.gpu}"
-        rows.append((name, f"{one.missed_unplanned:+.2%}", f"{one.missed:+.2%}", cause))
+    rows = [
+        (
+            f"{one.figure.name}, {one.figure.gpu}",
+            *(f"{one.missed(nbytes):+.2%}" for nbytes in (one.unplanned, one.nbytes)),
+            (one.figure.workspace_cause or UNKNOWN) if rank < NUM_MISSES else "",
+        )
+        for rank, one in enumerate(sorted(held, key=lambda one: -abs(one.missed(one.nbytes))))
+    ]
     return table("what | without: | with cuDNN's plans: | cause", rows)
 
 

@@ -30,15 +30,14 @@ class LoraProjection(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         low = functional.linear(self.dropout(x), self.down).transpose(-2, -1)  # (batch, 2 rank, time)
         update = functional.conv1d(low, self.up.unsqueeze(-1), groups=2).transpose(-2, -1)
-        return self.linear(x) + self.padded(update) * 2.0
+        return self.linear(x) + self.padded(update.transpose(0, 1)).transpose(0, 1) * 2.0
 
     def padded(self, update: torch.Tensor) -> torch.Tensor:
-        """Returns the update with zeros for the keys."""
-        update = update.transpose(0, 1)
-        blank = update.new_zeros((*update.shape[:-1], self.linear.out_features)).view(-1, self.linear.out_features)
+        """Return the update with zeros for the keys."""
+        shape = (*update.shape[:-1], self.linear.out_features)
+        blank = update.new_zeros(shape).view(-1, shape[-1])
         places = torch.tensor(self.places, device=blank.device)
-        filled = blank.index_copy(1, places, update.reshape(-1, len(self.places)))
-        return filled.view((*update.shape[:-1], self.linear.out_features)).transpose(0, 1)
+        return blank.index_copy(1, places, update.reshape(-1, len(self.places))).view(shape)
 
 
 def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
@@ -65,15 +64,14 @@ class Block(nn.Module):
 
     def __init__(self, model: str, width: int, heads: int, part: float, inner: int) -> None:
         super().__init__()
-        is_llama = model == "llama"
-        norm = RmsNorm if is_llama else nn.LayerNorm
+        self.is_parallel, self.heads, self.rotating = model != "llama", heads, int(part * width / heads)
+        norm = nn.LayerNorm if self.is_parallel else RmsNorm
         self.norm, self.norm_mlp = norm(width), None if model == "phi" else norm(width)
-        self.qkv = LoraProjection(width, bias=not is_llama)
-        self.out = nn.Linear(width, width, bias=not is_llama)
+        self.qkv = LoraProjection(width, bias=self.is_parallel)
+        self.out = nn.Linear(width, width, bias=self.is_parallel)
         gelu = nn.GELU(approximate="tanh" if model == "phi" else "none")
         plain = nn.Sequential(nn.Linear(width, inner), gelu, nn.Linear(inner, width))
-        self.mlp = gated_mlp(width, inner, "silu") if is_llama else plain
-        self.heads, self.rotating, self.is_parallel = heads, int(part * width / heads), not is_llama
+        self.mlp = plain if self.is_parallel else gated_mlp(width, inner, "silu")
 
     def forward(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         normal = self.norm(x)
@@ -127,13 +125,10 @@ class Gpt(nn.Module):
 
 def chunked(logits: list[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
     """Cross entropy of each chunk of logits, without the last position."""
-    logits = [*logits[:-1], logits[-1][:, :-1]]
-    flat = [chunk.reshape(-1, chunk.shape[-1]) for chunk in logits]
-    parts = [chunk.reshape(-1) for chunk in targets[:, 1:].split(CHUNK, dim=1)]
-    losses = [
-        functional.cross_entropy(chunk, part, ignore_index=-1, reduction="none")
-        for chunk, part in zip(flat, parts, strict=True)
-    ]
+    chunks = [*logits[:-1], logits[-1][:, :-1]]
+    pairs = zip(chunks, targets[:, 1:].split(CHUNK, dim=1), strict=True)
+    flat = [(chunk.reshape(-1, chunk.shape[-1]), part.reshape(-1)) for chunk, part in pairs]
+    losses = [functional.cross_entropy(chunk, part, ignore_index=-1, reduction="none") for chunk, part in flat]
     return torch.cat(losses).mean()
 
 

@@ -4,7 +4,6 @@ Each function returns a module, a batch and a loss for `gcprof`. That benchmark 
 the next, the input's too; where it hands a gradient to the output, it holds it, and retains the graph.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,18 +28,19 @@ class OnInput(nn.Module):
         return self.layer(self.x)
 
 
-def from_gradient(output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Returns a scalar of which the backward is that of `output` from `gradient`, the graph retained."""
+def retained(output: torch.Tensor, gradient: Callable[[], torch.Tensor | None]) -> torch.Tensor:
+    """Return a scalar of which the backward is that of `output` from a gradient that is made then, the graph kept."""
     scalar = output.detach().new_zeros(())
-    scalar.backward = lambda: output.backward(gradient, retain_graph=True)
+    scalar.backward = lambda: output.backward(gradient(), retain_graph=True)
     return scalar
+
+
+def from_gradient(output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return retained(output, lambda: gradient)
 
 
 def from_noise(output: torch.Tensor) -> torch.Tensor:
-    """Returns a scalar whose backward draws the gradient of `output` first, the graph retained."""
-    scalar = output.detach().new_zeros(())
-    scalar.backward = lambda: output.backward(torch.randn_like(output), retain_graph=True)
-    return scalar
+    return retained(output, lambda: torch.randn_like(output))
 
 
 def cross_entropy(vocabulary: int = 4096, rows: int = 16_384) -> Made:
@@ -64,35 +64,15 @@ def gated_mlp(width: int, inner: int, activation: str) -> nn.Module:
     return LlamaMLP(LlamaConfig(hidden_size=width, intermediate_size=inner, hidden_act=activation))
 
 
-def swiglu(time: int = 1024, batch_size: int = 4, width: int = 4096, inner: int = 11_008) -> Made:
-    """A gated MLP with SiLU."""
-    return OnInput(gated_mlp(width, inner, "silu"), batch_size, time, width), (), from_noise
-
-
-def geglu(time: int = 1024, batch_size: int = 8, width: int = 4096, inner: int = 11_008) -> Made:
-    """A gated MLP with the GELU of a hyperbolic tangent."""
-    return OnInput(gated_mlp(width, inner, "gelu_pytorch_tanh"), batch_size, time, width), (), from_noise
-
-
-class Distillation(nn.Module):
-    """The heads of a student and a teacher, and the divergence of what they foretell."""
-
-    def __init__(self, rows: int, width: int, vocabulary: int) -> None:
-        super().__init__()
-        self.student = nn.Linear(width, vocabulary, bias=False)
-        self.teacher = nn.Linear(width, vocabulary, bias=False)
-        self.x = nn.Parameter(torch.randn(rows, width))
-
-    def forward(self, teacher_input: torch.Tensor) -> torch.Tensor:
-        student_logits = self.student(self.x)
-        teacher_logits = self.teacher(teacher_input)
-        student = torch.log_softmax(student_logits / 1.0, dim=-1)
-        teacher = torch.log_softmax(teacher_logits / 1.0, dim=-1)
-        return jensen_shannon(student, teacher)
+def gated(
+    time: int = 1024, batch_size: int = 4, width: int = 4096, inner: int = 11_008, activation: str = "silu"
+) -> Made:
+    """A gated MLP with SiLU, or the GELU of a hyperbolic tangent."""
+    return OnInput(gated_mlp(width, inner, activation), batch_size, time, width), (), from_noise
 
 
 def jensen_shannon(student: torch.Tensor, teacher: torch.Tensor, beta: float = 0.5) -> torch.Tensor:
-    """Returns the divergence of two log-probabilities in fp32, in the student's type."""
+    """Return the divergence of two log-probabilities in fp32, in the student's type."""
     divergence = nn.KLDivLoss(reduction="none", log_target=True)
     dtype = student.dtype
     teacher, student = teacher.float(), student.float()
@@ -103,8 +83,16 @@ def jensen_shannon(student: torch.Tensor, teacher: torch.Tensor, beta: float = 0
 
 
 def heads_jsd(rows: int = 1024, width: int = 4096, vocabulary: int = 128_256) -> Made:
-    """Two heads and their divergence; the teacher's weights have gradients too."""
-    return Distillation(rows, width, vocabulary), torch.randn(rows, width), lambda output: output
+    """The heads of a student and a teacher and their divergence; the teacher's weights have gradients too."""
+    student = OnInput(nn.Linear(width, vocabulary, bias=False), rows, width)
+    student.teacher = nn.Linear(width, vocabulary, bias=False)
+
+    def divergence(student_logits: torch.Tensor, teacher_input: torch.Tensor) -> torch.Tensor:
+        teacher_logits = student.teacher(teacher_input)
+        logs = torch.log_softmax(student_logits / 1.0, dim=-1)
+        return jensen_shannon(logs, torch.log_softmax(teacher_logits / 1.0, dim=-1))
+
+    return student, torch.randn(rows, width), divergence
 
 
 def rms_norm(width: int = 1024, rows: int = 2048) -> Made:
@@ -120,28 +108,22 @@ def group_norm(channels: int = 32, rows: int = 128, time: int = 512, per_group: 
     return OnInput(layer, rows, channels, time), torch.randn(rows, channels, time), from_gradient
 
 
-class MultiTokenAttention(nn.Module):
+class MultiTokenAttention(nn.Conv2d):
     """Causal softmax of scores, then a convolution over them, masked again."""
-
-    def __init__(self, channels: int, kernel: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(channels, channels, kernel, kernel) / math.sqrt(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, scores: torch.Tensor) -> torch.Tensor:
         time = scores.shape[-1]
         mask = torch.tril(torch.ones(time, time, dtype=torch.bool, device=scores.device)).view(1, 1, time, time)
-        low = torch.full((), -1e9, device=scores.device, dtype=scores.dtype)
-        zero = torch.zeros((), device=scores.device, dtype=scores.dtype)
+        low, zero = (torch.full((), value, device=scores.device, dtype=scores.dtype) for value in (-1e9, 0.0))
         weights = functional.softmax(scores.masked_fill(~mask, low), dim=-1)
-        mixed = functional.conv2d(weights, self.weight, self.bias, padding=self.weight.shape[-1] // 2)
-        return mixed.masked_fill(~mask, zero)
+        return super().forward(weights).masked_fill(~mask, zero)
 
 
 def multi_token_attention(time: int = 256, batch_size: int = 2, channels: int = 4, kernel: int = 3) -> Made:
     """Attention whose scores are mixed by a convolution."""
     shape = (batch_size, channels, time, time)
-    return OnInput(MultiTokenAttention(channels, kernel), *shape), torch.randn(shape), from_gradient
+    mixing = MultiTokenAttention(channels, channels, kernel, padding=kernel // 2)
+    return OnInput(mixing, *shape), torch.randn(shape), from_gradient
 
 
 class OnLogs(nn.Module):
@@ -157,20 +139,17 @@ class OnLogs(nn.Module):
         return self.divergence(self.logs, target)
 
 
-def retained(output: torch.Tensor, _: Any) -> torch.Tensor:
-    """Returns a scalar of which the backward is that of `output`, the graph retained."""
-    scalar = output.detach().clone()
-    scalar.backward = lambda: output.backward(retain_graph=True)
-    return scalar
-
-
 def kl_divergence(vocabulary: int = 4096, rows: int = 16_384) -> Made:
     """PyTorch's KLDivLoss against probabilities."""
     target = torch.randn(rows, vocabulary).softmax(dim=-1)
-    return OnLogs(nn.KLDivLoss(reduction="batchmean"), rows, vocabulary), target, retained
+    return OnLogs(nn.KLDivLoss(reduction="batchmean"), rows, vocabulary), target, of_itself
 
 
 def js_divergence(vocabulary: int = 4096, rows: int = 8192) -> Made:
     """The Jensen-Shannon divergence against log-probabilities."""
     target = torch.randn(rows, vocabulary).log_softmax(dim=-1)
-    return OnLogs(jensen_shannon, rows, vocabulary), target, retained
+    return OnLogs(jensen_shannon, rows, vocabulary), target, of_itself
+
+
+def of_itself(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return retained(output, lambda: None)

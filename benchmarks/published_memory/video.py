@@ -10,7 +10,10 @@ from torch.nn import functional
 from torchvision.models.resnet import Bottleneck, ResNet
 
 DEPTHS = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3]}
-C3D = ((128, 1), (256, 2), (512, 2), (512, 2))  # widths and numbers of convolutions, after the first
+C3D = (  # channels in and out of each convolution, and the pooling after it
+    *((3, 64, (1, 2, 2)), (64, 128, 2), (128, 256, 0), (256, 256, 2)),
+    *((256, 512, 0), (512, 512, 2), (512, 512, 0), (512, 512, 2)),
+)
 PIXELS = 224
 
 
@@ -50,14 +53,13 @@ class Frames(nn.Module):
         for block in self.network.modules():
             if shifts and isinstance(block, Block):
                 block.conv1 = Shift(block.conv1, frames)
-        self.dropout, self.head = nn.Dropout(dropout), head
-        self.frames, self.shifts = frames, shifts
+        self.dropout, self.head, self.frames, self.shifts = nn.Dropout(dropout), head, frames, shifts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.network(x.flatten(0, 1))
         if self.shifts:
-            return self.head(self.dropout(x)).view(-1, self.frames, self.head.out_features).mean(1)
-        return self.head(self.dropout(x.view(-1, self.frames, x.shape[1]).mean(1)))
+            return self.head(self.dropout(x)).unflatten(0, (-1, self.frames)).mean(1)
+        return self.head(self.dropout(x.unflatten(0, (-1, self.frames)).mean(1)))
 
 
 def volume(stem: int, stride: int, inflated: Sequence[Sequence[int]]) -> ResNet:
@@ -65,9 +67,8 @@ def volume(stem: int, stride: int, inflated: Sequence[Sequence[int]]) -> ResNet:
     with torch.device("meta"):  # all that has weights is replaced
         network = ResNet(Block, DEPTHS[50])
     sizes = {"conv1": (stem, stride)}
-    for number, of_blocks in enumerate(inflated, start=1):
-        for index in range(DEPTHS[50][number - 1]):
-            sizes[f"layer{number}.{index}.conv1"] = (3 if of_blocks[index % len(of_blocks)] else 1, 1)
+    for number, (of_blocks, depth) in enumerate(zip(inflated, DEPTHS[50], strict=True), start=1):
+        sizes |= {f"layer{number}.{at}.conv1": (3 if of_blocks[at % len(of_blocks)] else 1, 1) for at in range(depth)}
     for name, module in list(network.named_modules()):
         if isinstance(module, nn.Conv2d):
             time, step = sizes.get(name, (1, 1))
@@ -80,49 +81,43 @@ def volume(stem: int, stride: int, inflated: Sequence[Sequence[int]]) -> ResNet:
     return network
 
 
-def tsn(batch_size: int = 32, frames: int = 3, depth: int = 50, classes: int = 400, many: bool = False) -> Any:
-    """Temporal segment network: the features' mean over the frames; `many` classes may hold at once."""
-    module = Frames(depth, frames, classes, 0.4, shifts=False)
+def clips(module: nn.Module, batch_size: int, *shape: int, classes: int = 400, many: bool = False) -> Any:
+    """Return the module, clips of a shape, and the loss; `many` classes may hold at once."""
     targets = torch.rand(batch_size, classes) if many else torch.randint(classes, (batch_size,))
     loss = functional.binary_cross_entropy_with_logits if many else functional.cross_entropy
-    return module, (torch.randn(batch_size, frames, 3, PIXELS, PIXELS), targets), loss
+    return module, (torch.randn(batch_size, *shape), targets), loss
+
+
+def tsn(batch_size: int = 32, frames: int = 3, depth: int = 50, classes: int = 400, many: bool = False) -> Any:
+    """Temporal segment network: the features' mean over the frames."""
+    module = Frames(depth, frames, classes, 0.4, shifts=False)
+    return clips(module, batch_size, frames, 3, PIXELS, PIXELS, classes=classes, many=many)
 
 
 def tsm(batch_size: int = 8, frames: int = 8) -> Any:
     """Temporal shift module in front of every block's first convolution."""
-    module = Frames(50, frames, 400, 0.5, shifts=True)
-    batch = torch.randn(batch_size, frames, 3, PIXELS, PIXELS), torch.randint(400, (batch_size,))
-    return module, batch, functional.cross_entropy
-
-
-def _volume(module: nn.Module, batch_size: int, frames: int) -> Any:
-    batch = torch.randn(batch_size, 3, frames, PIXELS, PIXELS), torch.randint(400, (batch_size,))
-    return module, batch, functional.cross_entropy
+    return clips(Frames(50, frames, 400, 0.5, shifts=True), batch_size, frames, 3, PIXELS, PIXELS)
 
 
 def i3d(batch_size: int = 8, frames: int = 32) -> Any:
     """Inflated ResNet-50."""
     network = volume(5, 2, ((1,), (1, 0), (1, 0), (0, 1)))
     network.layer1.append(nn.MaxPool3d((2, 1, 1), (2, 1, 1)))
-    return _volume(network, batch_size, frames)
+    return clips(network, batch_size, 3, frames, PIXELS, PIXELS)
 
 
 def slow_only(batch_size: int = 8, frames: int = 4) -> Any:
     """The slow path of SlowFast alone: no stride over time, inflated in the last two stages."""
-    return _volume(volume(1, 1, ((0,), (0,), (1,), (1,))), batch_size, frames)
+    return clips(volume(1, 1, ((0,), (0,), (1,), (1,))), batch_size, 3, frames, PIXELS, PIXELS)
 
 
 def c3d(batch_size: int = 30, frames: int = 16, classes: int = 101) -> Any:
     """C3D on clips of 112 pixels: eight convolutions over time and space, and two wide layers."""
     layers: list[nn.Module] = []
-    inward = 3
-    for widths, pool in (((64,), (1, 2, 2)), *(((width,) * number, (2, 2, 2)) for width, number in C3D)):
-        for width in widths:
-            layers += [nn.Conv3d(inward, width, 3, padding=1), nn.ReLU(inplace=True)]
-            inward = width
-        layers.append(nn.MaxPool3d(pool, pool))
+    for inward, width, pool in C3D:
+        layers += [nn.Conv3d(inward, width, 3, padding=1), nn.ReLU(inplace=True)]
+        layers += [nn.MaxPool3d(pool, pool)] if pool else []
     layers[-1].padding = (0, 1, 1)
     wide = ((nn.Linear(inward, 4096), nn.ReLU(), nn.Dropout()) for inward in (8192, 4096))
     module = nn.Sequential(*layers, nn.Flatten(), *chain.from_iterable(wide), nn.Linear(4096, classes))
-    batch = torch.randn(batch_size, 3, frames, 112, 112), torch.randint(classes, (batch_size,))
-    return module, batch, functional.cross_entropy
+    return clips(module, batch_size, 3, frames, 112, 112, classes=classes)
