@@ -18,7 +18,7 @@ if not find_spec("msgspec"):  # on a GPU machine, for which `just gpu-packages` 
     sys.path.append(str(ROOT / "build/gpu-site"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), sys.path[-1])))
 
-from msgspec import UNSET, Struct  # noqa: E402
+from msgspec import UNSET, Struct, json  # noqa: E402
 
 from profiler import __version__  # noqa: E402
 from profiler.core import catalogue  # noqa: E402
@@ -26,6 +26,7 @@ from profiler.core.case import Case, Choice, Trial, decode, encode  # noqa: E402
 from profiler.core.record import Record  # noqa: E402
 from profiler.engines.local import Local  # noqa: E402
 from profiler.training import OPTIMIZERS, STRATEGIES, models  # noqa: E402
+from profiler.workflows.spec import Request  # noqa: E402
 
 GCPROF = (sys.executable, "-m", "profiler")
 
@@ -57,6 +58,13 @@ class Row(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.device} {self.model} b{self.batch_size} {self.precision} {self.optimizer} {self.strategy}"
 
+    def request(self, device: str) -> Request:
+        """Return the step as a user asks for it on a device."""
+        return Request(
+            model=self.model, batch_size=str(self.batch_size), precision=self.precision, optimizer=self.optimizer,
+            strategies=self.strategy, device=device,
+        )  # fmt: skip
+
     def case(self, device: str, **fields: Any) -> Case:
         """Return the step on a device: `cpu`, `rehearse:h100`."""
         return Case(
@@ -76,6 +84,13 @@ def record(engine: Local, case: Case, *passes: str) -> Record:
     return found
 
 
+def called(module: str, function: str, *words: str) -> tuple[str, ...]:
+    """Return the command that calls a function with words in a new interpreter, and prints as JSON what it returns."""
+    ready = f"import sys; sys.path[0] = {str(ROOT)!r}; from {module} import {function} as function"
+    said = "from profiler.core.case import encode; print(encode(function(*sys.argv[1:])).decode())"
+    return sys.executable, "-c", f"{ready}; {said}", *words
+
+
 class Spent(NamedTuple):
     """What a process and its offspring took, and what it printed."""
 
@@ -84,6 +99,11 @@ class Spent(NamedTuple):
     nbytes: int  # the largest resident set of any of them
     output: bytes
     exit_code: int
+
+    @property
+    def answer(self) -> Any:
+        """What the JSON says that it printed."""
+        return json.decode(self.output)
 
 
 def spent(words: Sequence[str], *, may_fail: bool = False, **how: Any) -> Spent:
@@ -114,14 +134,15 @@ def busy(number: int) -> Iterator[None]:
             process.wait()
 
 
-def verdict(is_met: bool) -> str:
-    return "met" if is_met else "MISSED"
+def is_missed(title: str, value: float, bound: float, more: str = "") -> bool:
+    """Print a value beside the most that it may be, and more; return whether it is above that."""
+    missed = value > bound
+    print(f"{title:44} {value:8.3f}  at most {bound:<6.3g} {'MISSED' if missed else 'met':6}  {more}", flush=True)
+    return missed
 
 
-def resumed(
-    rows: Sequence[Any], kind: Any, asked: argparse.Namespace, find: Callable[[Any], Any], line: Callable[[Any], str]
-) -> list[Any]:
-    """Return what an earlier run has found of these rows, and what is found of the others; prints a line of each."""
+def resumed(rows: Sequence[Any], kind: Any, asked: argparse.Namespace, find: Callable[[Any], Any]) -> list[Any]:
+    """Return what an earlier run has found of these rows, and what is found of the others; prints the cells of each."""
     known = {one.row: one for one in kept(asked.keep, kind) if one.row in rows}
     until = time.monotonic() + 60 * asked.within
     for row in (*known, *(row for row in rows if row not in known)):
@@ -130,7 +151,7 @@ def resumed(
                 break
             known[row] = find(row)
             keep(asked.keep, known[row])
-        print(line(known[row]), flush=True)
+        print(*known[row].cells, sep=" | ", flush=True)
     return list(known.values())
 
 
@@ -146,18 +167,12 @@ def keep(file: Path | None, one: Any) -> None:
             kept_file.write(encode(one) + b"\n")
 
 
-def row(*cells: object) -> str:
-    """Return a line of a table in Markdown."""
-    return f"| {' | '.join(map(str, cells))} |\n"
-
-
 def table(head: str, rows: Iterable[Sequence[object]]) -> str:
     """Return a table in Markdown; a heading that ends with `:` is of numbers. Nothing where there are no rows."""
     names = head.split(" | ")
-    lines = [row(*cells) for cells in rows]
+    lines = [f"| {' | '.join(map(str, cells))} |\n" for cells in ([name.removesuffix(":") for name in names], *rows)]
     rule = "|".join("--:" if name.endswith(":") else "---" for name in names)
-    top = row(*(name.removesuffix(":") for name in names)), f"|{rule}|\n"
-    return "".join((*top, *lines)) if lines else ""
+    return "".join((lines[0], f"|{rule}|\n", *lines[1:])) if lines[1:] else ""
 
 
 def made(words: str, *, on_cores: bool = False) -> str:

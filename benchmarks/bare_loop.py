@@ -1,17 +1,13 @@
 """Training steps in plain PyTorch on the hollow device: the truth that `benchmarks.instrument` holds gcprof to.
 
-Reads a request a line and answers each with a line of JSON. The process imports torch and the models' libraries, and a
-fork of it runs each request, so that every row has a fresh allocator. Of gcprof it uses what opens the device, and the
-modules of the built-in models; batches, losses, blocks, checkpoints, precision, optimizer and step are written here, as
-docs/strategies.md and docs/how-it-works.md say them.
+Of gcprof it uses what opens the device, and the modules of the built-in models; batches, losses, blocks, checkpoints,
+precision, optimizer and step are written here, as docs/strategies.md and docs/how-it-works.md say them.
 
 The protocol: model and batch are made on the device, batch and model are cast, one step settles gradients and optimizer
 state, and the next one is read. No values are computed there, so that `all()` is taken as true, as for whole sequences.
 """
 
 import importlib
-import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,7 +19,7 @@ from typing import Any
 
 from profiler.rehearsal import device as hollow
 
-if __name__ == "__main__":  # before torch is imported
+if "torch" not in sys.modules:  # else its first importer has said on which device
     hollow.load()
 
 import torch
@@ -31,6 +27,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.nn import functional as F
 from torch.utils import checkpoint as checkpoints
+from torch.utils._pytree import tree_leaves
 
 warnings.simplefilter("ignore")
 BLOCKS = {  # modules, and containers (with a slash) whose children are the blocks, plain Sequentials opened; of models
@@ -68,6 +65,11 @@ HEADS = {
     "vit": "AutoModelForImageClassification",
     "whisper": "AutoModelForSpeechSeq2Seq",
 }  # all others are causal
+LLAMA = {  # `llama`, size=tiny
+    **{"vocab_size": 256, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 4},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096},
+    "tie_word_embeddings": False,
+}
 KEPT = {  # operators whose results a selective checkpoint keeps
     "matmul": ("mm", "addmm", "bmm", "baddbmm"),
     "conv": ("convolution",),
@@ -75,39 +77,21 @@ KEPT = {  # operators whose results a selective checkpoint keeps
 }
 
 
-def main() -> None:
-    importlib.import_module("torch._dynamo")  # which optimizers and checkpoints import: once here, not in each fork
-    for line in sys.stdin:
-        row = json.loads(line)
-        importlib.import_module(_library(row["model"]))
-        sys.stdout.flush()
-        child = os.fork()
-        if not child:
-            _answer(row)
-        _, status = os.waitpid(child, 0)
-        if status:  # it has written no answer
-            os.write(1, json.dumps({"error": f"the process ended with status {status}"}).encode() + b"\n")
-
-
-def _answer(row: dict[str, Any]) -> None:
+def answer(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the bytes of the row's step, in a process of its own; or, as `error`, what it raised."""
     torch.Tensor.all = _passing(torch.Tensor.all)
     if masks := sys.modules.get("transformers.masking_utils"):
         masks.fast_all = _passing(masks.fast_all)  # type: ignore[attr-defined]  # the same test, as a sum
     try:
         hollow.choose(f"rehearse:{row['device']}")
-        text = json.dumps(run(row))
+        return run(row)
     except Exception as error:  # noqa: BLE001  a model may raise anything
-        text = json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
-    os.write(1, text.encode() + b"\n")
-    os._exit(0)  # autograd's threads are not waited for
+        return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
 
 
-def run(row: dict[str, Any], *, timed: int = 0, gradients: dict[str, torch.Tensor] | None = None) -> dict[str, Any]:
-    """Return the bytes of one step: its peak, what the forward saves, and what the allocator holds at most.
-
-    On a real device, the milliseconds of so many `timed` steps too; `gradients` gets those of the first step.
-    """
-    with torch.device("cuda"):
+def prepared(row: dict[str, Any], device: str = "cuda") -> tuple[nn.Module, list[nn.Module], Callable[[], int]]:
+    """Return the row's module, its blocks, and a step, which returns the bytes that the forward saves."""
+    with torch.device(device):
         module, batch, loss = built(row["model"], row["batch_size"])
     if row["precision"] == "bf16":
         as_made, batch = batch, [x.to(torch.bfloat16) if x.is_floating_point() else x for x in batch]
@@ -121,7 +105,7 @@ def run(row: dict[str, Any], *, timed: int = 0, gradients: dict[str, torch.Tenso
         "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
         "adamw": partial(torch.optim.AdamW, lr=0.001),
     }[row["optimizer"]](module.parameters())
-    cast = torch.autocast("cuda", torch.bfloat16) if row["precision"] == "amp-bf16" else nullcontext()
+    cast = torch.autocast(device, torch.bfloat16) if row["precision"] == "amp-bf16" else nullcontext()
 
     def call(*given: Any, **named: Any) -> Any:
         with around:
@@ -137,6 +121,15 @@ def run(row: dict[str, Any], *, timed: int = 0, gradients: dict[str, torch.Tenso
         optimizer.step()
         return saved
 
+    return module, blocks, step
+
+
+def run(row: dict[str, Any], *, timed: int = 0, gradients: dict[str, torch.Tensor] | None = None) -> dict[str, Any]:
+    """Return the bytes of one step: its peak, what the forward saves, and what the allocator holds at most.
+
+    On a real device, the milliseconds of so many `timed` steps too; `gradients` gets those of the first step.
+    """
+    module, blocks, step = prepared(row)
     step()
     if gradients is not None:
         gradients |= {name: weight.grad.cpu() for name, weight in module.named_parameters() if weight.grad is not None}
@@ -185,20 +178,17 @@ def built(model: str, batch_size: int) -> tuple[nn.Module, list[torch.Tensor], C
 
         return _images(timm.create_model(rest, pretrained=False, num_classes=1000), batch_size, 224, 0.0)
     if library in ("hf", "llama"):
-        return _transformers(rest or library, options, batch_size, is_built_in=library == "llama")
+        return _transformers(rest or library, options, batch_size)
     if ".py" in name:
-        module, batch, *given = importlib.import_module(_file(name)).make(**options, batch_size=batch_size)
-        if not given:
-            return module, list(batch), lambda call, batch: call(*batch)
-        return module, list(batch), lambda call, batch: given[0](call(batch[0]), batch[1])
+        file = importlib.import_module(name.partition(".py")[0].replace("/", "."))
+        module, batch, *given = file.make(**options, batch_size=batch_size)
+        return module, list(batch), lambda call, batch: given[0](call(batch[0]), batch[1]) if given else call(*batch)
     return _built_in(name, options, batch_size)
 
 
-def _parsed(model: str) -> tuple[str, dict[str, str]]:
-    *words, last = model.split(":")
-    if "=" not in last:
-        return model, {}
-    return ":".join(words), dict(word.split("=") for word in last.split(","))
+def _parsed(words: str) -> tuple[str, dict[str, str]]:
+    name, _, options = words.rpartition(":")
+    return (name, dict(word.split("=") for word in options.split(","))) if "=" in options else (words, {})
 
 
 def _images(module: nn.Module, batch_size: int, pixels: int, auxiliary: float) -> Any:
@@ -215,16 +205,11 @@ def _images(module: nn.Module, batch_size: int, pixels: int, auxiliary: float) -
     return module, [images, labels], loss
 
 
-def _transformers(family: str, options: dict[str, str], batch_size: int, *, is_built_in: bool) -> Any:
+def _transformers(family: str, options: dict[str, str], batch_size: int) -> Any:
     import transformers
 
-    if is_built_in:  # `llama`: docs/models of gcprof, size=tiny
-        config: Any = transformers.LlamaConfig(
-            vocab_size=256, hidden_size=64, intermediate_size=172, num_hidden_layers=4, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=False,
-        )  # fmt: skip
-    else:
-        config = transformers.CONFIG_MAPPING[family](**{key: int(value) for key, value in options.items()})
+    sizes = {key: int(value) for key, value in options.items()} or LLAMA
+    config: Any = transformers.CONFIG_MAPPING[family](**sizes)
     config.use_cache = False
     for name in ("pad", "bos", "eos", "decoder_start"):  # within a vocabulary that was made smaller
         token = getattr(config, f"{name}_token_id", None)
@@ -232,8 +217,7 @@ def _transformers(family: str, options: dict[str, str], batch_size: int, *, is_b
             setattr(config, f"{name}_token_id", config.vocab_size - 1)
     if family == "t5":
         config.decoder_start_token_id = config.pad_token_id
-    head = getattr(transformers, HEADS.get(family, "AutoModelForCausalLM"))
-    module = head.from_config(config)
+    module = getattr(transformers, HEADS.get(family, "AutoModelForCausalLM")).from_config(config)
     if family == "vit":
         named = {"pixel_values": torch.randn(batch_size, 3, 224, 224), "labels": torch.randint(2, (batch_size,))}
     elif family == "whisper":
@@ -241,9 +225,9 @@ def _transformers(family: str, options: dict[str, str], batch_size: int, *, is_b
         named = {"input_features": features, "labels": torch.randint(5, 900, (batch_size, 64))}
     else:
         plain = torch.tensor(range(5, config.vocab_size - 1))  # tokens that are not special
-        tokens = plain[torch.randint(len(plain), (batch_size, 256 if is_built_in else 64))]
+        tokens = plain[torch.randint(len(plain), (batch_size, 64 if options else 256))]
         named = {"input_ids": tokens, "labels": tokens.clone()}
-    names = list(named)
+    names = list(named)  # alone: the batch may be cast
     return module, list(named.values()), lambda call, batch: call(**dict(zip(names, batch, strict=True))).loss
 
 
@@ -302,17 +286,18 @@ def apply(
     if name == "selective":
         operators = [getattr(torch.ops.aten, word).default for word in KEPT[options["save"]]]
         under = partial(under, context_fn=partial(checkpoints.create_selective_checkpoint_contexts, operators))
-    segments: dict[str, Callable[[], list[Any]]] = {
-        "all": lambda: [[index] for index in every],
-        "selective": lambda: [[index] for index in every],
-        "every": lambda: [[index] for index in every[int(options["k"]) - 1 :: int(options["k"])]],
-        "first": lambda: [[index] for index in every[: int(options["n"])]],
-        "segments": lambda: _consecutive(sizes or _equal(number, int(options["k"]))),
-        "sqrt": lambda: _consecutive(_equal(number, max(1, round(sqrt(number))))),
-        "recursive": lambda: [item for item in _halves(list(every)) if isinstance(item, list)],
-        "from-start": lambda: [_nested(number - 1)] if number > 1 else [],
+    each, size, first = [[index] for index in every], int(options.get("k", 1)), int(options.get("n", 0))
+    segments: dict[str, list[Any]] = {
+        "all": each,
+        "selective": each,
+        "every": each[size - 1 :: size],
+        "first": each[:first],
+        "segments": _consecutive(sizes or _equal(number, size)),
+        "sqrt": _consecutive(_equal(number, max(1, round(sqrt(number))))),
+        "recursive": [item for item in _halves(list(every)) if isinstance(item, list)],
+        "from-start": [_before(number - 1)] if number > 1 else [],
     }
-    for segment in given or segments.get(name, list)():
+    for segment in given or segments.get(name, ()):
         _checkpoint(blocks, segment, under)
     return nullcontext()
 
@@ -332,9 +317,9 @@ def _halves(indices: list[int]) -> list[Any]:
     return [_halves(indices[:middle]), *_halves(indices[middle:])] if middle else indices
 
 
-def _nested(number: int) -> list[Any]:
+def _before(number: int) -> list[Any]:
     """Each block after all blocks before it, which are a segment."""
-    return [_nested(number - 1), number - 1] if number > 1 else [0]
+    return [_before(number - 1), number - 1] if number > 1 else [0]
 
 
 def _checkpoint(blocks: list[nn.Module], segment: list[Any], under: Callable[..., Any]) -> None:
@@ -347,38 +332,15 @@ def _checkpoint(blocks: list[nn.Module], segment: list[Any], under: Callable[...
             value = run(value, *more, **named)
         return value
 
-    first, *others = _flat(segment)
-    for index in _begins(segment):  # a recompute needs what an in-place ReLU at its start was given
-        if getattr(blocks[index], "inplace", False):
-            blocks[index].inplace = False
+    for inner in _segments_in(segment):  # a recompute needs what an in-place ReLU at its start was given
+        begin = blocks[tree_leaves(inner)[0]]
+        if getattr(begin, "inplace", False):
+            begin.inplace = False
+    first, *others = tree_leaves(segment)
     blocks[first].forward = partial(under, partial(compute, segment))
     for index in others:
         blocks[index].forward = lambda value, *more, **named: value
 
 
-def _flat(segment: list[Any]) -> list[int]:
-    return [index for item in segment for index in (_flat(item) if isinstance(item, list) else [item])]
-
-
-def _begins(segment: list[Any]) -> set[int]:
-    """The blocks that begin a checkpoint."""
-    inner = [_begins(item) for item in segment if isinstance(item, list)]
-    return {_flat(segment)[0]}.union(*inner)
-
-
-def _library(model: str) -> str:
-    """Return the module that defines the model: what takes long to import."""
-    library, _, name = model.partition(":")
-    if library in ("hf", "llama"):
-        family = name.partition(":")[0] or library
-        return f"transformers.models.{family}.modeling_{family}"
-    built_in = _file(model) if ".py" in model else "profiler.training.models.built_in"
-    return library if library in ("torchvision", "timm") else built_in
-
-
-def _file(model: str) -> str:
-    return model.partition(".py")[0].replace("/", ".")
-
-
-if __name__ == "__main__":
-    main()
+def _segments_in(segment: list[Any]) -> list[list[Any]]:
+    return [segment, *(each for item in segment if isinstance(item, list) for each in _segments_in(item))]

@@ -6,8 +6,6 @@ budget, and to PyTorch's sac_milp. Bytes are rehearsed; times are the estimate f
 and fit.jsonl; `--twins` measures small steps of the same families on this CPU instead, into twins.jsonl and fit.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import tempfile
@@ -15,15 +13,16 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
-from benchmarks import Row, keep, kept, made, parser, sac, spent, table
+from benchmarks import Row, called, keep, kept, made, parser, sac, spent, table
 from profiler.analysis.rows import against, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import schedule
-from profiler.core.case import Case, Choice, Trial, encode
+from profiler.core.case import Case, Choice, Trial, decode, encode
 from profiler.core.errors import UserError
-from profiler.core.gpu_specs import MOST_BYTES, rehearsed
+from profiler.core.gpu_specs import MOST_BYTES, rehearsed, to_rehearse
 from profiler.core.record import Record, bytes_needed
 from profiler.core.units import bytes_text
 from profiler.scripts.report import Asked
@@ -31,7 +30,6 @@ from profiler.training import resolved_label
 from profiler.workflows import fit_command
 from profiler.workflows.fit import FitRequest, fit
 from profiler.workflows.fit_search import OFFLOAD, Search, timed
-from profiler.workflows.spec import Request
 from profiler.workflows.stages import ModelOnDevice, roomy
 
 DEVICE, SHARE = "h100", 0.4
@@ -42,6 +40,7 @@ LLAMA += ",num_attention_heads=32,num_key_value_heads=8,tie_word_embeddings=True
 FOLDER = Path("results/fit")
 GIB = 1 << 30
 BUDGETS = (0.75, 0.5, 0.25)  # of a compiled budget besides 0, the largest that fits
+WAYS = (("as it is", "none"), ("all", "all"), ("save_on_cpu", "offload"))
 LADDER = ("chunk-loss", "fused", "offload-inputs", "in-backward", *(f"micro-batches:n={n}" for n in (2, 4, 8)))
 
 
@@ -52,13 +51,6 @@ class Step(Row, frozen=True, kw_only=True):
     batch_size: int
     optimizer: str = "adamw"
     limit_gib: float | None = None  # None: SHARE of what it reserves as it is
-
-    @property
-    def words(self) -> Request:
-        return Request(
-            model=self.model, batch_size=str(self.batch_size), precision=self.precision, optimizer=self.optimizer,
-            strategies="none", device=f"rehearse:{DEVICE}",
-        )  # fmt: skip
 
 
 STEPS = (
@@ -71,9 +63,8 @@ STEPS = (
     Step(name="LSTM", model=f"{FILE}:lstm", batch_size=64),
     Step(name="U-Net", model=f"{FILE}:unet", batch_size=32),
     Step(name="MoE", model=f"{FILE}:moe", batch_size=16, precision="amp-bf16"),
+    Step(name=SCRIPT.stem, model=SCRIPT.name, batch_size=512, precision="amp-bf16"),
 )
-
-NAMES = (*(step.name for step in STEPS), SCRIPT.stem)
 SMALL = "n_layer=4,n_embd=128,n_head=4,vocab_size=8000"
 BERT = "num_hidden_layers=4,hidden_size=128,num_attention_heads=4,intermediate_size=512,vocab_size=8000"
 TWINS = {  # small steps of the same families
@@ -90,7 +81,7 @@ TWINS = {  # small steps of the same families
 ROUNDS = 5  # of a twin's pairs of steps
 
 
-class Twin(msgspec.Struct, frozen=True, kw_only=True):
+class Twin(Struct, frozen=True, kw_only=True):
     """Our way and the fastest other that fits, measured on this CPU; the ratio is of our step to the other's."""
 
     name: str
@@ -100,8 +91,14 @@ class Twin(msgspec.Struct, frozen=True, kw_only=True):
     ratio: tuple[float, float | None, float | None] | None = None  # and its interval
     verdict: str = ""
 
+    @property
+    def interval(self) -> str:
+        """The ratio and its interval in words."""
+        ratio, low, high = self.ratio or (None, None, None)
+        return "" if ratio is None else f"{ratio:.3f}" if low is None else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+
+class Result(Struct, frozen=True, kw_only=True):
     """What one way does with one step."""
 
     way: str
@@ -112,8 +109,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool = False
     took_seconds: float = 0.0
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table, besides its step."""
+        more = "" if self.time_ratio is None else f"{self.time_ratio - 1:+.1%}"
+        return self.way, self.label, bytes_text(self.reserved_bytes), more, "yes" if self.fits else "no"
 
-class Fits(msgspec.Struct, frozen=True, kw_only=True):
+
+class Fits(Struct, frozen=True, kw_only=True):
     """One step under its limit, by each way; the first is the step as it is, the second gcprof's."""
 
     name: str
@@ -127,49 +130,61 @@ class Fits(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> int:
     arguments = parser(__doc__, "of steps")
-    arguments.add_argument("--one", help="run one step in this process, and print it as JSON")
     arguments.add_argument("--no-compiled", action="store_true", help="leave the compiled budget out: it takes minutes")
     arguments.add_argument("--twins", action="store_true", help="measure small steps on this CPU, on quiet cores")
     asked = arguments.parse_args()
-    if asked.twins:
-        return _measured(asked.output or FOLDER, asked.names)
-    if asked.one:
-        step = next((step for step in STEPS if step.name == asked.one), None)
-        found = judged(step, compiles=not asked.no_compiled) if step else scripted()
-        sys.stdout.buffer.write(msgspec.json.encode(found))
-        return 0
     folder = asked.output or FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     known = {one.name: one for one in kept(folder / "fit.jsonl", Fits)}
-    for name in NAMES:
-        if not asked.names or name in asked.names:
-            command = [sys.executable, "-m", "benchmarks.fit", "--one", name]
-            done = spent([*command, *(["--no-compiled"] if asked.no_compiled else [])], stderr=None)
-            known[name] = msgspec.json.decode(done.output, type=Fits)
+    for name in asked.names or [step.name for step in STEPS]:
+        if not asked.twins:
+            way = "uncompiled" if asked.no_compiled else ""
+            known[name] = decode(spent(called("benchmarks.fit", "judged", name, way), stderr=None).output, Fits)
             keep(folder / "fit.jsonl", known[name])
-            _write(folder)
-            print(_line(known[name]), flush=True)
-    return int(not all(one.results[1].fits or (one.floor_bytes or 0) > one.limit_bytes for one in known.values()))
+            for result in known[name].results:
+                print(name, *result.cells, f"{result.took_seconds:.0f} s", sep=" | ", flush=True)
+        elif name in TWINS and name in known:  # the limit is the part of its own peak that is the large step's
+            measured = twin(name, known[name].limit_bytes / (known[name].results[0].reserved_bytes or 1))
+            keep(folder / "twins.jsonl", measured)
+            print(measured, flush=True)
+        (folder / "fit.md").write_text(_page(folder, known))
+    missed = [one for one in known.values() if not one.results[1].fits and (one.floor_bytes or 0) <= one.limit_bytes]
+    return int(bool(missed) and not asked.twins)
 
 
-def judged(step: Step, *, compiles: bool) -> Fits:
+def judged(name: str, without: str) -> Fits:
     """Run the step by each way."""
-    with ModelOnDevice(step.words) as model:
-        rivals = Rivals(model, tempfile.mkdtemp())
-        none = rivals.record("none")
-        limit = int(step.limit_gib * GIB if step.limit_gib else SHARE * (none.readings.reserved_bytes or 0))
-        results = [rivals.result("as it is", "none", limit)]
-        results += [rivals.result("all", "all", limit), rivals.result("save_on_cpu", "offload", limit)]
-        results += [rivals.compiled(limit)] if compiles else []
-        results += [rivals.milp(limit), rivals.greedy(limit)]
-    ours, floor = _ours(step, limit)
+    (step,) = (step for step in STEPS if step.name == name)
+    limit, results, floor = _scripted() if name == SCRIPT.stem else _by_each(step, compiles=not without)
     return Fits(
-        name=step.name, model=step.model, batch_size=step.batch_size, precision=step.precision, limit_bytes=limit,
-        results=(results[0], ours, *results[1:]), floor_bytes=floor,
+        name=name, model=step.model, batch_size=step.batch_size, precision=step.precision, limit_bytes=limit,
+        results=tuple(results), floor_bytes=floor,
     )  # fmt: skip
 
 
-def scripted() -> Fits:
+def _by_each(step: Step, *, compiles: bool) -> tuple[int, list[Result], int | None]:
+    """Return the limit, what each way does, and the floor that gcprof proves."""
+    with ModelOnDevice(step.request(to_rehearse(DEVICE))) as model:
+        rivals = Rivals(model, tempfile.mkdtemp())
+        reserved = rivals.none.readings.reserved_bytes or 0
+        rivals.limit = limit = int(step.limit_gib * GIB if step.limit_gib else SHARE * reserved)
+        results = [rivals.result(*way) for way in WAYS]
+        results += [*([rivals.compiled()] if compiles else []), rivals.milp(), rivals.greedy()]
+    began = time.monotonic()
+    words = replace(step, model=step.model.replace(FILE, str(Path(FILE).resolve()))).request(to_rehearse(DEVICE))
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        fitted = fit(FitRequest(words=words, limit=limit, context_bytes=0))
+    row = fitted.chosen or min(fitted.rows, key=lambda row: fitted.needed_bytes(row) or 1 << 62)
+    plan = f" {fitted.plan.plan}" if fitted.plan else ""
+    ours = Result(
+        way="gcprof fit", label=_label(row.case) + plan, reserved_bytes=row.readings.reserved_bytes,
+        peak_bytes=row.readings.peak_bytes, time_ratio=row.time_ratio, fits=fitted.chosen is not None,
+        took_seconds=time.monotonic() - began,
+    )  # fmt: skip
+    return limit, [results[0], ours, *results[1:]], min(fitted.floors.values(), default=None)
+
+
+def _scripted() -> tuple[int, list[Result], int | None]:
     """Fit the script at SHARE of what it reserves; each way is the whole command."""
     words = (sys.executable, str(SCRIPT.resolve()), "--batch-size", "512")
     asked = Asked(words=words, gpus=rehearsed(DEVICE, memory=None, context="0"))
@@ -185,32 +200,18 @@ def scripted() -> Fits:
         )
         for way, one in ways.items()
     ]  # fmt: skip
-    return Fits(
-        name=SCRIPT.stem, model=SCRIPT.name, batch_size=512, precision="amp-bf16", limit_bytes=limit,
-        results=tuple(results), floor_bytes=min(fitted.floors.values(), default=None),
-    )  # fmt: skip
-
-
-def _measured(folder: Path, names: list[str]) -> int:
-    """Measure the twins, each at the part of its own peak that the limit of the large step is of what that reserves."""
-    for one in {one.name: one for one in kept(folder / "fit.jsonl", Fits)}.values():
-        if one.name in TWINS and (not names or one.name in names):
-            measured = twin(one.name, one.limit_bytes / (one.results[0].reserved_bytes or 1))
-            keep(folder / "twins.jsonl", measured)
-            print(measured, flush=True)
-    _write(folder)
-    return 0
+    return limit, results, min(fitted.floors.values(), default=None)
 
 
 def twin(name: str, share: float) -> Twin:
     """Fit a twin and time it beside the fastest other way that fits: both alternate with the step as it is."""
     model, batch_size = TWINS[name]
-    model = model.replace(FILE, str(Path(FILE).resolve()))
-    words = Request(model=model, batch_size=str(batch_size), optimizer="adamw", strategies="none", device="cpu")
+    twin = Row(model=model.replace(FILE, str(Path(FILE).resolve())), batch_size=batch_size, optimizer="adamw")
+    words = twin.request("cpu")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), ModelOnDevice(words) as on_cpu:
         rivals = Rivals(on_cpu, folder)
-        limit = int(share * (rivals.record("none").readings.peak_bytes or 0))
-        other = rivals.greedy(limit)
+        rivals.limit = limit = int(share * (rivals.none.readings.peak_bytes or 0))
+        other = rivals.greedy()
         fitted = fit(FitRequest(words=words, limit=limit))
         ours = _label(fitted.chosen.case) if fitted.chosen else "nothing fits"
         made = Twin(name=name, limit=share, ours=ours, other=other.label if other.fits else "nothing fits")
@@ -222,24 +223,7 @@ def twin(name: str, share: float) -> Twin:
         mine, theirs = (by_case[case] for case in cases)
         ratio = against(mine, theirs)
         told = "same way" if mine is theirs else time_verdict_of(mine, theirs)
-    return msgspec.structs.replace(made, ratio=ratio and (ratio.ratio, ratio.low, ratio.high), verdict=told)
-
-
-def _ours(step: Step, limit: int) -> tuple[Result, int | None]:
-    """Return the way that `gcprof fit` chooses; or what the least of its rows needs, and the floor that it proves."""
-    began = time.monotonic()
-    words = msgspec.structs.replace(step.words, model=step.model.replace(FILE, str(Path(FILE).resolve())))
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        fitted = fit(FitRequest(words=words, limit=limit, context_bytes=0))
-    took = time.monotonic() - began
-    row = fitted.chosen or min(fitted.rows, key=lambda row: fitted.needed_bytes(row) or 1 << 62)
-    plan = f" {fitted.plan.plan}" if fitted.plan else ""
-    result = Result(
-        way="gcprof fit", label=_label(row.case) + plan, reserved_bytes=row.readings.reserved_bytes,
-        peak_bytes=row.readings.peak_bytes, time_ratio=row.time_ratio, fits=fitted.chosen is not None,
-        took_seconds=took,
-    )  # fmt: skip
-    return result, min(fitted.floors.values(), default=None)
+    return replace(made, ratio=ratio and (ratio.ratio, ratio.low, ratio.high), verdict=told)
 
 
 def _label(case: Case) -> str:
@@ -248,11 +232,12 @@ def _label(case: Case) -> str:
 
 
 class Rivals:
-    """Runs the step under labels, each once."""
+    """Runs the step under labels, each once, under a limit."""
 
     def __init__(self, model: ModelOnDevice, folder: str) -> None:
         model.case = roomy(model.case) if model.case.is_rehearsed else model.case
         self._model, self._search, self._folder = model, Search(model, 0, 0), folder
+        self.none, self.limit = self.record("none"), 0
 
     def record(self, label: str) -> Record:
         """Return the step under a label, with the waits of each stage where inputs wait in host memory, as ours has."""
@@ -263,30 +248,27 @@ class Rivals:
         alone = self._search.run(Choice("+".join(["none", *(one for one in choice.parts[1:] if one != OFFLOAD)])))
         return timed(record, self._search.added_seconds(choice), {alone.case.label: alone})
 
-    def result(self, way: str, label: str, limit: int) -> Result:
-        return self._of(way, label, self.record(label), limit)
-
-    def _of(self, way: str, label: str, record: Record, limit: int) -> Result:
+    def result(self, way: str, label: str, record: Record | None = None) -> Result:
+        record = record or self.record(label)
         if record.outcome != "ok":
             return Result(way=way, label=f"{label}: {record.outcome}: {record.detail}")
-        (row,) = (row for row in read_rows([self.record("none"), record]) if row.case == record.case)
+        (row,) = (row for row in read_rows([self.none, record]) if row.case == record.case)
         reserved = bytes_needed(record.readings, record.case.device, 0)
         return Result(
             way=way, label=label, reserved_bytes=reserved, peak_bytes=record.readings.peak_bytes,
-            time_ratio=row.time_ratio, fits=reserved is not None and reserved <= limit,
+            time_ratio=row.time_ratio, fits=reserved is not None and reserved <= self.limit,
         )  # fmt: skip
 
-    def compiled(self, limit: int) -> Result:
+    def compiled(self) -> Result:
         """Return the step with the largest compiled budget that fits, else with the smallest."""
-        way, word = "compiled budget", "compile-budget:budget="
-        least = self.result(way, f"{word}0.0", limit)
-        tried = (self.result(way, f"{word}{budget}", limit) for budget in BUDGETS if least.fits)
+        least = self.result("compiled budget", "compile-budget:budget=0.0")
+        tried = (self.result(least.way, f"compile-budget:budget={budget}") for budget in BUDGETS if least.fits)
         return next((result for result in tried if result.fits), least)
 
-    def milp(self, limit: int) -> Result:
+    def milp(self) -> Result:
         """Return the step with PyTorch's checkpoints of the largest of its budgets that fits, else of the smallest."""
         way, file = "sac_milp", f"{self._folder}/policies.json"
-        asked = sac.Asked(case=self._model.case, limit_bytes=limit, file=file)
+        asked = sac.Asked(case=self._model.case, limit_bytes=self.limit, file=file)
         try:
             answer = self._model.engine.ask("benchmarks.sac:solve", encode(asked).decode(), failing="its process")
         except UserError as error:
@@ -294,62 +276,52 @@ class Rivals:
         result = Result(way=way, label=answer.get("why", ""))
         for place in range(answer.get("num_policies", 0)):
             model = Choice.of(f"{Path('benchmarks/sac.py').resolve()}:planned", {"file": file, "place": place})
-            own = msgspec.structs.replace(self._model.case, strategy=Choice("own"))
-            trial = Trial(case=msgspec.structs.replace(own, model=model), passes=schedule.REHEARSED_PASSES)
+            own = replace(self._model.case, strategy=Choice("own"))
+            trial = Trial(case=replace(own, model=model), passes=schedule.REHEARSED_PASSES)
             (record,) = self._model.engine.run([trial])
-            record = msgspec.structs.replace(record, case=own)  # of the same baseline
-            result = self._of(way, f"policy {place + 1} of {answer['num_policies']}", record, limit)
+            label = f"policy {place + 1} of {answer['num_policies']}"
+            result = self.result(way, label, replace(record, case=own))  # of the same baseline
             if result.fits:
                 break
         return result
 
-    def greedy(self, limit: int) -> Result:
+    def greedy(self) -> Result:
         """Return `all` with levers added by their cost, each if it lowers reserved bytes, until it fits."""
-        result = self.result("all + levers by cost", "all", limit)
+        result = self.result("all + levers by cost", "all")
         ladder = [one for one in LADDER if one != OFFLOAD or self._model.case.is_rehearsed]  # a CPU's host is itself
         for lever in ladder:
             if result.fits or not result.reserved_bytes:
                 break
             parts = [part for part in result.label.split("+") if part.split(":")[0] != lever.split(":")[0]]
             with contextlib.suppress(UserError):  # in-backward with micro-batches
-                more = self.result(result.way, str(resolved_label(Choice("+".join([*parts, lever])))), limit)
+                more = self.result(result.way, str(resolved_label(Choice("+".join([*parts, lever])))))
                 if more.reserved_bytes and more.reserved_bytes < result.reserved_bytes:
                     result = more
         return result
 
 
-def _write(folder: Path) -> None:
-    """Write the page of all that is kept."""
-    known = {one.name: one for one in kept(folder / "fit.jsonl", Fits)}
-    twins = {one.name: one for one in kept(folder / "twins.jsonl", Twin)}
-    text = _page([known[name] for name in NAMES if name in known])
-    if twins:
-        rows = [(one.name, f"{one.limit:.0%}", one.ours, one.other, _interval(one), one.verdict)
-                for one in map(twins.get, NAMES) if one]  # fmt: skip
-        text += "\n## Measured on a CPU\n\nSmall steps of the same families, each at the same part of its own peak. "
-        text += "Nothing is moved to the host, which a CPU's memory is; nothing is compiled.\n\n"
-        text += table("twin | limit: | gcprof fit | fastest other that fits | ratio of step times: | gcprof is", rows)
-    (folder / "fit.md").write_text(text)
-
-
-def _interval(one: Twin) -> str:
-    if one.ratio is None:
-        return ""
-    ratio, low, high = one.ratio
-    return f"{ratio:.3f}" if low is None else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
-
-
-def _page(steps: list[Fits]) -> str:
-    rows = []
-    for one in steps:
-        for place, result in enumerate(one.results):
-            name = f"{one.name}, {one.batch_size}, {one.precision}" if not place else ""
-            limit = bytes_text(one.limit_bytes) if not place else ""
-            cells = (name, limit, result.way, result.label, bytes_text(result.reserved_bytes), _more(result))
-            rows.append((*cells, "yes" if result.fits else "no"))
+def _page(folder: Path, known: dict[str, Fits]) -> str:
+    """Return the page of all that is kept."""
+    steps = [known[step.name] for step in STEPS if step.name in known]
+    heads = [(f"{one.name}, {one.batch_size}, {one.precision}", bytes_text(one.limit_bytes)) for one in steps]
+    rows = [
+        (*(head if result is one.results[0] else ("", "")), *result.cells)
+        for head, one in zip(heads, steps, strict=True)
+        for result in one.results
+    ]
     text = f"# What fits\n\n{made('fit')} On a rehearsed {DEVICE.upper()}. Limits are of what the allocator reserves.\n"
     text += "Bytes are rehearsed; times are estimated for the GPU, and none are measured.\n\n"
-    return f"{text}{table('step | limit: | way | with | reserved: | time: | fits', rows)}\n{_summary(steps)}"
+    text += f"{table('step | limit: | way | with | reserved: | time: | fits', rows)}\n{_summary(steps)}"
+    twins = {one.name: one for one in kept(folder / "twins.jsonl", Twin)}
+    if not twins:
+        return text
+    measured = [(one.name, f"{one.limit:.0%}", one.ours, one.other, one.interval, one.verdict)
+                for one in map(twins.get, TWINS) if one]  # fmt: skip
+    text += "\n## Measured on a CPU\n\nSmall steps of the same families, each at the same part of its own peak. "
+    text += "Nothing is moved to the host, which a CPU's memory is; nothing is compiled.\n\n"
+    return text + table(
+        "twin | limit: | gcprof fit | fastest other that fits | ratio of step times: | gcprof is", measured
+    )
 
 
 def _summary(steps: list[Fits]) -> str:
@@ -368,18 +340,6 @@ def _summary(steps: list[Fits]) -> str:
             text += f"- {one.name}: gcprof {ours.time_ratio - 1:+.1%}, the fastest other that fits {min(extra):+.1%}\n"
     mean = f"On average that is {fmean(shares):.0%} of the other's extra time" if shares else "No other has a time"
     return f"{text}\n{mean}, as estimated for the GPU: none of these times is measured.\n"
-
-
-def _line(one: Fits) -> str:
-    ways = "; ".join(
-        f"{result.way} {'fits' if result.fits else 'no'} {bytes_text(result.reserved_bytes)} {_more(result)}".rstrip()
-        for result in one.results
-    )
-    return f"{one.name} in {bytes_text(one.limit_bytes)}: {ways}; gcprof took {one.results[1].took_seconds:.0f} s"
-
-
-def _more(result: Result) -> str:
-    return "" if result.time_ratio is None else f"{result.time_ratio - 1:+.1%}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Training steps that `benchmarks.fit` fits, which are not in gcprof's table of models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -38,7 +36,8 @@ class Language(nn.Module):
 
 def lstm(batch_size: int = 64, sequence: int = 256, width: int = 1024, layers: int = 6) -> tuple[Any, ...]:
     """Return a language model of LSTMs."""
-    return _of_tokens(Language([Layer(width) for _ in range(layers)], width, 10000), batch_size, sequence)
+    module = Language([Layer(width) for _ in range(layers)], width, 10000)
+    return module, torch.randint(10000, (batch_size, sequence))
 
 
 class Experts(nn.Module):
@@ -67,10 +66,7 @@ class Experts(nn.Module):
 
 def moe(batch_size: int = 16, sequence: int = 512, width: int = 512, layers: int = 8) -> tuple[Any, ...]:
     """Return a language model with eight experts in every block, which choose their tokens."""
-    return _of_tokens(Language([Experts(width, 8) for _ in range(layers)], width, 32000), batch_size, sequence)
-
-
-def _of_tokens(module: nn.Module, batch_size: int, sequence: int) -> tuple[Any, ...]:
+    module = Language([Experts(width, 8) for _ in range(layers)], width, 32000)
     return module, torch.randint(10000, (batch_size, sequence))
 
 
@@ -94,13 +90,10 @@ class Denoiser(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        down = [(width, width), (width, width), (width, 2 * width), (2 * width, 2 * width)]
-        down += [(2 * width, 4 * width), (4 * width, 4 * width)]
-        up = [(8 * width, 4 * width), (8 * width, 2 * width), (4 * width, 2 * width), (4 * width, width)]
-        up += [(2 * width, width), (2 * width, width)]
+        down, up = ((1, 1), (1, 1), (1, 2), (2, 2), (2, 4), (4, 4)), ((8, 4), (8, 2), (4, 2), (4, 1), (2, 1), (2, 1))
         self.stem, self.out = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 3, 3, padding=1)
-        self.down = nn.ModuleList(Residual(*sizes) for sizes in down)
-        self.up = nn.ModuleList(Residual(*sizes) for sizes in up)
+        self.down = nn.ModuleList(Residual(before * width, after * width) for before, after in down)
+        self.up = nn.ModuleList(Residual(before * width, after * width) for before, after in up)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         y, kept = self.stem(x), list[torch.Tensor]()

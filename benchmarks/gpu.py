@@ -10,17 +10,16 @@ On a hollow device (`GCPROF_HOLLOW=h100`) all this is a dry run, which takes som
 
 import argparse
 import os
-import signal
+import shlex
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import ROOT
+from benchmarks import GCPROF, ROOT
 
 SECONDS = 570.0  # of the first call, where a call may take 600
 LATER = ("tests", "compiled")  # for a second call
@@ -31,10 +30,13 @@ ENVIRONMENT = {
     **{"PYTHONUNBUFFERED": "1", "COLUMNS": "200", "TOKENIZERS_PARALLELISM": "false"},
     **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
 }
-PYTHON = (sys.executable,)
-PYTEST = (*PYTHON, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu")
-BYTES = ("tests/test_predict.py", "tests/test_leaks.py", "tests/test_equality.py")
-OTHERS = ("tests/test_gpu.py", "tests/faults/test_gpu_conditions.py")
+STARTS = {  # of commands, by their first word
+    "gcprof": GCPROF,
+    "python": (sys.executable,),
+    "pytest": (sys.executable, *["-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu"]),
+}
+BYTES = "tests/test_predict.py tests/test_leaks.py tests/test_equality.py"
+OTHERS = "tests/test_gpu.py tests/faults/test_gpu_conditions.py"
 IMPORTED = "import transformers, torchvision.models, timm, accelerate, torch._dynamo"
 BERT = "hf:bert:head=classification,sequence=128 --batch-size 64 --optimizer adamw"
 COMPILED = "transformer:layers=4,width=256 --strategies all,compile-budget"
@@ -45,7 +47,7 @@ class Step(NamedTuple):
 
     name: str
     seconds: float
-    commands: dict[str, tuple[str, ...]]
+    commands: dict[str, str]
 
 
 def main() -> int:
@@ -60,12 +62,11 @@ def main() -> int:
     until = time.monotonic() + asked.seconds * asked.patience
     asked.folder.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="gcprof-gpu-"))
-    only = [name for name in asked.only.split(",") if name]
     codes: list[int] = []
     every = steps(work, asked.device, patience=asked.patience, small=asked.small)
     assert sum(step.seconds for step in every if step.name not in LATER) <= SECONDS
     for step in every:
-        if only and step.name not in only:
+        if asked.only and step.name not in asked.only.split(","):
             continue
         left = until - time.monotonic() - GRACE_SECONDS
         if left < LEAST_SECONDS:
@@ -80,69 +81,56 @@ def steps(work: Path, device: str, *, patience: float = 1.0, small: bool = False
     """What is run, in order. The rows and the tests beside them are of bytes, which neighbors leave as they are."""
     there = f"--device {device}"
     sweep = "--model mnist-cnn:channels=8 --batch-size 8" if small else ""
-    rows = "--most 3 --workers 2" if small else ""
-    bytes_tests = f"-n 0 {BYTES[0]} -k static_bytes" if small else f"-n 5 --dist worksteal {' '.join(BYTES)}"
+    bytes_tests = "-n 0 tests/test_predict.py -k static_bytes" if small else f"-n 5 --dist worksteal {BYTES}"
     published = "--predict" if small else there
     plan = "transformer:layers=4,width=256 --batch-size 16" if small else BERT
-    tests = f"{OTHERS[0]} -k bare_loop" if small else " ".join(OTHERS)
-
-    def gcprof(name: str, words: str) -> dict[str, tuple[str, ...]]:
-        return {name: (*PYTHON, "-m", "profiler", *words.split())}
-
+    tests = "tests/test_gpu.py -k bare_loop" if small else OTHERS
+    rows = f"python -m benchmarks.gpu_rows {work}/rows.jsonl --seconds {75 * patience}"
+    commands = {  # by step, with its seconds
+        ("facts", 45): {
+            "facts": f"python -m benchmarks.gpu_rows --facts {device}",
+            "imports": f"python -c '{IMPORTED}'",  # read from a cold disk
+            "environment": "python -m torch.utils.collect_env",
+        },
+        ("sweep", 110): f"gcprof run {sweep} --segments 1,2,4,8,16,32 --predict {there} -o {work}/sweep",
+        ("rows", 110): {
+            "rows": f"{rows} --most 3 --workers 2" if small else rows,
+            "tests-bytes": f"pytest {bytes_tests}",
+        },
+        ("bare", 40): f"python -m benchmarks.gpu_rows --bare {'mnist' if small else ''}",
+        ("bert", 100): f"gcprof reproduce bert {published} -o {work}/bert",
+        ("trainer", 40): f"gcprof reproduce hf-trainer {there} -o {work}/trainer",
+        ("resnet152", 65): f"gcprof reproduce resnet152 {published} -o {work}/resnet152",
+        ("plan", 60): f"gcprof plan {plan} {there} --budget 75% --rounds 1 -o {work}/plan.json",
+        ("tests", 60): f"pytest -n 0 {tests}",
+        ("compiled", 45): f"gcprof run {COMPILED} --rounds 1 {there} -o {work}/compiled",
+    }
+    if small:
+        del commands["trainer", 40]  # which a hollow device refuses
     return [
-        Step("facts", 45, {
-            "facts": (*PYTHON, "-m", "benchmarks.gpu_bare", "--facts", device),
-            "imports": (*PYTHON, "-c", IMPORTED),  # read from a cold disk
-            "environment": (*PYTHON, "-m", "torch.utils.collect_env"),
-        }),
-        Step("sweep", 110, gcprof(
-            "sweep", f"run {sweep} --segments 1,2,4,8,16,32 --predict {there} -o {work}/sweep"
-        )),
-        Step("rows", 110, {
-            "rows": (*PYTHON, "-m", "benchmarks.gpu_rows", f"{work}/rows.jsonl",
-                     "--seconds", str(75 * patience), *rows.split()),
-            "tests-bytes": (*PYTEST, *bytes_tests.split()),
-        }),
-        Step("bare", 40, {"bare": (*PYTHON, "-m", "benchmarks.gpu_bare", *(["mnist"] if small else []))}),
-        Step("bert", 100, gcprof("bert", f"reproduce bert {published} -o {work}/bert")),
-        *([] if small else [  # which a hollow device refuses
-            Step("trainer", 40, gcprof("trainer", f"reproduce hf-trainer {there} -o {work}/trainer")),
-        ]),
-        Step("resnet152", 65, gcprof("resnet152", f"reproduce resnet152 {published} -o {work}/resnet152")),
-        Step("plan", 60, gcprof("plan", f"plan {plan} {there} --budget 75% --rounds 1 -o {work}/plan.json")),
-        Step("tests", 60, {"tests": (*PYTEST, "-n", "0", *tests.split())}),
-        Step("compiled", 45, gcprof("compiled", f"run {COMPILED} --rounds 1 {there} -o {work}/compiled")),
-    ]  # fmt: skip
+        Step(name, seconds, given if isinstance(given, dict) else {name: given})
+        for (name, seconds), given in commands.items()
+    ]
 
 
 def run(step: Step, work: Path, seconds: float) -> list[int]:
-    """The exit codes of the step's commands, each in a session of its own; all are ended when the seconds are over."""
+    """The exit codes of the step's commands; all are interrupted and then killed when the seconds are over."""
     began = time.monotonic()
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     own = {"PYTHONPATH": path, "MPLCONFIGDIR": str(work / "matplotlib")}
     environment = {"HOME": str(work), **os.environ, **ENVIRONMENT, **own}
-    started = {}
-    for name, words in step.commands.items():
+    limit, started = ("timeout", "--signal=INT", f"--kill-after={GRACE_SECONDS}", str(seconds)), {}
+    for name, command in step.commands.items():
+        first, *words = shlex.split(command)
         with (work / f"{name}.txt").open("wb") as output:
             started[name] = subprocess.Popen(
-                words, cwd=ROOT if name.startswith("tests") else work, env=environment, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                (*limit, *STARTS[first], *words), cwd=ROOT if name.startswith("tests") else work, env=environment,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
     for name, process in started.items():
-        code = _ended(process, began + seconds)
-        _note(work, f"{name}: exit code {code}, {time.monotonic() - began:.0f} s of {seconds:.0f}")
+        _note(work, f"{name}: exit code {process.wait()}, {time.monotonic() - began:.0f} s of {seconds:.0f}")
         print("\n".join((work / f"{name}.txt").read_text(errors="replace").splitlines()[-SHOWN:]), flush=True)
     return [process.returncode for process in started.values()]
-
-
-def _ended(process: subprocess.Popen[bytes], until: float) -> int:
-    """Wait for the process; interrupt, then kill all of its session that is still there when the time is over."""
-    for number, more in ((signal.SIGINT, 0.0), (signal.SIGKILL, GRACE_SECONDS)):
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(max(0.0, until + more - time.monotonic()))
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-    return process.wait()
 
 
 def _note(work: Path, line: str) -> None:

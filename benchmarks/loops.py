@@ -12,10 +12,10 @@ import csv
 import os
 import sys
 import tempfile
-import time
+import timeit
 from statistics import median
 
-from benchmarks import GCPROF, ROOT, parser, spent, table, write
+from benchmarks import GCPROF, ROOT, called, parser, spent, table, write
 
 STEPS, WARMUP, TURNS = 12, 4, 5
 POINTS, SLOWED = 0.03, 0.05
@@ -25,24 +25,16 @@ LOOPS = ((*CNN, "segments:k=4"), (*CNN, "segments:k=16"), (*GPT, "all"))
 HEAD = "model, strategy | gcprof: | loops, freed memory kept: | loops, as glibc is: | gcprof's plain step:"
 
 
-def loop(model: str, batch_size: int, strategy: str) -> float:
+def loop(model: str, batch_size: str, strategy: str) -> float:
     """The median seconds of a step of plain PyTorch."""
     import torch
 
     from benchmarks import bare_loop
 
     torch.manual_seed(0)
-    module, batch, loss = bare_loop.built(model, batch_size)
-    bare_loop.apply(module, bare_loop.blocks_of(module, model), strategy)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    seconds = []
-    for _ in range(WARMUP + STEPS):
-        began = time.perf_counter()
-        optimizer.zero_grad()
-        loss(module, batch).backward()
-        optimizer.step()
-        seconds.append(time.perf_counter() - began)
-    return median(seconds[WARMUP:])
+    words = {"model": model, "strategy": strategy, "precision": "fp32", "optimizer": "sgd"}
+    *_, step = bare_loop.prepared({**words, "batch_size": int(batch_size)}, "cpu")
+    return median(timeit.repeat(step, repeat=WARMUP + STEPS, number=1)[WARMUP:])
 
 
 def turns(words: tuple[str, ...], environment: dict[str, str]) -> tuple[list[float], list[float]]:
@@ -50,10 +42,10 @@ def turns(words: tuple[str, ...], environment: dict[str, str]) -> tuple[list[flo
     *model, strategy = words
     ratios, plain = [], []
     for turn in range(TURNS):
-        names = ("none", strategy)[:: 1 if turn % 2 else -1]
-        commands = {name: (sys.executable, "-m", "benchmarks.loops", "--loop", *model, name) for name in names}
-        done = {name: spent(command, cwd=ROOT, env=os.environ | environment) for name, command in commands.items()}
-        seconds = {name: float(one.output) for name, one in done.items()}
+        seconds = {
+            name: spent(called("benchmarks.loops", "loop", *model, name), cwd=ROOT, env=os.environ | environment).answer
+            for name in ("none", strategy)[:: 1 if turn % 2 else -1]
+        }
         ratios.append(seconds[strategy] / seconds["none"])
         plain.append(seconds["none"])
     return sorted(ratios), sorted(plain)
@@ -72,13 +64,7 @@ def measured(model: str, batch_size: str, strategy: str) -> tuple[float, float, 
 
 
 def main() -> int:
-    arguments = parser(__doc__)
-    arguments.add_argument("--loop", nargs=3, metavar=("MODEL", "BATCH", "STRATEGY"))
-    asked = arguments.parse_args()
-    if asked.loop:
-        model, batch_size, strategy = asked.loop
-        print(loop(model, int(batch_size), strategy))
-        return 0
+    asked = parser(__doc__).parse_args()
     rows, missed = [], False
     for words in LOOPS:
         (kept, plain), (as_it_is, _) = turns(words, KEPT), turns(words, {})

@@ -10,9 +10,10 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
+from operator import mul
 from statistics import fmean, median
-from typing import Any
 
 import torch
 
@@ -35,15 +36,13 @@ NUM_REAL = 40
 REAL_SECONDS = 0.25  # of one real round: 40 runs of both kinds at three loads are six minutes
 SURE, TOLD = ("faster", "slower"), "`none` told from itself:"
 STEPS = "step_seconds", "plain_step_seconds", "processor_seconds", "plain_processor_seconds"
-Noise = Callable[[random.Random], Iterator[float]]
 
 
 # Simulated: each noise yields by how much the next step is slower than it would be
 
 
 def calm(draw: random.Random) -> Iterator[float]:
-    while True:
-        yield draw.gauss(1, 0.02)
+    return (draw.gauss(1, 0.02) for _ in count())
 
 
 def bursts(draw: random.Random) -> Iterator[float]:
@@ -61,13 +60,7 @@ def autocorrelated(draw: random.Random) -> Iterator[float]:
         yield max(0.1, level)
 
 
-def processes(draw: random.Random) -> Iterator[float]:
-    """Every process has a level of its own, by 5 %: what rounds see, and pairs do not."""
-    level = draw.gauss(1, 0.05)
-    return (level * step for step in calm(draw))
-
-
-NOISES: dict[str, Noise] = {
+NOISES: dict[str, Callable[[random.Random], Iterator[float]]] = {
     "normal, 2 %": calm,
     "skewed, 3 %": lambda draw: (1 + draw.expovariate(1 / 0.03) for _ in count()),
     "linear drift": lambda draw: (step * (1 + 0.005 * at) for at, step in enumerate(calm(draw), start=1)),
@@ -76,15 +69,15 @@ NOISES: dict[str, Noise] = {
     ),
     "bursts: another process": bursts,
     "autocorrelated": autocorrelated,
-    "processes differ by 5 %": processes,
+    "processes differ by 5 %": lambda draw: map(partial(mul, draw.gauss(1, 0.05)), calm(draw)),  # rounds see it
 }
 
 
-def simulated(draw: random.Random, noise: Noise, slower: float, *, pairs_of: Sequence[int], number: int) -> TimeRatio:
+def simulated(draw: random.Random, noise: str, slower: float, *, pairs_of: Sequence[int], number: int) -> TimeRatio:
     """The ratio of a run of rounds of so many pairs, of the first of a number of strategies that are all as slow."""
     rounds = []
     for round_number, num_pairs in enumerate(pairs_of, start=1):
-        now, steps = noise(draw), list[tuple[float, float]]()
+        now, steps = NOISES[noise](draw), list[tuple[float, float]]()
         for cycle in range(num_pairs):
             order = step_order(cycle, number, round_number=round_number)
             seconds = {place: (slower if place else 1.0) * next(now) for place in order}
@@ -97,7 +90,7 @@ def simulate(pairs_of: Sequence[int], number: int) -> tuple[str, bool]:
     """The table of simulated noise, and whether a bound was missed."""
     beside = f", {number} strategies together" if number > 1 else ""
     rows, missed = [], False
-    for name, noise in NOISES.items():
+    for noise in NOISES:
         draw = random.Random(7)
         slower, alike = (
             [simulated(draw, noise, true, pairs_of=pairs_of, number=number) for _ in range(TRIES)]
@@ -107,7 +100,7 @@ def simulate(pairs_of: Sequence[int], number: int) -> tuple[str, bool]:
         told = fmean(verdict(ratio) in SURE for ratio in alike)
         found = fmean(verdict(ratio) == "slower" for ratio in slower)
         missed |= not LEAST <= held <= MOST or told > MOST_TOLD
-        rows.append((name, *(f"{share:.1%}" for share in (held, half_width(slower), told, found))))
+        rows.append((noise, *(f"{share:.1%}" for share in (held, half_width(slower), told, found))))
         print(*rows[-1], sep=" | ", flush=True)
     head = f"rounds of {', '.join(map(str, pairs_of))} pairs{beside}"
     return table(f"{head} | interval holds the truth: | half its width: | {TOLD} | 10 % found:", rows), missed
@@ -121,31 +114,22 @@ def half_width(ratios: Iterable[TimeRatio]) -> float:
 # Real
 
 
-class Work:
-    """A step of arithmetic; with the strategy that is planted a tenth more of it."""
+def real(num_more: int) -> TimeRatio:
+    """The ratio of a run of three rounds, here all in one process; a step is 40 products, with the strategy more."""
+    matrix, steps, products = torch.ones(128, 128) / 128, [], {False: range(40), True: range(40 + num_more)}
+    is_on = [True]
 
-    def __init__(self, planted: bool) -> None:
-        self._matrix = torch.ones(128, 128) / 128
-        self._planted, self._is_on = planted, True
-
-    def switch(self, on: bool) -> None:
-        self._is_on = on
-
-    def step(self, mark: Callable[[str], None]) -> None:
+    def step(mark: Callable[[str], None]) -> None:
         mark("forward")
-        product = self._matrix
-        for _ in range(44 if self._planted and self._is_on else 40):
-            product = product @ self._matrix
+        product = matrix
+        for _ in products[is_on[0]]:
+            product = product @ matrix
         mark("end")
 
-
-def real(work: Work) -> TimeRatio:
-    """The ratio of a run of three rounds, here all in one process."""
-    steps = []
     for least_pairs in FEW_PAIRS:
-        found: dict[str, Any] = timing.read(
-            open_device("cpu"), work.step, warmup=1, samples=5, sampling=Sampling(max_seconds=REAL_SECONDS),
-            switch=work.switch, least_pairs=least_pairs,
+        found = timing.read(
+            open_device("cpu"), step, warmup=1, samples=5, sampling=Sampling(max_seconds=REAL_SECONDS),
+            switch=partial(is_on.__setitem__, 0), least_pairs=least_pairs,
         )  # fmt: skip
         steps.append(RoundSteps(*(found[name] for name in STEPS)))
     return of_pairs(calm_ratios(steps))
@@ -156,7 +140,7 @@ def measure(loads: Sequence[int], tries: int) -> tuple[str, bool]:
     rows, missed = [], False
     for number in loads:
         with busy(number):
-            alike, planted = ([real(Work(is_planted)) for _ in range(tries)] for is_planted in (False, True))
+            alike, planted = ([real(num_more) for _ in range(tries)] for num_more in (0, 4))  # a tenth
             average = os.getloadavg()[0]
         floors = [floor_of(ratio) for ratio in (*alike[1:], alike[0])]
         told, found = (

@@ -8,14 +8,15 @@ docs/tables/accuracy.md with -o.
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks import Row, made, parser, record, resumed, table, write
-from benchmarks.instrument import MOST_MINUTES, BareLoop, engine, short
-from benchmarks.instrument_rows import MODELS
+from benchmarks.instrument import MODELS, MOST_MINUTES, bare, engine, short
 from profiler.core import plan_file
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import to_rehearse
@@ -24,11 +25,11 @@ from profiler.engines.local import Local
 from profiler.planning.chain import Plan, plan_file_of, render
 from profiler.planning.simulator import simulate
 from profiler.workflows.planner import Planned, PlanRequest, plan
-from profiler.workflows.spec import Request
 from tests.planning_chains import every_items
 
 BUDGET, DEVICE, PRECISIONS, SLOWER = "70%", "h100", ("fp32", "amp-bf16"), 0.01
 NO_PLAN = "no plan fits"
+HEAD = "model | precision | plan | peak, of the budget: | best of all blocks | plan slower by:"
 SMALL = (  # by what stands in their words: all plans of their blocks are run
     *("kind=scan", "transformer:layers=4", "llama", "hf:bert", "hf:gpt2", "hf:vit", "kind=gated", "kind=upsampling"),
 )
@@ -59,14 +60,22 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def slower(self) -> float | None:
         """By how much the plan is slower than the best that was run, as a fraction."""
-        return self.seconds / self.best_seconds - 1 if self.best_seconds else None
+        return self.seconds / self.best_seconds - 1 if self.best_seconds and not self.refused else None
 
     @property
     def is_fine(self) -> bool:
         """Whether the plan keeps what is promised; where there is none, whether nothing that was run fits."""
         if self.refused:
             return not self.best and self.refused.startswith(NO_PLAN)
-        return self.is_within and (self.slower is None or self.slower <= SLOWER)
+        return self.is_within and (self.slower or 0) <= SLOWER
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        best = f"`{self.best}`, of {self.num_run}" if self.best else f"none of {self.num_run}" if self.num_run else ""
+        share = self.refused or f"{self.peak_bytes / self.budget_bytes:.2%}"
+        slower = "" if self.slower is None else f"{self.slower:+.2%}"
+        return f"`{short(self.row.model)}`", self.row.precision, f"`{self.plan}`", share, best, slower
 
 
 def main() -> int:
@@ -78,48 +87,43 @@ def main() -> int:
         if not asked.names or any(word in model for word in asked.names)
         for precision in PRECISIONS
     ]
-    with BareLoop() as bare, engine(rehearses=True) as rehearsing, tempfile.TemporaryDirectory() as folder:
-
-        def found(row: Row) -> Proved:
-            return prove(row, bare, rehearsing, Path(folder) / "plan.json")
-
-        proved = resumed(chosen, Proved, asked, found, _line)
-    text = _told(proved)
+    with engine(rehearses=True) as rehearsing, tempfile.TemporaryDirectory() as folder:
+        proved = resumed(chosen, Proved, asked, partial(prove, rehearsing=rehearsing, path=Path(folder) / "plan.json"))
+    held = [one for one in proved if not one.refused]
+    brute = [one for one in held if one.slower is not None]
+    text = (
+        f"{made('plans')} Of {len({one.row.model for one in proved})} models {sum(one.is_within for one in held)} of "
+        f"{len(held)} plans have a rehearsed peak within the budget; for {len(proved) - len(held)} no plan fits. "
+        f"{sum((one.slower or 0) <= SLOWER for one in brute)} of {len(brute)} plans are at most 1 % slower than the "
+        f"fastest of those that were run and fit.\n\n{table(HEAD, (one.cells for one in proved))}"
+    )
     print(f"\n{text}")
     write(asked.output, "plans", text)
     return int(not all(one.is_fine for one in proved))
 
 
-def prove(row: Row, bare: BareLoop, rehearsing: Local, path: Path) -> Proved:
+def prove(row: Row, *, rehearsing: Local, path: Path) -> Proved:
     """Plan for the row's model, run the step under the plan, and, of a small model, under all others of its blocks."""
-    words = Request(
-        model=row.model, strategies="none", optimizer=row.optimizer, batch_size=str(row.batch_size),
-        precision=row.precision, device=to_rehearse(row.device),
-    )  # fmt: skip
     try:
-        planned = plan(PlanRequest(words=words, budget=BUDGET, measure=False, emit="python"))
+        planned = plan(
+            PlanRequest(words=row.request(to_rehearse(row.device)), budget=BUDGET, measure=False, emit="python")
+        )
     except UserError as error:
         return Proved(row=row, refused=error.message)
     assert planned.budget_bytes
-    found = _brute_force(row, bare, planned) if any(word in row.model for word in SMALL) else {}
+    found = _brute_force(row, planned) if any(word in row.model for word in SMALL) else {}
     proved = Proved(row=row, budget_bytes=planned.budget_bytes, **found)
     if planned.fitted is None:
-        least = bytes_text(planned.frontier.peak_bytes[0])
-        return msgspec.structs.replace(proved, refused=f"{NO_PLAN}: the smallest needs {least}")
+        return replace(proved, refused=f"{NO_PLAN}: the smallest needs {bytes_text(planned.frontier.peak_bytes[0])}")
     chosen = planned.fitted.point.plan
     plan_file.write(plan_file_of(planned.chain, chosen), path)
-    planned_row = msgspec.structs.replace(row, strategy=f"plan:file={path}")
-    under = record(rehearsing, planned_row.case(to_rehearse(row.device)))
+    under = record(rehearsing, replace(row, strategy=f"plan:file={path}").case(to_rehearse(row.device)))
     assert under.readings.peak_bytes, under.detail
-    return msgspec.structs.replace(
-        proved,
-        plan=render(chosen),
-        peak_bytes=under.readings.peak_bytes,
-        seconds=simulate(planned.chain, chosen).step_seconds,
-    )
+    seconds = simulate(planned.chain, chosen).step_seconds
+    return replace(proved, plan=render(chosen), peak_bytes=under.readings.peak_bytes, seconds=seconds)
 
 
-def _brute_force(row: Row, bare: BareLoop, planned: Planned) -> dict[str, Any]:
+def _brute_force(row: Row, planned: Planned) -> dict[str, Any]:
     """Return the fastest plan of whole blocks, one level deep, whose bare loop fits; and how many were run."""
     chain, fitting, number = planned.chain, list[tuple[float, str]](), 0
     names = [block.name for stage in chain.stages for block in stage.blocks]
@@ -128,42 +132,13 @@ def _brute_force(row: Row, bare: BareLoop, planned: Planned) -> dict[str, Any]:
         if any(apart & set(item) for item in items if isinstance(item, tuple)):
             continue
         candidate, number = Plan(items=items), number + 1
-        segments = [
-            [names.index(name) for name in segment.blocks] for segment in plan_file_of(chain, candidate).segments
-        ]
-        answer = bare.run(row, segments=segments)
+        segments = plan_file_of(chain, candidate).segments
+        answer = bare(row, segments=[[names.index(name) for name in segment.blocks] for segment in segments])
         assert "error" not in answer, answer
         if answer["peak_bytes"] <= (planned.budget_bytes or 0):
             fitting.append((simulate(chain, candidate).step_seconds, render(candidate)))
     seconds, best = min(fitting, default=(0.0, ""))
     return {"best": best, "best_seconds": seconds, "num_run": number}
-
-
-def _line(one: Proved) -> str:
-    words = f"{'ok ' if one.is_fine else 'BAD'} {one.row.model[:50]} {one.row.precision}"
-    best = f", slower by {one.slower:+.2%} than {one.best} of {one.num_run}" if one.slower is not None else ""
-    if one.refused:
-        return f"{words} refused: {one.refused}{best}"
-    share = one.peak_bytes / one.budget_bytes
-    return f"{words} {one.plan}: {bytes_text(one.peak_bytes)}, {share:.2%} of the budget{best}"
-
-
-def _told(proved: list[Proved]) -> str:
-    held = [one for one in proved if not one.refused]
-    brute = [one for one in held if one.slower is not None]
-    text = (
-        f"{made('plans')} Of {len({one.row.model for one in proved})} models {sum(one.is_within for one in held)} of "
-        f"{len(held)} plans have a rehearsed peak within the budget; for {len(proved) - len(held)} no plan fits. "
-        f"{sum((one.slower or 0) <= SLOWER for one in brute)} of {len(brute)} plans are at most 1 % slower than the "
-        "fastest of those that were run and fit.\n\n"
-    )
-    rows = []
-    for one in proved:
-        share = one.refused or f"{one.peak_bytes / one.budget_bytes:.2%}"
-        best = f"`{one.best}`, of {one.num_run}" if one.best else f"none of {one.num_run}" if one.num_run else ""
-        slower = f"{one.slower:+.2%}" if one.slower is not None and not one.refused else ""
-        rows.append((f"`{short(one.row.model)}`", one.row.precision, f"`{one.plan}`", share, best, slower))
-    return text + table("model | precision | plan | peak, of the budget: | best of all blocks | plan slower by:", rows)
 
 
 if __name__ == "__main__":

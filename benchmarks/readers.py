@@ -13,14 +13,14 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from benchmarks import spent, verdict
+from benchmarks import is_missed, spent
 from profiler.core.case import Trial, encode
 from profiler.core.record import Record
 from profiler.runs import store
 from tests import examples, make
 
 RECORDS, TURNS, LIMIT = 10_000, 3, 4.0
-MANY, MANY_LIMIT, MANY_BYTES = 100_000, 1.5, 400 << 20
+MANY, MANY_LIMIT, MANY_MIB = 100_000, 1.5, 400
 COMPARED = 5_000
 PLAIN = """
 import json, sys
@@ -53,7 +53,7 @@ def main() -> int:
             both = [written(Path(name) / f"compared-{shape}", shape, COMPARED)] * 2
             late += _is_late(f"compare {COMPARED:,} {shape}", f"compare {both[0]} {both[1]}", both)
         many = written(Path(name) / "many", "strategies", MANY)
-        late += _is_late(f"show {MANY:,}", f"show {many}", [many], limit=MANY_LIMIT, most_bytes=MANY_BYTES)
+        late += _is_late(f"show {MANY:,}", f"show {many}", [many], limit=MANY_LIMIT, mib=MANY_MIB)
     return int(late > 0)
 
 
@@ -61,40 +61,32 @@ def written(folder: Path, shape: str, count: int) -> Path:
     """Write a run of one model, every record another strategy; or of batch sizes with 20 strategies and five rounds."""
     chance, records = random.Random(0), list[Record]()
     for number in range(count):
-        at, batch_size, round_ = (number, 64, 1) if shape == "strategies" else (
-            number % 20, number // 100 + 1, number // 20 % 5 + 1
-        )  # fmt: skip
+        at, batch_size, round_number = number, 64, 1
+        if shape == "models":
+            at, batch_size, round_number = number % 20, number // 100 + 1, number // 20 % 5 + 1
         case = make.case(f"segments:k={at + 1}" if at else "none", batch_size=batch_size)
         seconds = tuple(chance.uniform(0.1, 0.2) for _ in range(5))
         peak = chance.randrange(50 * make.MIB, 100 * make.MIB)
-        records.append(make.record(case=case, round=round_, peak=peak, seconds=seconds))
+        records.append(make.record(case=case, round=round_number, peak=peak, seconds=seconds))
     plan = tuple(Trial(case=record.case, round=record.round) for record in records)
     store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
     (folder / "trials.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in records))
     return folder
 
 
-def _is_late(
-    name: str, words: str, runs: list[Path], *, limit: float = LIMIT, most_bytes: float = float("inf")
-) -> bool:
+def _is_late(name: str, words: str, runs: list[Path], *, limit: float = LIMIT, mib: float = float("inf")) -> bool:
     """Print what a command takes beside the plain reader of its runs; whether that is too much."""
     files = [str(run / "trials.jsonl") for run in runs]
     taken = [(*_taken(COMMAND, words.split()), _taken(PLAIN, files)[0]) for _ in range(TURNS)]
-    seconds, nbytes, plain = (median(values) for values in zip(*taken, strict=True))
-    ratio = seconds / plain
-    is_late = ratio > limit or nbytes > most_bytes
-    print(
-        f"{name:36} {seconds:5.2f} s  plain reader {plain:5.2f} s  {ratio:4.1f} x (at most {limit:g})"
-        f"  {nbytes / 2**20:4.0f} MiB  {verdict(not is_late)}",
-        flush=True,
-    )
-    return is_late
+    seconds, most, plain = (median(values) for values in zip(*taken, strict=True))
+    is_late = is_missed(name, seconds / plain, limit, f"x: {seconds:.2f} s, the plain reader {plain:.2f} s")
+    return is_missed(f"{name}, MiB", most, mib) or is_late
 
 
 def _taken(code: str, words: list[str]) -> tuple[float, float]:
-    """Processor seconds, and the most bytes that the process itself held (0 if it does not say)."""
+    """Processor seconds, and the most MiB that the process itself held (0 if it does not say)."""
     used = spent([sys.executable, "-c", code, *words])
-    return used.processor, int((used.output.split() or [b"0"])[-1]) * 1024
+    return used.processor, int((used.output.split() or [b"0"])[-1]) / 1024
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ takes more than 40 s or 12 GiB of the host's memory, or ends otherwise than it s
 held to the arithmetic of sharding by tests. `-o` writes the table.
 """
 
-import argparse
 import sys
 from typing import Any
 
 import benchmarks
-from benchmarks import Spent, made, parser, record, spent, table, write
+from benchmarks import Spent, called, made, parser, record, spent, table, write
 from profiler.core.case import Case, decode, encode
 from profiler.core.gpu_specs import Device
 from profiler.core.record import Record
@@ -62,14 +61,7 @@ ROWS = (
 
 
 def main() -> int:
-    arguments = parser(__doc__, "only rows whose name or device holds one of these")
-    arguments.add_argument("--case", help=argparse.SUPPRESS)
-    asked = arguments.parse_args()
-    if asked.case:
-        case = decode(asked.case, Case)
-        with Local(rehearses=case.is_rehearsed) as engine:
-            print(encode(record(engine, case)).decode())
-        return 0
+    asked = parser(__doc__, "only rows whose name or device holds one of these").parse_args()
     lines, broken = [], ""
     for row in ROWS:
         if not asked.names or any(word in f"{row.name} {row.device}" for word in asked.names):
@@ -84,30 +76,29 @@ def main() -> int:
 
 def rehearse(row: Row) -> tuple[tuple[str, ...], list[str]]:
     """Return a line of the table, of what a new interpreter rehearses and predicts, and the bounds that it breaks."""
-    case = row.case(f"rehearse:{row.device}")
-    rehearsed, used = _run(case)
-    predicted, _ = _run(case.foreseen)
+    case, records, used = row.case(f"rehearse:{row.device}"), list[Record | None](), list[Spent]()
+    for each in (case, case.foreseen):
+        words = called("benchmarks.rehearse", "alone", encode(each).decode())
+        used.append(spent(("timeout", str(LONGEST), *words), may_fail=True))
+        records.append(None if used[-1].exit_code else decode(used[-1].output, Record))
+    rehearsed, clock, host_bytes = records[0], used[0].clock, used[0].nbytes
     outcome, detail = (rehearsed.outcome, rehearsed.detail) if rehearsed else (f"not within {LONGEST} s", "")
-    wrong = [] if outcome == row.outcome else [f"{outcome}, not {row.outcome}: {detail}"]
-    if used.clock > row.seconds:
-        wrong.append(f"{used.clock:.1f} s, not {row.seconds:.0f} s")
-    if used.nbytes > HOST_BYTES:
-        wrong.append(f"{bytes_text(used.nbytes)} of the host, not {bytes_text(HOST_BYTES)}")
-    peak = _bytes(rehearsed) if outcome == "ok" else outcome.replace("_", " ")
-    took = f"{used.clock:.1f}", f"{used.processor:.1f}", bytes_text(used.nbytes)
-    return (row.name, row.device, row.published, peak, _bytes(predicted), *took), wrong
+    broken = {
+        f"{outcome}, not {row.outcome}: {detail}": outcome != row.outcome,
+        f"{clock:.1f} s, not {row.seconds:.0f} s": clock > row.seconds,
+        f"{bytes_text(host_bytes)} of the host, not {bytes_text(HOST_BYTES)}": host_bytes > HOST_BYTES,
+    }
+    peaks = [f"{peak / MIB:,.1f} MiB" if (peak := one and one.readings.peak_bytes) else "-" for one in records]
+    told = peaks[0] if outcome == "ok" else outcome.replace("_", " ")
+    took = f"{clock:.1f}", f"{used[0].processor:.1f}", bytes_text(host_bytes)
+    return (row.name, row.device, row.published, told, peaks[1], *took), [why for why, is_so in broken.items() if is_so]
 
 
-def _run(case: Case) -> tuple[Record | None, Spent]:
-    """Return the case's record, None where it takes too long, and what its processes used."""
-    command = ("timeout", str(LONGEST), sys.executable, "-m", "benchmarks.rehearse", "--case", encode(case).decode())
-    used = spent(command, may_fail=True)
-    return (None if used.exit_code else decode(used.output, Record)), used
-
-
-def _bytes(found: Record | None) -> str:
-    nbytes = found.readings.peak_bytes if found else None
-    return "-" if nbytes is None else f"{nbytes / MIB:,.1f} MiB"
+def alone(text: str) -> Record:
+    """Return the record of a case, by an engine of its own."""
+    case = decode(text, Case)
+    with Local(rehearses=case.is_rehearsed) as engine:
+        return record(engine, case)
 
 
 if __name__ == "__main__":

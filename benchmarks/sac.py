@@ -5,12 +5,9 @@ fraction of its activations that each discards; `planned` is the model with thes
 Source of the calls: PyTorch's test/distributed/_tools/test_sac_ilp.py.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,7 +87,8 @@ def _policies(asked: Asked) -> list[dict[str, list[int]]]:
     from torch.distributed._tools import ilp_utils, sac_ilp
 
     limited: Any = sac_ilp
-    limited.PULP_CBC_CMD = partial(_limited, limited.PULP_CBC_CMD)
+    solver = limited.PULP_CBC_CMD
+    limited.PULP_CBC_CMD = lambda **options: solver(**{**options, "timeLimit": min(SECONDS, options["timeLimit"])})
     with fake_tensors(), unseen():
         graph, estimator, state_bytes = _estimated(asked.case, ilp_utils)
     policies = []
@@ -106,16 +104,6 @@ def _policies(asked: Asked) -> list[dict[str, list[int]]]:
     if not policies:
         raise ValueError("no solution for this budget")
     return policies
-
-
-def _limited(solver: Callable[..., Any], **options: Any) -> Any:
-    return solver(**{**options, "timeLimit": min(SECONDS, options["timeLimit"])})
-
-
-def _of_one_dtype(time: Callable[..., float], *arguments: Any, **keywords: Any) -> float:
-    """Return PyTorch's time of an operator; that of attention in 16 bits, which it refuses, as its output's."""
-    *others, dtypes = arguments
-    return time(*others, set(sorted(dtypes, key=lambda dtype: dtype.itemsize)[:1]), **keywords)
 
 
 def _estimated(case: Case, ilp_utils: Any) -> tuple[Any, Any, int]:
@@ -140,7 +128,10 @@ def _estimated(case: Case, ilp_utils: Any) -> tuple[Any, Any, int]:
     for stats in tracker.memory_tracking.values():  # of modules whose inputs need no gradients
         stats.snapshots.setdefault(_ModState.POST_BW, [copy.deepcopy(last)])
     mended: Any = runtime_estimator
-    mended.get_compute_time = partial(_of_one_dtype, mended.get_compute_time)
+    time = mended.get_compute_time  # which refuses attention in 16 bits: it takes what one of its output's type does
+    mended.get_compute_time = lambda *given, **named: time(
+        *given[:-1], set(sorted(given[-1], key=lambda dtype: dtype.itemsize)[:1]), **named
+    )
     runtimes, estimator = runtime_estimator.RuntimeEstimator(gpu_type=GPU), SACEstimator(gpu_type=GPU)
     with runtimes(estimate_mode_type=ROOFLINE):
         step(lambda phase: None)

@@ -10,30 +10,26 @@ import inspect
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from statistics import median, quantiles
 
-from benchmarks import GCPROF, spent
-from profiler.core.stats import ratio_of_pairs, step_order
+from msgspec import UNSET
+
+from benchmarks import GCPROF, called, spent
+from profiler.core.stats import ratio_of_pairs
 from profiler.scripts.launch import INJECT
 from tests.scripts import runs
 
 STEPS, WARM_UP, STEP_RATIO = 400, 20, 1.02
-WORDS = (sys.executable, "-m", "benchmarks.script_overhead")
+WORDS = called("benchmarks.script_overhead", "paired_steps")
 REHEARSE = (*GCPROF, "rehearse", "--device", runs.DEVICE, "--quiet", "--", *WORDS, "cuda")
 
 
 def main() -> int:
     """Print what the watch costs a step; the exit code says whether it is too much on the CPU."""
-    if sys.argv[1:]:
-        print(json.dumps(paired_steps(sys.argv[1])))
-        return 0
     with tempfile.TemporaryDirectory() as folder:
-        on_cpu, hollow = (
-            json.loads(spent(words, env=runs.environment(**more)).output.splitlines()[0])
-            for words, more in (((*WORDS, "cpu"), {"GCPROF_WATCH": folder}), (REHEARSE, {}))
-        )
+        on_cpu = spent((*WORDS, "cpu"), env=runs.environment(GCPROF_WATCH=folder)).answer
+        hollow = json.loads(spent(REHEARSE, env=runs.environment()).output.splitlines()[0])
     ratio, limits = ratio_of_pairs([watched / plain for watched, plain in on_cpu])
     low, high = limits or (ratio, ratio)
     plain = median(plain for _, plain in on_cpu) * 1e3
@@ -49,6 +45,9 @@ def paired_steps(device: str) -> list[tuple[float, float]]:
     import torch
     from torch import nn
 
+    from profiler.measuring.devices import open_device
+    from profiler.measuring.meters import time as timing
+
     if device == "cpu":
         sys.path.insert(0, str(INJECT))
         vars(torch._C).pop("_cuda_attach_out_of_memory_observer", None)  # asks for a driver
@@ -61,27 +60,19 @@ def paired_steps(device: str) -> list[tuple[float, float]]:
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.randn(8, 40, 64, device=device)
 
-    def step() -> float:
-        began = time.perf_counter()
+    def step(mark: Callable[[str], None]) -> None:
+        mark("forward")
         loss = nn.functional.mse_loss(model(x), x)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return time.perf_counter() - began
+        mark("end")
 
-    for _ in range(WARM_UP):
-        step()
-    switch = _switch()
-
-    pairs = []
-    for number in range(STEPS):
-        seconds = {}
-        for is_watched in step_order(number):
-            switch(bool(is_watched))
-            seconds[is_watched] = step()
-        pairs.append((seconds[1], seconds[0]))
-    return pairs
+    step(lambda phase: None)  # hooks are there from here on
+    host = open_device("cpu")
+    found = timing.read(host, step, warmup=WARM_UP, samples=STEPS, sampling=UNSET, switch=_switch())
+    return list(zip(found["step_seconds"], found["plain_step_seconds"], strict=True))
 
 
 def _switch() -> Callable[[bool], None]:

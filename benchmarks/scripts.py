@@ -11,7 +11,6 @@ the same scripts without the device, under the same torch, and fails where a byt
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import keep, made, parser, resumed, table, write
+from benchmarks import keep, kept, made, parser, resumed, table, write
 from profiler.core.units import bytes_text
 from profiler.rehearsal.smoke import proven_libraries
 from tests.scripts import by_hand, runs
@@ -52,11 +51,12 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_good(self) -> bool:
         """Whether it ran to its end, and took what it takes without the watch."""
+        if self.watched.exit_code:
+            return False
         if self.alone is None:
-            outcomes = [variant["outcome"] for variant in self.variants]
-            return self.watched.exit_code == 0 and outcomes == ["ok"] and bool(self.processes)
-        are_over = self.alone.exit_code == self.watched.exit_code == 0
-        return are_over and bool(self.alone.figures) and self.alone.figures == self.watched.figures
+            return [variant["outcome"] for variant in self.variants] == ["ok"] and bool(self.processes)
+        figures = self.alone.figures
+        return not self.alone.exit_code and bool(figures) and figures == self.watched.figures
 
     @property
     def reason(self) -> str:
@@ -98,47 +98,45 @@ def main() -> int:
     arguments.add_argument("--against", default="", help="the device of the rows, by its word: rehearse them")
     asked = arguments.parse_args()
     if asked.against:
-        return compare([json.loads(line) for line in asked.keep.read_text().splitlines()], asked.against)
+        return compare(kept(asked.keep, dict[str, Any]), asked.against)
+    name = "traps" if asked.traps else "scripts"
     scripts = (runs.TRAPS if asked.traps else runs.TABLE).values()
     chosen = [script for script in scripts if not asked.names or script.name in asked.names]
     absent = "".join(f"\nNot run: {script.name}: {', '.join(script.missing)}.\n" for script in chosen if script.missing)
     chosen = [script for script in chosen if not script.missing]
-    return run_here(chosen, asked) if asked.here else run_hollow(chosen, asked, absent)
-
-
-def run_hollow(chosen: list[Script], asked: argparse.Namespace, absent: str) -> int:
-    find = run_trap if asked.traps else run
-    rows = resumed(chosen, Watched, asked, find, lambda one: " | ".join(map(str, one.cells)))
-    if rows:
-        name = "traps" if asked.traps else "scripts"
-        packages = sorted({f"{name} {number}" for row in rows for name, number in row.packages.items()})
-        said = made("scripts --traps" if asked.traps else "scripts", on_cores=True)
-        said += f" {sum(row.is_good for row in rows)} of {len(rows)} ran to their end."
-        said += f" Packages: {', '.join(packages)}." if packages else ""
-        lines = table(TRAPS if asked.traps else SCRIPTS, (row.cells for row in rows))
-        write(asked.output, name, f"{said}\n\n{lines}{absent}")
+    if asked.here:
+        return run_here([script for script in chosen if script.num_gpus == 1], asked)
+    rows = resumed(chosen, Watched, asked, run_trap if asked.traps else run)
+    num_good = sum(row.is_good for row in rows)
+    packages = sorted({f"{name} {number}" for row in rows for name, number in row.packages.items()})
+    said = f"{made('scripts' + ' --traps' * asked.traps, on_cores=True)} {num_good} of {len(rows)} ran to their end."
+    said += f" Packages: {', '.join(packages)}." if packages else ""
+    lines = table(TRAPS if asked.traps else SCRIPTS, (row.cells for row in rows))
+    write(asked.output if rows else None, name, f"{said}\n\n{lines}{absent}")
     print(absent, file=sys.stderr)
-    return int(not rows or (not asked.traps and not all(row.is_good for row in rows)))
+    return int(not rows or (not asked.traps and num_good < len(rows)))
 
 
 def run(script: Script) -> Watched:
     """Run a script in folders of its own, with the watch and without."""
     alone = _alone(script)
-    with tempfile.TemporaryDirectory() as name:
-        here = runs.copied(Path(name))
-        watched = runs.rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
+    watched = _rehearsed(script)
     if not watched.figures:
         raise SystemExit(f"{script.name}: no figures: {watched.said[-2000:]}")
     return Watched(row=script, watched=watched, alone=alone)
 
 
 def run_trap(script: Script) -> Watched:
-    limit, names = ("--limit", str(runs.LIMIT_SECONDS)), packages_distributions()
-    with tempfile.TemporaryDirectory() as name:
-        how: dict[str, Any] = {"cwd": runs.copied(Path(name)), "num_gpus": script.num_gpus, "device": script.device}
-        watched = runs.rehearsed(script.words, *limit, **how)
+    names = packages_distributions()
+    watched = _rehearsed(script, "--limit", str(runs.LIMIT_SECONDS), device=script.device)
     packages = {package: version(names[package][0]) for package in script.needs if package in names}
     return Watched(row=script, watched=watched, packages=packages)
+
+
+def _rehearsed(script: Script, *options: str, device: str = runs.DEVICE) -> Run:
+    with tempfile.TemporaryDirectory() as name:
+        here = runs.copied(Path(name))
+        return runs.rehearsed(script.words, *options, cwd=here, num_gpus=script.num_gpus, device=device)
 
 
 def _alone(script: Script, device: str = runs.DEVICE, *, is_marked: bool = False) -> Run:
@@ -147,8 +145,8 @@ def _alone(script: Script, device: str = runs.DEVICE, *, is_marked: bool = False
         path = runs.copied(Path(name)) / f"{script.name}.py"
         if is_marked:
             path.write_text(by_hand.marked(script.name, path.read_text()))
-        how: dict[str, Any] = {"device": device, "num_gpus": script.num_gpus, "decided": script.decided}
-        return runs.control(script.words, cwd=path.parent, kept=Path(end), **how if device else {"device": ""})
+        how: dict[str, Any] = {"num_gpus": script.num_gpus, "decided": script.decided} if device else {}
+        return runs.control(script.words, cwd=path.parent, kept=Path(end), device=device, **how)
 
 
 # ---- on the CUDA device that is here
@@ -169,7 +167,7 @@ def run_here(chosen: list[Script], asked: argparse.Namespace) -> int:
         return row
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        for row in pool.map(measured, [one for one in chosen if one.num_gpus == 1]):
+        for row in pool.map(measured, chosen):
             keep(asked.keep, row)
             print(row["script"], row["exit_code"], f"{row['seconds']:.0f} s", row["figures"], flush=True)
     return 0
@@ -179,8 +177,7 @@ def compare(rows: list[dict[str, Any]], device: str) -> int:
     """Print each row beside what a rehearsal says; return 1 where one differs."""
     num_different = 0
     for row in rows:
-        with tempfile.TemporaryDirectory() as name:
-            done = runs.rehearsed(runs.TABLE[row["script"]].words, cwd=runs.copied(Path(name)), device=device)
+        done = _rehearsed(runs.TABLE[row["script"]], device=device)
         if "phases" in row:
             (process,) = done.document["variants"][0]["processes"]
             told = by_hand.told(process)

@@ -17,7 +17,7 @@ NUM_BLOCKS = 4
 class Block(nn.Module):
     """A block of these parts and tensors, whose forward is a function of the block and its input."""
 
-    def __init__(self, function: Callable[[Any, torch.Tensor], torch.Tensor], parts: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[[Any, torch.Tensor], torch.Tensor], **parts: Any) -> None:
         super().__init__()
         self.function = function
         for name, part in parts.items():
@@ -44,33 +44,30 @@ class Chain(nn.Module):
         return output
 
 
-def video(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """Separate convolutions over space and time, as R(2+1)D has; of (batch, 32, frames, height, width)."""
-    return x + F.relu(block.norm(block.time(F.relu(block.space(x)))))
-
-
 def upsampling(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """Half the size by a strided convolution, and back by a transposed one, with what was there before."""
     y = F.elu(block.up(F.leaky_relu(block.down(x), 0.2)))
     mixed: torch.Tensor = block.mix(torch.cat([x, y], dim=1))
     return mixed
 
 
+def images(block: Any, x: torch.Tensor) -> torch.Tensor:
+    y = block.convolve(F.pad(block.norm(x), (1, 1, 1, 1), mode="reflect"))
+    y = block.slope(F.pixel_shuffle(y, 2))
+    return x + F.interpolate(y, scale_factor=0.5, mode="bilinear")
+
+
 def speech(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """A linear layer along time, and norms of its transposed result, as in Conformer and wav2vec."""
     y = block.group(block.linear(x).transpose(1, 2))  # (batch, 256, time)
     y = block.batch(block.depthwise(F.silu(y)))
     return x + y.transpose(1, 2)
 
 
 def gated(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """An RMS norm and a gated unit, whose halves are views of one product."""
     gate, value = block.up(block.norm(x)).chunk(2, dim=-1)
     return x + F.dropout(block.down(F.gelu(gate, approximate="tanh") * value), 0.1, block.training)
 
 
 def experts(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """Experts that all tokens go to, weighted by a softmax: batched products and an einsum."""
     weights = block.router(x).softmax(dim=-1)  # (batch, time, 4)
     hidden = F.silu(torch.einsum("btd,edh->ebth", x, block.up))
     each = torch.matmul(hidden, block.down.unsqueeze(1))  # (4, batch, time, 128)
@@ -78,34 +75,23 @@ def experts(block: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def slots(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """Attention written out, with a softmax over queries, as slot attention has."""
     query, key = block.project(x).chunk(2, dim=-1)
     weights = F.softmax(query @ key.transpose(1, 2), dim=1).transpose(1, 2)
     return x + weights / weights.sum(dim=-1, keepdim=True) @ x
 
 
-def images(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """Instance norm, reflected borders, pixels shuffled to a larger picture, and interpolation back."""
-    y = block.convolve(F.pad(block.norm(x), (1, 1, 1, 1), mode="reflect"))
-    y = block.slope(F.pixel_shuffle(y, 2))
-    return x + F.interpolate(y, scale_factor=0.5, mode="bilinear")
-
-
 def fourier(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """Tokens mixed by a Fourier transform in fp32, as FNet does."""
     mixed = torch.fft.fft(torch.fft.fft(x.float(), dim=-1), dim=-2).real.to(x.dtype)
     return x + F.mish(block.linear(block.norm(mixed)))
 
 
 def scan(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """A linear recurrence by cumulative sums, as state-space models have."""
     decay = F.logsigmoid(block.decay(x)).cumsum(dim=1)  # (batch, time, 128)
     state = decay.exp() * (block.inward(x) * torch.exp(-decay)).cumsum(dim=1)
     return x + block.outward(F.hardswish(state))
 
 
 def cells(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """A recurrent cell called step by step, of which the states are stacked."""
     state, states = x[:, 0], []
     for step in x.unbind(dim=1):
         state = block.cell(step, state)
@@ -128,74 +114,71 @@ class Squared(torch.autograd.Function):
 
 
 def function(block: Any, x: torch.Tensor) -> torch.Tensor:
-    """An unused branch, a buffer, weights shared by two calls, and a Function of the user's."""
     y = Squared.apply(block.linear(x))
     return x + F.normalize(block.linear(y), dim=-1) * block.scale
 
 
-PARTS: dict[Any, Callable[[], dict[str, Any]]] = {
-    video: lambda: {
-        "space": nn.Conv3d(32, 32, (1, 3, 3), padding=(0, 1, 1)),
-        "time": nn.Conv3d(32, 32, (3, 1, 1), padding=(1, 0, 0)),
-        "norm": nn.BatchNorm3d(32),
-    },
-    upsampling: lambda: {
-        "down": nn.Conv2d(32, 64, 4, stride=2, padding=1),
-        "up": nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1),
-        "mix": nn.Conv2d(64, 32, 1),
-    },
-    speech: lambda: {
-        **{"linear": nn.Linear(256, 256), "group": nn.GroupNorm(8, 256), "batch": nn.BatchNorm1d(256)},
-        "depthwise": nn.Conv1d(256, 256, 9, padding=4, groups=256),
-    },
-    gated: lambda: {"norm": nn.RMSNorm(256), "up": nn.Linear(256, 1536), "down": nn.Linear(768, 256)},
-    experts: lambda: {
-        "router": nn.Linear(128, 4),
-        "up": nn.Parameter(torch.randn(4, 128, 256)),
-        "down": nn.Parameter(torch.randn(4, 256, 128)),
-    },
-    slots: lambda: {"project": nn.Linear(128, 256)},
-    images: lambda: {
-        "norm": nn.InstanceNorm2d(32, affine=True), "convolve": nn.Conv2d(32, 128, 3), "slope": nn.PReLU(32)
-    },
-    fourier: lambda: {"norm": nn.LayerNorm(128), "linear": nn.Linear(128, 128)},
-    scan: lambda: {name: nn.Linear(128, 128) for name in ("inward", "decay", "outward")},
-    cells: lambda: {"cell": nn.GRUCell(128, 128)},
-    function: lambda: {
-        **{"linear": nn.Linear(128, 128, bias=False), "unused": nn.Linear(128, 128)},
-        "scale": nn.Buffer(torch.ones(128)),
-    },
+BLOCKS: dict[str, Callable[[], Block]] = {
+    "video": lambda: Block(  # separate convolutions over space and time, as R(2+1)D has
+        lambda block, x: x + F.relu(block.norm(block.time(F.relu(block.space(x))))),  # (batch, 32, time, height, width)
+        space=nn.Conv3d(32, 32, (1, 3, 3), padding=(0, 1, 1)),
+        time=nn.Conv3d(32, 32, (3, 1, 1), padding=(1, 0, 0)),
+        norm=nn.BatchNorm3d(32),
+    ),
+    "upsampling": lambda: Block(  # half the size by a strided convolution, and back, with what was there before
+        upsampling, down=nn.Conv2d(32, 64, 4, stride=2, padding=1),
+        up=nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1), mix=nn.Conv2d(64, 32, 1),
+    ),
+    "images": lambda: Block(  # reflected borders, pixels shuffled to a larger picture, and interpolation back
+        images, norm=nn.InstanceNorm2d(32, affine=True), convolve=nn.Conv2d(32, 128, 3), slope=nn.PReLU(32),
+    ),
+    "speech": lambda: Block(  # a linear layer along time, norms of its transposed result, as in Conformer and wav2vec
+        speech, linear=nn.Linear(256, 256), group=nn.GroupNorm(8, 256), batch=nn.BatchNorm1d(256),
+        depthwise=nn.Conv1d(256, 256, 9, padding=4, groups=256),
+    ),
+    "gated": lambda: Block(  # an RMS norm and a gated unit, whose halves are views of one product
+        gated, norm=nn.RMSNorm(256), up=nn.Linear(256, 1536), down=nn.Linear(768, 256)
+    ),
+    "experts": lambda: Block(  # that all tokens go to, weighted by a softmax: batched products and an einsum
+        experts, router=nn.Linear(128, 4), up=nn.Parameter(torch.randn(4, 128, 256)),
+        down=nn.Parameter(torch.randn(4, 256, 128)),
+    ),
+    "slots": lambda: Block(slots, project=nn.Linear(128, 256)),  # slot attention: a softmax over queries
+    "fourier": lambda: Block(  # tokens mixed by a Fourier transform in fp32, as FNet does
+        fourier, norm=nn.LayerNorm(128), linear=nn.Linear(128, 128)
+    ),
+    # a linear recurrence by cumulative sums, as state-space models have
+    "scan": lambda: Block(scan, **{name: nn.Linear(128, 128) for name in ("inward", "decay", "outward")}),
+    "cells": lambda: Block(cells, cell=nn.GRUCell(128, 128)),  # a cell called step by step, its states stacked
+    "function": lambda: Block(  # an unused branch, a buffer, weights shared by two calls, and a Function of the user's
+        function, linear=nn.Linear(128, 128, bias=False), unused=nn.Linear(128, 128), scale=nn.Buffer(torch.ones(128))
+    ),
 }  # fmt: skip
-PICTURES = {  # by kind: the block of a model of dense outputs, its convolutions, and the sizes of a picture
-    "video": (video, nn.Conv3d, (3, 8, 32, 32)),
-    "upsampling": (upsampling, nn.Conv2d, (3, 64, 64)),
-    "images": (images, nn.Conv2d, (3, 64, 64)),
-}
-TOKENS = {  # by kind: the block of a language model, its width, the length of a text, whether logits are transposed
-    "speech": (speech, 256, 512, False),
-    "gated": (gated, 256, 128, True),
-    "slots": (slots, 128, 128, True),
-    "cells": (cells, 128, 16, False),
-    "checkpointed": (gated, 256, 128, False),
-    **{block.__name__: (block, 128, 128, False) for block in (experts, fourier, scan, function)},
-}
+PICTURES = {  # by kind: the convolutions of a model of dense outputs, and the sizes of a picture
+    "video": (nn.Conv3d, (3, 8, 32, 32)), "upsampling": (nn.Conv2d, (3, 64, 64)), "images": (nn.Conv2d, (3, 64, 64)),
+}  # fmt: skip
+TOKENS = {  # by kind: the width of a language model and the length of a text, unless both are 128
+    "speech": (256, 512), "gated": (256, 128), "checkpointed": (256, 128), "cells": (128, 16)
+}  # fmt: skip
+CUT = ("gated", "slots")  # kinds whose logits are cut and transposed
 
 
 def make(kind: str = "video", batch_size: int = 16) -> Any:
     """Return a module of this kind, its batch and its loss."""
+    block = BLOCKS["gated" if kind == "checkpointed" else kind]
     if kind in PICTURES:
-        block, convolution, sizes = PICTURES[kind]
+        convolution, sizes = PICTURES[kind]
         batch = torch.randn(batch_size, *sizes), torch.randn(batch_size, 1, *sizes[1:])
         head, stem = convolution(32, 1, 1), convolution(3, 32, 1)  # in this order, which places them
-        return Chain(stem, lambda: Block(block, PARTS[block]()), head), batch, F.mse_loss
-    block, width, time, is_transposed = TOKENS[kind]
+        return Chain(stem, block, head), batch, F.mse_loss
+    width, time = TOKENS.get(kind, (128, 128))
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if is_transposed:  # and cut, as many do
+        if kind in CUT:  # and transposed, as many do
             return F.cross_entropy(logits[:, :-1].transpose(1, 2), targets[:, 1:])
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    module = Chain(nn.Embedding(512, width), lambda: Block(block, PARTS[block]()), nn.Linear(width, 512))
+    module = Chain(nn.Embedding(512, width), block, nn.Linear(width, 512))
     module.is_checkpointed = kind == "checkpointed"
     tokens = torch.randint(512, (batch_size, time))
     return module, (tokens, tokens.clone()), loss
