@@ -74,13 +74,13 @@ def written(folder: Path, shape: str, count: int) -> Path:
     return folder
 
 
-def _is_late(name: str, words: str, runs: list[Path], *, limit: float = LIMIT, mib: float = float("inf")) -> bool:
+def _is_late(name: str, words: str, runs: list[Path], *, limit: float = LIMIT, mib: float | None = None) -> bool:
     """Print what a command takes beside the plain reader of its runs; whether that is too much."""
     files = [str(run / "trials.jsonl") for run in runs]
     taken = [(*_taken(COMMAND, words.split()), _taken(PLAIN, files)[0]) for _ in range(TURNS)]
     seconds, most, plain = (median(values) for values in zip(*taken, strict=True))
-    is_late = is_missed(name, seconds / plain, limit, f"x: {seconds:.2f} s, the plain reader {plain:.2f} s")
-    return is_missed(f"{name}, MiB", most, mib) or is_late
+    is_late = is_missed(name, seconds / plain, limit, f"x: {seconds:.2f} s, the plain reader {plain:.2f} s, {most:.0f} MiB")
+    return (mib is not None and is_missed(f"{name}, MiB", most, mib)) or is_late
 
 
 def _taken(code: str, words: list[str]) -> tuple[float, float]:
