@@ -79,7 +79,8 @@ def _is_late(name: str, words: str, runs: list[Path], *, limit: float = LIMIT, m
     files = [str(run / "trials.jsonl") for run in runs]
     taken = [(*_taken(COMMAND, words.split()), _taken(PLAIN, files)[0]) for _ in range(TURNS)]
     seconds, most, plain = (median(values) for values in zip(*taken, strict=True))
-    is_late = is_missed(name, seconds / plain, limit, f"x: {seconds:.2f} s, the plain reader {plain:.2f} s, {most:.0f} MiB")
+    told = f"x: {seconds:.2f} s, the plain reader {plain:.2f} s, {most:.0f} MiB"
+    is_late = is_missed(name, seconds / plain, limit, told)
     return (mib is not None and is_missed(f"{name}, MiB", most, mib)) or is_late
 
 
