@@ -51,8 +51,8 @@ def test_a_baseline_whose_autocast_uses_an_old_cast_is_wrong_and_says_so():
 @pytest.mark.parametrize(
     ("build", "fields"),
     [
-        (overwritten.kept, {}),
-        (overwritten.looked_at, {"precision": "amp-bf16"}),
+        (partial(overwritten.on_ctx, is_shared=False), {}),
+        (partial(overwritten.rescaled, 1), {"precision": "amp-bf16"}),
         (overwritten.rescaled, {}),
     ],
     ids=["what is on ctx is not written over", "a weight is only read where gradients are off", "without autocast"],

@@ -1,5 +1,7 @@
 """Loops without modules, whose function is marked: parameters as arguments, or an index."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
@@ -16,72 +18,29 @@ def plain(x, weight):
 
 
 class Loop(nn.Module):
-    def __init__(self, layers, dim):
+    """`anew`: a function of each forward, which captures another tensor each time. `sliced`: weights in one tensor."""
+
+    is_short = False  # runs one call fewer
+
+    def __init__(self, kind, layers, dim):
         super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.randn(dim, dim) / 8) for _ in range(layers)])
+        weights = torch.randn(layers, dim, dim) / 8
+        self.kind = kind
+        self.weights = nn.Parameter(weights) if kind == "sliced" else nn.ParameterList(part.clone() for part in weights)
 
-    def forward(self, x):
-        for weight in self.weights:
-            x = layer(x, weight)
-        return x.square().mean()
-
-
-class Methods(Loop):
     @profiler.block
     def step(self, x, number):
         return nn.functional.dropout(torch.tanh(x @ self.weights[number]), 0.1, self.training)
 
     def forward(self, x):
-        for number in range(len(self.weights)):
-            x = self.step(x, number)
+        with profiler.block(plain) if self.kind == "context" else nullcontext(layer) as run:
+            if self.kind == "anew":
+                scale = x.abs().mean()
+                run = profiler.block(lambda x, weight: torch.tanh(x @ weight * scale))
+            for number in range(len(self.weights) - self.is_short):
+                x = self.step(x, number) if self.kind == "methods" else run(x, self.weights[number])
         return x.square().mean()
-
-
-class Context(Loop):
-    def forward(self, x):
-        with profiler.block(plain) as run:
-            for weight in self.weights:
-                x = run(x, weight)
-        return x.square().mean()
-
-
-class Anew(Loop):
-    """A function made in each forward: what it captures is another tensor each time."""
-
-    def forward(self, x):
-        scale = x.abs().mean()
-        run = profiler.block(lambda x, weight: torch.tanh(x @ weight * scale))
-        for weight in self.weights:
-            x = run(x, weight)
-        return x.square().mean()
-
-
-class Sliced(nn.Module):
-    """Weights in one tensor: each slice is a new one."""
-
-    def __init__(self, layers, dim):
-        super().__init__()
-        self.weights = nn.Parameter(torch.randn(layers, dim, dim) / 8)
-
-    def forward(self, x):
-        for number in range(len(self.weights)):
-            x = layer(x, self.weights[number])
-        return x.square().mean()
-
-
-class Moody(Loop):
-    """Runs one call fewer where its switch is on."""
-
-    is_short = False
-
-    def forward(self, x):
-        for weight in self.weights[: -1 if self.is_short else None]:
-            x = layer(x, weight)
-        return x.square().mean()
-
-
-KINDS = {"loop": Loop, "methods": Methods, "context": Context, "anew": Anew, "sliced": Sliced, "moody": Moody}
 
 
 def make(kind="loop", layers=6, dim=32, rows=2048):
-    return KINDS[kind](layers, dim), torch.randn(rows, dim)
+    return Loop(kind, layers, dim), torch.randn(rows, dim)

@@ -35,40 +35,27 @@ def _batch():
     return torch.randn(4, 8), torch.randn(4, 8)
 
 
-def on_ctx():
+def on_ctx(is_shared: bool = True):
     slot = torch.zeros(8, 8)  # empty memory may hold what an earlier step left, and then nothing changes
-    return nn.Sequential(Block(slot), Block(slot)), _batch(), nn.functional.mse_loss
-
-
-def kept():
-    return nn.Sequential(Block(torch.zeros(8, 8)), Block(torch.zeros(8, 8))), _batch(), nn.functional.mse_loss
+    blocks = Block(slot), Block(slot if is_shared else slot.clone())
+    return nn.Sequential(*blocks), _batch(), nn.functional.mse_loss
 
 
 class Twice(nn.Module):
-    """Uses its weights once where gradients are off, and then with them."""
+    """Uses its weights, writes them and uses them again; or looks at them first where gradients are off."""
 
     def __init__(self, scale):
         super().__init__()
         self.fc, self.out, self.scale = nn.Linear(8, 8), nn.Linear(8, 8), scale
 
     def forward(self, value):
-        value = torch.tanh(self.fc(value)).detach()
+        with torch.set_grad_enabled(self.scale != 1):
+            value = torch.tanh(self.fc(value)).detach()
         if self.scale != 1:
             with torch.no_grad():
                 self.fc.weight.mul_(self.scale)
         return self.out(self.fc(value))
 
 
-def rescaled():
-    return Twice(SCALE), _batch(), nn.functional.mse_loss
-
-
-class LookedAt(Twice):
-    def forward(self, value):
-        with torch.no_grad():
-            value = torch.tanh(self.fc(value))
-        return super().forward(value)
-
-
-def looked_at():
-    return LookedAt(1), _batch(), nn.functional.mse_loss
+def rescaled(scale=SCALE):
+    return Twice(scale), _batch(), nn.functional.mse_loss
