@@ -60,6 +60,7 @@ ROOMS = {
             "tests/test_growth.py",
             "tests/test_needless_graph.py",
             "tests/test_own_recomputes.py",
+            "tests/test_silent_errors.py",
             "tests/test_interleaved_timing.py",
             "tests/test_paired_time.py",
             "tests/faults/test_clocks.py",

@@ -7,7 +7,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import msgspec
@@ -55,10 +55,10 @@ class Bench:
         self.step_digests: StepDigests | None = None  # of the memory pass's steps; None if not watched
         self._build = build
         self._seen: Seen = {}  # observations of the blocks, made on the first model only
-        self._built: Callable[[], nn.Module | None] = lambda: None  # returns the last model, if it still exists
+        self.at_work: Callable[[], nn.Module | None] = lambda: None  # returns the last model, if it still exists
         self._notes: list[Note] = []
         self._unknown: dict[str, str] = {}  # what an extra run was to find out, and why it failed
-        self._warnings = StepWarnings()
+        self.warnings = StepWarnings()
         self._own_calls = OwnCalls()  # the model's own checkpoint calls in the last step
         self._remark: Callable[[], Note | None] = lambda: None  # the strategy's, after a step
         self._on_pass = on_pass
@@ -111,7 +111,7 @@ class Bench:
             raise
         self.leftovers.built(built.workload)
         drop_gradients(built.workload)  # of leaves that the factory does not make anew
-        self._built = weakref.ref(built.workload.module)
+        self.at_work = weakref.ref(built.workload.module)
         if built.case == self.trial.case:
             self.listen(built)
         return built
@@ -122,10 +122,6 @@ class Bench:
         built.own_calls.num_compiled = max(built.own_calls.num_compiled, self._own_calls.num_compiled)
         self._own_calls, self._remark = built.own_calls, built.applied.remark
 
-    def at_work(self) -> nn.Module | None:
-        """Return the model that was built last, if it still exists: it is the one whose step raised an error."""
-        return self._built()
-
     def build_unwatched(self, case: Case, *, rank: int | None = None) -> Assembled:
         """Build a fresh model for this process alone, without watching it; `rank` selects that rank's batch."""
         with remembering(self._seen):
@@ -134,7 +130,7 @@ class Bench:
     def gradients(self, built: Assembled, *, number: int = 1) -> torch.Tensor:
         """Run a forward and a backward, which count as a step; return the loss."""
         self.num_steps += 1
-        with self._warnings.heard() if built.case == self.trial.case else nullcontext():
+        with self.warnings.heard() if built.case == self.trial.case else nullcontext():
             return built.gradients(number=number)
 
     def counted(self, step: Callable[[Mark], torch.Tensor], mark: Mark) -> torch.Tensor:
@@ -160,10 +156,6 @@ class Bench:
         self.device.release()  # after the handler, whose traceback holds tensors
         return None
 
-    def hearing(self) -> AbstractContextManager[None]:
-        """Return a context manager that collects warnings, as `gradients` does."""
-        return self._warnings.heard()
-
     def note(self, code: str, text: str) -> None:
         """Add a note; only the first of each code is kept."""
         if code not in {note.code for note in self._notes}:
@@ -180,8 +172,8 @@ class Bench:
 
     def tell_warnings(self) -> None:
         """Note the warnings raised in the steps whose gradients are compared."""
-        if self._warnings.lines:
-            self.note("GCP046", f"warnings while the step ran: {self._warnings}")
+        if self.warnings.lines:
+            self.note("GCP046", f"warnings while the step ran: {self.warnings}")
 
     def tell_checkpoints(self) -> None:
         """Add the notes that a step has given on the model's own checkpoints and on the strategy's."""

@@ -193,7 +193,7 @@ def _watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
         return
 
     def heard(mark: Mark) -> torch.Tensor:
-        with bench.hearing():
+        with bench.warnings.heard():
             loss: torch.Tensor = step(mark)
             return loss
 
