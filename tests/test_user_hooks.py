@@ -15,13 +15,10 @@ FILE = Path(saved_hooks.__file__)
 BATCH, WIDTH, LAYERS, FLOAT = 64, 128, 3, 4
 ACTIVATION, WEIGHT = BATCH * WIDTH * FLOAT, WIDTH * WIDTH * FLOAT
 PACKED = 2 * LAYERS * ACTIVATION + (LAYERS - 1) * WEIGHT  # squares' and layers' inputs; the first needs no weight back
-NUM_PACKED = 2 * LAYERS + LAYERS - 1
 INSIDE = (2 * LAYERS - 1) * ACTIVATION  # without the weights and the batch, which are there in every step
 SAVED = {  # with the loss
-    "identity": INSIDE + FLOAT,
     "half": PACKED // 2 + FLOAT,
     "object": PACKED // 2 + FLOAT,
-    "tuple": PACKED // 4 + (NUM_PACKED + 1) * FLOAT,  # and a scale of each
     "save_on_cpu": INSIDE + FLOAT,  # on a CPU, nothing is copied
     "recomputed": (LAYERS - 1) * ACTIVATION + FLOAT,
 }

@@ -40,16 +40,6 @@ class Experts(nn.Module):
             output = output.index_add(0, tokens, torch.tanh(expert(x[tokens])) * weights[tokens, None])
         return output
 
-    def masked(self, x: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """One expert a token, by masks; experts without tokens are left out."""
-        chosen = scores.argmax(-1)
-        output = torch.zeros_like(x)
-        for number, expert in enumerate(self.experts):
-            mask = chosen == number
-            if mask.any():
-                output[mask] = torch.tanh(expert(x[mask])) * scores[mask, number, None]
-        return output
-
     def two(self, x: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Two experts a token, by a mask of experts by tokens."""
         weights, chosen = scores.topk(2, dim=-1)

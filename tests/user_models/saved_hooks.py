@@ -15,18 +15,9 @@ class Packed:
         return self.values.to(self.dtype)
 
 
-def to_int8(tensor):
-    scale = tensor.detach().abs().amax().clamp(min=1e-8)
-    return (tensor / scale * 127).round().to(torch.int8), scale
-
-
 HOOKS = {
-    "identity": lambda: (lambda tensor: tensor, lambda packed: packed),
-    "clone": lambda: (torch.clone, lambda packed: packed),
     "half": lambda: (torch.Tensor.half, torch.Tensor.float),
     "object": lambda: (Packed, Packed.unpack),
-    "tuple": lambda: (to_int8, lambda packed: packed[0].float() / 127 * packed[1]),
-    "host": lambda: (lambda tensor: (tensor.device, tensor.to("cpu")), lambda packed: packed[1].to(packed[0])),
     "pinned_host": lambda: (
         lambda tensor: torch.empty(tensor.shape, pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True),
         lambda packed: packed.cuda() if torch.cuda.is_available() else packed,
