@@ -324,16 +324,12 @@ def _calls(trace: Trace, at_work: list[str]) -> list[int]:
     numbered = enumerate(zip(trace.operators, at_work, strict=True), start=1)
     for _, run in groupby(numbered, key=lambda entry: (entry[1][0].phase, entry[1][1])):
         operators = [((operator.name, operator.module), number in allocating) for number, (operator, _) in run]
-        period = _period([name for name, makes_any in operators if makes_any])
+        names = [name for name, makes_any in operators if makes_any]
+        sizes = (size for size in range(1, len(names)) if len(names) % size == 0)  # of a prefix that all repeats
+        period = next((size for size in sizes if names[:size] * (len(names) // size) == names), max(1, len(names)))
         first = calls[-1] + 1
         calls += [first + max(0, sofar - 1) // period for sofar in accumulate(makes_any for _, makes_any in operators)]
     return calls
-
-
-def _period(names: list[tuple[str, str]]) -> int:
-    """Return the length of the shortest prefix that the whole repeats."""
-    sizes = (size for size in range(1, len(names)) if len(names) % size == 0)
-    return next((size for size in sizes if names[:size] * (len(names) // size) == names), max(1, len(names)))
 
 
 BEFORE = "before the recording"

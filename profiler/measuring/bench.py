@@ -170,11 +170,6 @@ class Bench:
             self.note(note.code, note.text)
         return self._notes
 
-    def tell_warnings(self) -> None:
-        """Note the warnings raised in the steps whose gradients are compared."""
-        if self.warnings.lines:
-            self.note("GCP046", f"warnings while the step ran: {self.warnings}")
-
     def tell_checkpoints(self) -> None:
         """Add the notes that a step has given on the model's own checkpoints and on the strategy's."""
         for note in filter(None, (self.own_checkpoints(), self._remark())):

@@ -77,7 +77,8 @@ def _measured(trial: Trial, bench: Bench) -> Record:
     verified, reason = compare(bench) if compares else (None, None)
     readings |= _read(bench, [name for name in passes if name not in first])
     bench.tell_checkpoints()
-    bench.tell_warnings()
+    if bench.warnings.lines:  # of the steps whose gradients are compared
+        bench.note("GCP046", f"warnings while the step ran: {bench.warnings}")
     bench.tell_changes(before)
     reason = bench.tell_leftovers() or reason
     return Record(

@@ -43,14 +43,9 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
         least, most = min(self.steps), max(self.steps)
         rate = bytes_text(most) if least == most else f"{bytes_text(least)} to {bytes_text(most)}"
         where = f": {'; '.join(self.places)}" if self.places else ""
-        if self.is_cycle:
+        if self.collected_bytes >= sum(self.steps) / 2:
             return f"{rate} a step are left in reference cycles, until Python's collector runs{where}"
         return f"memory grows by {rate} in each of {len(self.steps)} steps{where}"
-
-    @property
-    def is_cycle(self) -> bool:
-        """Whether most of what was left was in reference cycles."""
-        return self.collected_bytes >= sum(self.steps) / 2
 
 
 def lasting_bytes(workload: Workload, optimizer: torch.optim.Optimizer, known: set[int]) -> int:
