@@ -14,41 +14,28 @@ class Wide(nn.Module):
         return self.down(torch.tanh(self.up(x)))
 
 
-class Layer(nn.Module):
-    def __init__(self, dim, hidden):
+class Parts(nn.Module):
+    """Runs its parts in turn."""
+
+    def __init__(self, **parts):
         super().__init__()
-        self.attention = Wide(dim, hidden)
-        self.mlp = Wide(dim, hidden)
+        for name, part in parts.items():
+            self.add_module(name, part)
 
     def forward(self, x):
-        return self.mlp(self.attention(x))
-
-
-class Model(nn.Module):
-    def __init__(self, dim, hidden):
-        super().__init__()
-        self.layer = Layer(dim, hidden)
-
-    def forward(self, x):
-        return self.layer(x).sum()
+        for part in self.children():
+            x = part(x)
+        return x
 
 
 def one(rows=4096, dim=16, hidden=256):
-    return Model(dim, hidden), torch.randn(rows, dim)
-
-
-class Necked(nn.Module):
-    def __init__(self, dim, hidden):
-        super().__init__()
-        self.trunk = Wide(dim, hidden)
-        self.neck = nn.Sequential(*(nn.Linear(dim, dim) for _ in range(3)))
-
-    def forward(self, x):
-        return self.neck(self.trunk(x)).sum()
+    layer = Parts(attention=Wide(dim, hidden), mlp=Wide(dim, hidden))
+    return Parts(layer=layer), torch.randn(rows, dim), lambda out: out.sum()
 
 
 def wide(rows=64, dim=16, hidden=256):
-    return Necked(dim, hidden), torch.randn(rows, dim)
+    neck = nn.Sequential(*(nn.Linear(dim, dim) for _ in range(3)))
+    return Parts(trunk=Wide(dim, hidden), neck=neck), torch.randn(rows, dim), lambda out: out.sum()
 
 
 def narrow():
