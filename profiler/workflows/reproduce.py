@@ -24,6 +24,7 @@ from profiler.workflows import SILENT, Screen, spec
 from profiler.workflows.run import RunRequest, Started, in_folder
 from profiler.workflows.spec import TABLES, Request
 
+SYSTEMS = shipped("configs", "published")
 SIZES = ("full", "cpu")
 TRAINED = "GCP020"  # the note that only records of a Trainer's real run have
 
@@ -70,20 +71,15 @@ def _compared(case: Case) -> tuple[object, ...]:
     return case.model, case.label, case.optimizer, case.precision, case.batch_size, case.accumulate, case.blocks
 
 
-def systems_folder() -> Path:
-    """Return the folder of the systems that come with gcprof."""
-    return shipped("configs", "published")
-
-
 def names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in systems_folder().glob("*.toml")))
+    return tuple(sorted(path.stem for path in SYSTEMS.glob("*.toml")))
 
 
 def find(name: str) -> System:
     """Return the system of that name. Raises UserError that names the nearest if there is none."""
     if name not in names():
         raise UserError(f"no published system is called '{name}'", hint=nearest_or_all(name, names()))
-    return load(systems_folder() / f"{name}.toml")
+    return load(SYSTEMS / f"{name}.toml")
 
 
 def load(path: Path) -> System:

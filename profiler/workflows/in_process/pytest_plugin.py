@@ -57,7 +57,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """End with pytest's 4, of a usage error, if a budget judged no test: a gate must not pass by measuring nothing."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     is_run = exitstatus == pytest.ExitCode.OK and not session.config.option.collectonly
-    if is_run and reporter and _is_idle(session.config, _peaks(reporter)):  # of xdist only the parent has a reporter
+    has_budget = session.config.getoption(FLAG) is not None
+    if is_run and has_budget and reporter and not _peaks(reporter):  # of xdist only the parent has a reporter
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
@@ -67,7 +68,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if lines:
         terminalreporter.section("peak memory by gcprof")
         terminalreporter.write_line("\n".join(lines))
-    elif _is_idle(config, lines):
+    elif config.getoption(FLAG) is not None:
         terminalreporter.write_line(f"gcprof: {FLAG} had no effect: no test asked for the fixture peak_memory")
 
 
@@ -81,10 +82,6 @@ def _peaks(terminalreporter: Any) -> list[str]:
         for name, text in report.user_properties
         if name == PROPERTY
     ]
-
-
-def _is_idle(config: pytest.Config, peaks: list[str]) -> bool:
-    return config.getoption(FLAG) is not None and not peaks
 
 
 def _bytes(size: str | int | None, flag: str) -> int | None:
