@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -58,22 +57,14 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
                 raise UserError(f"--allow {word}: no lever needs it", hint=f"--allow {' or '.join(CONSENTS)}")
 
 
-class Room(NamedTuple):
-    """What a step has to fit: bytes of a device, of which CUDA itself takes some, and how that is known."""
-
-    limit_bytes: int
-    context_bytes: int
-    context_source: str | None
-
-
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
-    """All ways that were run, and the one to take."""
+    """What a step has to fit, all ways that were run, and the one to take."""
 
-    limit_bytes: int
-    context_bytes: int
-    context_source: str | None
-    rows: tuple[Row, ...]  # the step as it is first
-    left_out: dict[str, str]  # by lever, why
+    limit_bytes: int  # of a device
+    context_bytes: int  # of them, what CUDA itself takes
+    context_source: str | None  # how that is known
+    rows: tuple[Row, ...] = ()  # the step as it is first
+    left_out: dict[str, str] = {}  # by lever, why
     words: tuple[str, ...] = ()  # the model as it was asked for, for the next command
     allow: tuple[str, ...] = ()  # consents that were given
     curves: dict[str, list[tuple[int, float]]] = {}  # of plans with each lever: peaks, and times as ratios
@@ -89,8 +80,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     def shown(self) -> tuple[Row, ...]:
         """The step as it is, then what needs less, in order: `all`, the chosen, and what no other row beats."""
         none, *others = self.rows
-        ran = [row for row in others if self.needed_bytes(row) is not None]
-        ran = [row for row in ran if not self.consents(row)]
+        ran = [row for row in others if self.needed_bytes(row) is not None and not self.consents(row)]
         rungs = [row for row in ran if row is self.chosen or row.case.label == "all" or not self._is_beaten(row, ran)]
         return none, *sorted(rungs, key=lambda row: -(self.needed_bytes(row) or 0))
 
@@ -165,7 +155,8 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
         for remark in model.remarks:
             screen.say(f"note: {remark}")
         limit = limit_of(request.limit, model.device_bytes, of=model.case.device, say=screen.say)
-        room = Room(limit, *context_of(model, request.context_bytes))
+        context_bytes, source = context_of(model, request.context_bytes)
+        room = Fitted(limit_bytes=limit, context_bytes=context_bytes, context_source=source, words=model.words)
         folder = store.new_folder(RESULTS, [f"fit {model.case.model.name}"])
 
         def run(trials: tuple[Trial, ...], plans: dict[Path, PlanFile]) -> tuple[int, tuple[Record, ...]]:
@@ -174,14 +165,13 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
             return code, tuple(run.records)
 
         model.case = roomy(model.case)  # what does not fit has numbers too
-        fitted = searched(model.step, request, room, partial(file_of, folder), run, screen)
-        return msgspec.structs.replace(fitted, words=model.words)
+        return searched(model.step, request, room, partial(file_of, folder), run, screen)
 
 
 def searched(
-    model: Step, request: FitRequest, room: Room, file: Callable[[str], Path], run: Run, screen: Screen
+    model: Step, request: FitRequest, room: Fitted, file: Callable[[str], Path], run: Run, screen: Screen
 ) -> Fitted:
-    """Find the fastest way to make a step fit; `run` runs those that do, with their plans in these files.
+    """Find the fastest way to make a step fit the room; `run` runs those that do, with their plans in these files.
 
     The step runs on a device with room for it, so that what does not fit has numbers too. Raises UserError.
     """
@@ -210,11 +200,10 @@ def searched(
     }
     added |= {case: way.added_seconds for case, way in cases.items() if way.plan and way.plan.schema == OFFLOADING}
     rows = read_rows([timed(record, added.get(record.case), plain) for record in records])
-    fitted = Fitted(
-        limit_bytes=room.limit_bytes, context_bytes=room.context_bytes, context_source=room.context_source,
-        rows=tuple(sorted(rows, key=lambda row: row.case != row.baseline)), left_out=search.left_out,
-        allow=request.allow, are_proved=model.case.is_rehearsed,
-    )  # fmt: skip
+    rows = tuple(sorted(rows, key=lambda row: row.case != row.baseline))
+    fitted = msgspec.structs.replace(
+        room, rows=rows, left_out=search.left_out, allow=request.allow, are_proved=model.case.is_rehearsed
+    )
     if not ways:
         with screen.doing("looking for what no plan gets below"):
             floors = proved_floors(model, search.floors, room.context_bytes) if fitted.are_proved else search.floors

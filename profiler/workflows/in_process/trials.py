@@ -33,7 +33,7 @@ from profiler.views.tables.columns import OWN_OPTIMIZER, device_word
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows import SILENT
 from profiler.workflows.explain import assumed, explanation_of, followed, heading
-from profiler.workflows.fit import FitRequest, Room, searched
+from profiler.workflows.fit import FitRequest, Fitted, searched
 from profiler.workflows.in_process.answering import (
     Given,
     Model,
@@ -444,7 +444,8 @@ def fit(
         limit = limit_of(asked, gpu.memory_bytes, of=case.device, say=SILENT.say)
         with TemporaryDirectory(prefix="gcprof-") as folder:
             (Path(folder) / plan_file.FOLDER).mkdir()
-            room = Room(limit, context, "assumed" if context == CONTEXT_BYTES else "as asked")
+            source = "assumed" if context == CONTEXT_BYTES else "as asked"
+            room = Fitted(limit_bytes=limit, context_bytes=context, context_source=source)
             found = searched(step, request, room, partial(file_of, Path(folder)), run, SILENT)
             return Fit(fitted=found, table=_of_caller(found.table, case, given, folder))
 
