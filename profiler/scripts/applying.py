@@ -163,32 +163,8 @@ def observing(module: nn.Module, names: tuple[str, ...], batch: Any) -> Iterator
 def looking(module: nn.Module, batch: Any) -> Iterator[Any]:
     """Yield the batch as fake tensors, on which the module's forward may be run within, as if it had not run.
 
-    Raises Unsupported where the forward cannot run so.
+    Its parameters and buffers are fake within. Raises Unsupported where the forward cannot run so.
     """
-    try:
-        with _on_fakes(module, batch) as fake:
-            yield fake
-    except Unsupported:
-        raise
-    except Exception as error:
-        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise Unsupported(
-            f"its forward cannot be looked at without values ({text}); `all` does not need that"
-        ) from error
-
-
-def _call(module: nn.Module, batch: Any) -> Any:
-    arguments, keywords = batch
-    return module(*arguments, **keywords)
-
-
-def _refuse(module: nn.Module, batch: Any) -> Any:
-    raise Unsupported("it is sharded, so how its blocks connect cannot be looked at; `all` does not need that")
-
-
-@contextmanager
-def _on_fakes(module: nn.Module, batch: Any) -> Iterator[Any]:
-    """Give the module fake parameters and buffers inside, and yield the batch as fake tensors."""
     places: list[dict[str, Any]] = [held for part in module.modules() for held in (part._parameters, part._buffers)]
     before = [dict(held) for held in places]
     state = random.getstate()
@@ -208,12 +184,28 @@ def _on_fakes(module: nn.Module, batch: Any) -> Iterator[Any]:
                 for name, tensor in held.items():
                     held[name] = None if tensor is None else fake(tensor)
             yield pytree.tree_map_only(torch.Tensor, fake, batch)
+        except Unsupported:
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise Unsupported(
+                f"its forward cannot be looked at without values ({text}); `all` does not need that"
+            ) from error
         finally:
             for held, real in zip(places, before, strict=True):
                 held.clear()
                 held.update(real)
             random.setstate(state)
             IS_LOOK.reset(is_look)
+
+
+def _call(module: nn.Module, batch: Any) -> Any:
+    arguments, keywords = batch
+    return module(*arguments, **keywords)
+
+
+def _refuse(module: nn.Module, batch: Any) -> Any:
+    raise Unsupported("it is sharded, so how its blocks connect cannot be looked at; `all` does not need that")
 
 
 # ---- levers
@@ -417,9 +409,9 @@ KINDS: dict[str, Callable[..., Any]] = {
 _levers: dict[str, Any] = {}  # of this process, by name
 
 
-def begin_levers(chosen: tuple[Choice, ...]) -> None:
-    """Begin to apply these levers to what the script makes."""
-    for lever in chosen:
+def begin_levers(label: str) -> None:
+    """Begin to apply the levers of a label to what the script makes."""
+    for lever in Choice(label).parts[1:]:
         _levers[lever.name] = KINDS[lever.name](**catalogue.load(lever, LEVERS)[1])
 
 

@@ -285,14 +285,9 @@ def _num_host_kills() -> int:
 def _unverified(rows: list[Row]) -> Iterator[str]:
     """Yield each torch other than gcprof's on which the hollow GPU cannot be tried, with the reason."""
     ours = os.path.realpath(build.installed().folder)
-    used = (
-        {row["file"]: row for row in rows if row["kind"] == "torch"}
-        if any(row["kind"] == "phase" for row in rows)
-        else {}
-    )
-    for file, row in used.items():
-        if os.path.realpath(os.path.dirname(file)) == ours:
-            continue
+    found = [row for row in rows if row["kind"] == "torch" and os.path.realpath(os.path.dirname(row["file"])) != ours]
+    has_phases = any(row["kind"] == "phase" for row in rows)
+    for file, row in {row["file"]: row for row in found if has_phases}.items():
         try:
             verdict = smoke.foreign(proven_libraries()[0], row["python"], file)
         except UserError as error:

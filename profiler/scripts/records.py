@@ -235,12 +235,10 @@ def compare(sides: Sequence[Side]) -> tuple[Comparison, ...]:
         with_device = len(baseline.devices) > 1 or len(other.devices) > 1
         before, after = (_points(side, with_device=with_device) for side in (baseline, other))
         pairs = tuple(Pair(key=key, before=before.get(key), after=after.get(key)) for key in {**before, **after})
-        remarks = []
-        for name in ("devices", "torch"):
-            first, second = (getattr(side, name) for side in (baseline, other))
-            if first != second:
-                texts = (value if isinstance(value, str) else ", ".join(value) for value in (first, second))
-                remarks.append(f"{name.removesuffix('s')}: {' -> '.join(text or 'not known' for text in texts)}")
+        two = baseline, other
+        facts = {"device": [", ".join(side.devices) for side in two], "torch": [side.torch for side in two]}
+        said = {name: [text or "not known" for text in texts] for name, texts in facts.items() if len(set(texts)) > 1}
+        remarks = [f"{name}: {' -> '.join(texts)}" for name, texts in said.items()]
         changed = [name for name, text in baseline.sources.items() if other.sources.get(name, text) != text]
         remarks += [f"another file: {', '.join(changed)}"] if changed else []
         found.append(Comparison(before=baseline.name, after=other.name, pairs=pairs, remarks=tuple(remarks)))

@@ -6,17 +6,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from profiler.core import gpu_specs
-from profiler.core.gpu_specs import Device, parse
+from profiler.core.gpu_specs import Device, Rates, parse
 from profiler.core.record import AppliedToModel, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
 from profiler.core.trace_data import Operator, operator_seconds, stated_error
-
-if TYPE_CHECKING:
-    from profiler.core.gpu_specs import Rates
 
 COLLECTIVES = "c10d"
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")

@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from traceback import walk_stack
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -292,8 +291,3 @@ def line_of(frames: Iterable[Mapping[str, Any]]) -> str:
         if is_the_users(frame["filename"]):
             return f"{short(frame['filename'])}:{frame['line']}"
     return ""
-
-
-def functions_now() -> list[str]:
-    """Return the names of the functions that are being called, the innermost first."""
-    return [frame.f_code.co_name for frame, _ in walk_stack(sys._getframe(1))]

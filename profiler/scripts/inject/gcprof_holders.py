@@ -46,15 +46,14 @@ class Counters:
 
     def __init__(self) -> None:
         self.hidden: dict[int, Stats] = {}  # by device: the statistics with the largest peaks until the last look
-        self._plain: dict[str, Callable[[int], Any]] = {}  # functions of torch._C that were replaced
-        self._ours: dict[str, Callable[[int], Any]] = {}
+        self._replaced: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {}  # of torch._C: plain, ours
         self._is_ended = False
         self.on_reset: Callable[[int], None] = lambda device: None  # called before the script resets a device's peaks
 
     def stats(self, device: int) -> Stats:
         """Return the allocator's statistics of a device as they are."""
         read = NAMES[0][0]
-        found: Stats = self._plain.get(read, getattr(torch._C, read))(device)
+        found: Stats = self._replaced.get(read, (getattr(torch._C, read),))[0](device)
         return found
 
     def allocated(self, device: int) -> int:
@@ -64,13 +63,12 @@ class Counters:
     def begin(self) -> None:
         """Hide what is reset from now on."""
         self._is_ended = False
-        ours: tuple[Any, Any] = (self._reading, self._resetting)
-        for names in NAMES:
-            for name, function in zip(names, ours, strict=True):
-                if hasattr(torch._C, name) and name not in self._plain:
-                    self._plain[name] = getattr(torch._C, name)
-                    self._ours[name] = partial(function, self._plain[name])
-                    setattr(torch._C, name, self._ours[name])
+        for read, reset in NAMES:
+            for name, function in ((read, self._reading), (reset, self._resetting)):
+                if hasattr(torch._C, name) and name not in self._replaced:
+                    plain = getattr(torch._C, name)
+                    self._replaced[name] = plain, partial(function, plain)
+                    setattr(torch._C, name, self._replaced[name][1])
         self.read()
 
     def read(self) -> dict[int, tuple[int, int, int]]:
@@ -81,7 +79,7 @@ class Counters:
             live, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
             found[device] = live["peak"], live["current"], reserved["peak"]
             self.hidden[device] = _with_peaks(stats, self.hidden.get(device, {}))
-            self._plain[NAMES[0][1]](device)
+            self._replaced[NAMES[0][1]][0](device)
         return found
 
     def end(self) -> None:
@@ -92,10 +90,10 @@ class Counters:
 
     def _put_back(self) -> None:
         self.hidden.clear()
-        for name, ours in self._ours.items():
+        for name, (plain, ours) in self._replaced.items():
             if getattr(torch._C, name) is ours:  # not what somebody put over it
-                setattr(torch._C, name, self._plain[name])
-        self._plain, self._ours = {}, {}
+                setattr(torch._C, name, plain)
+        self._replaced = {}
 
     def _reading(self, plain: Callable[[int], Stats], device: int) -> Stats:
         return _with_peaks(plain(device), self.hidden.get(device, {}))
@@ -148,8 +146,7 @@ class Holders:
         self.why: str | None = None  # nothing is looked at
         self.devices: dict[int, _OneDevice] = {}
         self.growth = history.Growth()
-        self._modules: dict[int, Callable[[], Any]] = {}
-        self._optimizers: dict[int, Callable[[], Any]] = {}
+        self._owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by id, in order
         self._most: dict[tuple[str, int], int] = {}  # of a phase and a step: the largest peak that was told
         self._is_ours = self._is_on = self._is_theirs = False
 
@@ -177,11 +174,9 @@ class Holders:
 
     # ---- what the watch tells
 
-    def knows_module(self, module: Any) -> None:
-        self._modules.setdefault(id(module), weakref.ref(module))
-
-    def knows_optimizer(self, optimizer: Any) -> None:
-        self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
+    def knows(self, owner: Any) -> None:
+        """Know a module or an optimizer, whose tensors are named."""
+        self._owners.setdefault(id(owner), owner)
 
     def called(self, phase: str, line: str, *arguments: Any) -> None:
         """Note the inputs of a model that is called now, and read the history so far if it is long."""
@@ -277,50 +272,51 @@ class Holders:
         one.live = history.of_segments(segments, replayed.live, phase)
         one.space = history.Space(segments)
         for block in one.live.values():
-            self._describe(block, line)
+            _describe(block, line, workspaces)
             if block.address in known:
                 block.category, block.module = known[block.address]
-            elif workspaces.get(block.address) == block.requested:
-                block.category = "workspace"
             elif block.category is None and block.phase == "forward":
                 block.category = "activations"
         if replayed.peak_bytes > one.peak_bytes:
             for block in replayed.held:
-                self._describe(block, line)
-                if workspaces.get(block.address) == block.requested:
-                    block.category = "workspace"
-                elif block.category is None and one.live.get(block.address) is not block and block.phase == phase:
+                _describe(block, line, workspaces)
+                if block.category is None and one.live.get(block.address) is not block and block.phase == phase:
                     block.category = history.TEMPORARIES
             one.peak_bytes, one.held = replayed.peak_bytes, replayed.held
             one.peak_line = replayed.peak.line if replayed.peak else None
-
-    def _describe(self, block: Any, line: str) -> None:
-        """Note the line of a block, and forget its stack."""
-        if block.line is None:
-            block.line = history.line_of(block.frames) or line
-            if block.phase == "backward" and any(frame["filename"].endswith(RECOMPUTES) for frame in block.frames):
-                block.category = "recomputed activations"
-            block.frames = ()
 
     # ---- what is known of storages
 
     def _known(self) -> Known:
         """Return the storages of parameters, gradients, buffers and optimizer state."""
         known: Known = {}
-        names: dict[int, str] = {}
-        for root in filter(None, (find() for find in self._modules.values())):
-            for name, parameter in root.named_parameters():
-                names[id(parameter)] = module = name.rpartition(".")[0]
-                _keep_parameter(known, parameter, module)
-            for name, buffer in root.named_buffers():
-                _keep(known, [buffer], "buffers", name.rpartition(".")[0])
-        for optimizer in filter(None, (find() for find in self._optimizers.values())):
-            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-                if id(parameter) not in names:
-                    _keep_parameter(known, parameter, "")
-            for parameter, state in optimizer.state.items():
-                _keep(known, _tensors([state]), "optimizer state", names.get(id(parameter), ""))
+        owners = [*self._owners.values()]
+        roots = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
+        optimizers = [owner for owner in owners if not isinstance(owner, torch.nn.Module)]
+        named = [(parameter, name.rpartition(".")[0]) for root in roots for name, parameter in root.named_parameters()]
+        names = {id(parameter): module for parameter, module in named}
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+        others = [(one, "") for group in groups for one in group["params"] if id(one) not in names]
+        for parameter, module in (*named, *others):
+            _keep(known, [parameter], "parameters", module)
+            if parameter.is_leaf and parameter.grad is not None:
+                _keep(known, [parameter.grad], "gradients", module)
+        for name, buffer in (pair for root in roots for pair in root.named_buffers()):
+            _keep(known, [buffer], "buffers", name.rpartition(".")[0])
+        for parameter, state in (pair for optimizer in optimizers for pair in optimizer.state.items()):
+            _keep(known, _tensors([state]), "optimizer state", names.get(id(parameter), ""))
         return known
+
+
+def _describe(block: Any, line: str, workspaces: dict[int, int]) -> None:
+    """Note the line of a block, and what its stack says of it, and forget that."""
+    if block.line is None:
+        block.line = history.line_of(block.frames) or line
+        if workspaces.get(block.address) == block.requested:
+            block.category = "workspace"
+        elif block.phase == "backward" and any(frame["filename"].endswith(RECOMPUTES) for frame in block.frames):
+            block.category = "recomputed activations"
+        block.frames = ()
 
 
 def _tensors(items: Any, depth: int = 4) -> Iterator[Any]:
@@ -337,12 +333,6 @@ def _keep(known: Known, tensors: Iterable[Any], category: str, module: str) -> N
     for tensor in tensors:
         for address in _addresses(tensor):
             known.setdefault(address, (category, module))
-
-
-def _keep_parameter(known: Known, parameter: Any, module: str) -> None:
-    _keep(known, [parameter], "parameters", module)
-    if parameter.is_leaf and parameter.grad is not None:
-        _keep(known, [parameter.grad], "gradients", module)
 
 
 def _addresses(tensor: Any) -> list[int]:

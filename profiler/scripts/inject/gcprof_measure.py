@@ -76,14 +76,12 @@ class MeasuredWatch(Watch):
 
     def __init__(self) -> None:
         super().__init__()
-        self.roots: dict[int, Callable[[], Any]] = {}
+        self.roots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by id
         self._known: list[list[Any]] = []  # each optimizer, weakly, how often it has stepped, and its number
 
     def _before_forward(self, module: Any, arguments: Any) -> None:
         if not torch.compiler.is_compiling() and not self.depth and torch.is_grad_enabled():
-            known = self.roots.get(id(module))
-            if known is None or known() is not module:  # an earlier one had its place
-                self.roots[id(module)] = weakref.ref(module)
+            self.roots.setdefault(id(module), module)
         super()._before_forward(module, arguments)
 
     def _watch_processes(self) -> None:
@@ -118,8 +116,7 @@ class MeasuredWatch(Watch):
 
     def _names(self, optimizer: Any) -> dict[int, str]:
         """Return the name of each of the optimizer's parameters: in its module, or by its place in the optimizer."""
-        roots = [module for root in self.roots.values() if (module := root()) is not None]
-        roots.sort(key=lambda module: -sum(1 for _ in module.parameters()))
+        roots = sorted(self.roots.values(), key=lambda module: -sum(1 for _ in module.parameters()))
         found: dict[int, str] = {}
         ours = {id(parameter) for parameter in _parameters(optimizer)}
         taken: set[str] = set()
@@ -178,7 +175,7 @@ class HostWatch(MeasuredWatch):
         self._tell()
         profile, self.profile = self.profile, None
         profile.__exit__(None, None, None)
-        peaks = _spans(_events(profile.kineto_results.experimental_event_tree()))
+        peaks = _spans(profile.kineto_results.experimental_event_tree())
         for row, (peak, live) in zip(self.passes, peaks, strict=False):
             _write({**row, "devices": {"cpu": (peak, live, None)}})
 
@@ -187,8 +184,8 @@ class HostWatch(MeasuredWatch):
         self._finish()
 
 
-def _events(tree: Iterable[Any]) -> list[tuple[int, str, int]]:
-    """Return the marks and the allocations (+bytes) and releases (-bytes) in order of time.
+def _spans(tree: Iterable[Any]) -> list[tuple[int, int]]:
+    """Return of each phase its peak and what is live at its end, in bytes, by allocations and releases in time.
 
     Shared memory, as of a DataLoader's workers, is among them. Sources: c10/core/CPUAllocator.cpp,
     ATen/MapAllocator.cpp.
@@ -201,13 +198,8 @@ def _events(tree: Iterable[Any]) -> list[tuple[int, str, int]]:
             found.append((event.start_time_ns, event.name, 0))
         elif event.name == "[memory]" and event.extra_fields.device.type == "cpu":
             found.append((event.start_time_ns, "", event.extra_fields.alloc_size))
-    return sorted(found, key=lambda item: item[0])
-
-
-def _spans(events: Iterable[tuple[int, str, int]]) -> list[tuple[int, int]]:
-    """Return of each phase its peak and what is live at its end, in bytes."""
     spans, live, peak, is_aside = [], 0, 0, False
-    for _, name, size in events:
+    for _, name, size in sorted(found, key=lambda item: item[0]):
         if name == MARK:
             spans.append((peak, live))
             peak = live

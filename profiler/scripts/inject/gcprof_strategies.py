@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from functools import partial, wraps
 from importlib import import_module
 from importlib.machinery import PathFinder
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint as checkpoints
@@ -45,47 +45,34 @@ def begin(watch: Any, write: Callable[[dict[str, Any]], None]) -> None:
     models = _Models(watch, write)
     own = _OwnCheckpoints(models)
 
-    @wraps(original)
-    def checkpoint(*arguments: Any, **keywords: Any) -> Any:
-        return own.call(arguments, keywords)
-
-    setattr(checkpoints, INNERMOST, checkpoint)
-    if STRATEGY != "none" or CHAIN_STEP:
-        if why := _missing("costing" if CHAIN_STEP else "applying"):
-            write({"kind": "applied", "strategy": STRATEGY, "needs": why})
-            print(f"gcprof: {why}", file=sys.stderr, flush=True)
-            os._exit(USAGE)
-        models.begin()
-        if "+" in STRATEGY:
-            parts: Any = import_module("profiler.core.units").Choice(STRATEGY).parts
-            applying: Any = import_module("profiler.scripts.applying")
-            applying.begin_levers(parts[1:])
+    checkpoint: Any = lambda *arguments, **keywords: own.call(arguments, keywords)  # noqa: E731
+    setattr(checkpoints, INNERMOST, wraps(original)(checkpoint))
+    if STRATEGY == "none" and not CHAIN_STEP:
+        return
+    sys.meta_path.append(cast("Any", _Finder()))
+    try:
+        import_module("profiler.core.catalogue")
+        models.applying = import_module("profiler.scripts.applying")
+        costing: Any = import_module("profiler.scripts.costing") if CHAIN_STEP else None
+    except (ImportError, SyntaxError, AttributeError) as error:  # the latter where this Python is older
+        here = f"Python {sys.version_info.major}.{sys.version_info.minor} ({sys.executable})"
+        why = f"strategies need gcprof in the script's own {here}: {error}; install gcprof, or msgspec, there"
+        write({"kind": "applied", "strategy": STRATEGY, "needs": why})
+        print(f"gcprof: {why}", file=sys.stderr, flush=True)
+        os._exit(USAGE)
+    models.begin()
+    models.applying.begin_levers(STRATEGY)
     if CHAIN_STEP:
-        costing: Any = import_module("profiler.scripts.costing")
         watch.costing = models.costing = costing.Costing(int(CHAIN_STEP), write, models.look_for_costs)
 
 
 class _Finder:
     """Finds gcprof, and what it needs, behind all else: the script's own Python comes first."""
 
-    def __init__(self, places: list[str]) -> None:
-        self.places = places
+    places = os.environ.get("GCPROF_PACKAGES", "").split(os.pathsep)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         return PathFinder.find_spec(name, self.places) if name in PACKAGES else None
-
-
-def _missing(module: str) -> str | None:
-    """Make gcprof importable; return what this Python lacks for it, if anything."""
-    finder: Any = _Finder(os.environ["GCPROF_PACKAGES"].split(os.pathsep))
-    sys.meta_path.append(finder)
-    try:
-        import_module("profiler.core.catalogue")
-        import_module(f"profiler.scripts.{module}")
-    except (ImportError, SyntaxError, AttributeError) as error:  # the latter where this Python is older
-        here = f"Python {sys.version_info.major}.{sys.version_info.minor} ({sys.executable})"
-        return f"strategies need gcprof in the script's own {here}: {error}; install gcprof, or msgspec, there"
-    return None
 
 
 class _Models:
@@ -101,6 +88,7 @@ class _Models:
         self.changed: Any = WeakIdKeyDictionary()  # all modules of models that a strategy has changed
         self.is_busy = self.is_due = False
         self.costing: Any = None  # traces a step for a plan, where that is asked for
+        self.applying: Any = None  # the module, where a strategy is
         self.plain: Any = Module.__call__
 
     def begin(self) -> None:
@@ -158,9 +146,8 @@ class _Models:
         if is_inner or all(parameter not in self.due for parameter in module.parameters()):
             return False
         self.evaluated.update(dict.fromkeys(module.modules(), True))
-        applying: Any = import_module("profiler.scripts.applying")
         with self._busy():
-            return bool(applying.apply_in_evaluation(module, arguments, keywords))
+            return bool(self.applying.apply_in_evaluation(module, arguments, keywords))
 
     def _met(self, module: Any, arguments: Any, keywords: Any) -> bool:
         if module in self.chosen:
@@ -186,15 +173,11 @@ class _Models:
 
     def _apply(self, module: Any, model: Any, arguments: Any, keywords: Any) -> bool:
         with self._busy():
-            is_compiled, own = module is not model, set(map(id, model.parameters()))
-            groups = [(one, group) for one in self.optimizers for group in one.param_groups]
-            mine = (one for one, group in groups if any(id(parameter) in own for parameter in group["params"]))
-            given = {"is_compiled": is_compiled, "optimizers": tuple(dict.fromkeys(mine))}
-            if self.costing:
-                made = self.costing.prepare(model, arguments, keywords, **given)
-            else:
-                applying: Any = import_module("profiler.scripts.applying")
-                made = applying.apply(model, arguments, keywords, STRATEGY, **given)
+            own = set(map(id, model.parameters()))
+            groups = ((one, group["params"]) for one in self.optimizers for group in one.param_groups)
+            mine = dict.fromkeys(one for one, parameters in groups if own & set(map(id, parameters)))
+            change = self.costing.prepare if self.costing else partial(self.applying.apply, label=STRATEGY)
+            made = change(model, arguments, keywords, is_compiled=module is not model, optimizers=tuple(mine))
         self._tell(model, **made)
         if made["why"] is None:
             self.changed.update(dict.fromkeys(model.modules(), True))

@@ -1,8 +1,7 @@
 """The watch over a training script: its phases, and what each takes of the GPU's memory, by PyTorch's public hooks.
 
 Imported by `sitecustomize` beside it once the script has imported torch; knows torch and the standard library alone. It
-writes one file of JSON lines a process into the folder GCPROF_WATCH: a line for each phase as it ends, and others as
-REPORT says. `profiler/scripts/report.py` reads them.
+writes one file of JSON lines a process into the folder GCPROF_WATCH, which `profiler/scripts/report.py` reads.
 
 The peak of a phase is what the allocator says after its statistics were reset at the phase's begin. The script does not
 see that: what it reads of its peaks is the largest of all phases since it reset them itself.
@@ -25,7 +24,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from multiprocessing import process as processes
 from typing import IO, Any, NoReturn
@@ -58,11 +57,16 @@ def begin(why: str | None) -> None:
 
     torch.cuda._lazy_call(tell_architectures)
     watch = Watch()
-    _write_stack_on_signal(watch.tell_at_once)
+    watch.write_stack_on_signal()
+    following: Any = import_module("gcprof_values")
     if "GCPROF_WORK" in os.environ:
-        watch.work = import_module("gcprof_values").Work(_write)
+        watch.work = following.Work(_write)
+        following.observers.append(watch.work)
     if os.environ.get("GCPROF_VALUES") != "off":  # as the benchmark of their cost has it
-        watch.know_values()
+        watch.values = following.Values(
+            lambda row: _write({**row, "line": row["line"] or watch.line, "step": watch.step}), watch.end_unknown, watch
+        )
+        watch.values.begin()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
     replaced: Any = import_module("gcprof_replaced")
@@ -70,23 +74,6 @@ def begin(why: str | None) -> None:
     replaced.tell_missing(note)
     if {"RANK", "LOCAL_RANK"} & set(os.environ):
         _write({"kind": "begun"})  # others wait for this process, whether it comes to use a GPU or not
-
-
-def _write_stack_on_signal(then: Callable[[], None]) -> None:
-    """Have the main thread's stack written to a file when gcprof's limit ends the process, and `then` called.
-
-    It is not called where the process is within C code.
-    """
-    file = open(_path("stack"), "w", encoding="utf-8")  # noqa: SIM115  open as long as the process
-
-    def tell(number: int, frame: object) -> None:
-        then()
-        file.write(TOLD)
-        file.flush()
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(STACK_SIGNAL, tell)
-    faulthandler.register(STACK_SIGNAL, file=file, all_threads=False, chain=True)
 
 
 _file: list[IO[str]] = []
@@ -110,22 +97,15 @@ def _write(line: dict[str, Any]) -> None:
     _file[0].flush()
 
 
-_watches: list[Watch] = []  # the one that is on
+_watches: list[Any] = []  # the `Watch` that is on
 _lock = threading.Lock()
-_observed: list[Callable[..., None]] = []
-_notes: set[str] = set()
+_observed: list[Callable[..., Any]] = []
 
 
+@cache
 def note(text: str) -> None:
     """Say once what is not as it would be on a GPU."""
-    if text not in _notes:
-        _notes.add(text)
-        _write({"kind": "note", "text": text})
-
-
-def _out_of_memory(*words: int) -> None:
-    for watch in _watches:
-        watch.out_of_memory(*words)
+    _write({"kind": "note", "text": text})
 
 
 class Watch:
@@ -213,8 +193,8 @@ class Watch:
         self._replace(torch, "save", self._around(torch.save, "saving", None))
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach and not _observed:  # once and for all: PyTorch cannot take an observer away
-            _observed.append(_out_of_memory)
-            torch.cuda._lazy_call(partial(attach, _out_of_memory))  # no sooner: who has begun to use CUDA cannot fork
+            _observed.append(lambda *words: [watch.out_of_memory(*words) for watch in _watches])
+            torch.cuda._lazy_call(partial(attach, _observed[0]))  # no sooner: who has begun to use CUDA cannot fork
 
     def end(self, error: BaseException | None) -> None:
         """End what was started, and take all of it away again; what others have put over it stays."""
@@ -256,10 +236,22 @@ class Watch:
         if was == "after the backward" and phase != "optimizer":
             self._count_backward()
 
-    def tell_at_once(self) -> None:
-        """Tell the phase that is not at its end, without what held its peak, which can take seconds to find."""
-        self.holders = holding.Holders()
-        self._tell()
+    def write_stack_on_signal(self) -> None:
+        """Have the main thread's stack written to a file when gcprof's limit ends the process, and the phase told.
+
+        It is told without what held its peak, which can take seconds to find; not where the process is within C code.
+        """
+        file = open(_path("stack"), "w", encoding="utf-8")  # noqa: SIM115  open as long as the process
+
+        def tell(number: int, frame: object) -> None:
+            self.holders = holding.Holders()
+            self._tell()
+            file.write(TOLD)
+            file.flush()
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(STACK_SIGNAL, tell)
+        faulthandler.register(STACK_SIGNAL, file=file, all_threads=False, chain=True)
 
     @property
     def now(self) -> dict[str, Any]:
@@ -282,11 +274,12 @@ class Watch:
                     self.module = name
                 if name == self.module:
                     self.root = weakref.ref(module)
-                self.holders.knows_module(module)
+                self.holders.knows(module)
                 self.mark("forward")
             elif self.phase not in ("evaluation", "generation"):
-                self.holders.knows_module(module)
-                self.mark("generation" if GENERATES & set(lines.functions_now()) else "evaluation")
+                self.holders.knows(module)
+                calls = {frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe(1))}
+                self.mark("generation" if GENERATES & calls else "evaluation")
             self.holders.called(self.phase, self.line, arguments, holding.call_of(sys._getframe(1)))
         self.depth = 1
         self.every.remove()  # a hook on every module costs 5 us for each of them
@@ -310,7 +303,7 @@ class Watch:
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
         if self.held or not self._is_watched():
             return None
-        self.holders.knows_optimizer(optimizer)
+        self.holders.knows(optimizer)
         self.mark("optimizer")
         _, *words = arguments
         words[:1] = [self._then_optimizer(word) for word in words[:1]]
@@ -412,38 +405,25 @@ class Watch:
 
         graph.capture_end, graph.replay = capture_end, replay
 
-    # ---- values, which a hollow GPU does not compute
+    # ---- ends
 
-    def know_values(self) -> None:
-        """Follow the values of a hollow GPU: real ones of what comes from the host, and assumed ones."""
-        following: Any = import_module("gcprof_values")
-        following.observers += [self.work] if self.work else []
-        self.values = following.Values(
-            lambda row: _write({**row, "line": row["line"] or self.line, "step": self.step}), self._end_unknown, self
-        )
-        self.values.begin()
-
-    def _end_unknown(self, error: str, why: str, line: str) -> None:
+    def end_unknown(self, error: str, why: str, line: str) -> None:
         """End the process for what is not known; an exception could be caught, and the script go on."""
         self._tell()
         _write({"kind": "raised", "error": error, "text": why, "line": line, "time": time.time()})
         print(f"gcprof: {why}", file=sys.stderr, flush=True)
         os._exit(UNKNOWN)
 
-    # ---- ends
-
     def out_of_memory(self, device: int, asked: int, total: int, free: int) -> None:
         sized = self.values.why_short() if self.values else None
         if sized:
             line = lines.line_now() or self.line
             why = f"memory runs out at {line} for a size, {sized[1]}, of values that a hollow GPU does not compute"
-            self._end_unknown("assumed size", f"{why}: {sized[0]}", line)
+            self.end_unknown("assumed size", f"{why}: {sized[0]}", line)
         with suppress(Exception):  # within the allocator: what it raises would hide the script's own error
-            row = {**self.now, "line": lines.line_now() or self.line}
-            held: list[dict[str, Any]] = []
-            with suppress(Exception):
-                held = self.holders.now(self.phase, self.line, device)
-            _write({"kind": "out of memory", "device": device, "asked": asked, **row, "holders": held})
+            row = {"kind": "out of memory", "device": device, "asked": asked, **self.now}
+            held = self.holders.now(self.phase, self.line, device)
+            _write({**row, "line": lines.line_now() or self.line, "holders": held})
 
     def _raised(self, plain: Callable[..., None], kind: Any, error: BaseException, trace: Any) -> None:
         self.tell_raised(error)
@@ -508,15 +488,13 @@ class Watch:
 
 def _end_loaders() -> None:
     """Let every iteration over a DataLoader end after as many batches as are asked for, if they are."""
-    if not MAIN_BATCHES:
-        return
-    most = int(MAIN_BATCHES)
     iterator: Any = dataloader._BaseDataLoaderIter
     following = iterator.__next__
 
     def __next__(self: Any) -> Any:
-        if self._num_yielded >= most:
+        if self._num_yielded >= int(MAIN_BATCHES or 0):
             raise StopIteration
         return following(self)
 
-    iterator.__next__ = __next__
+    if MAIN_BATCHES:
+        iterator.__next__ = __next__
