@@ -312,6 +312,9 @@ def test_what_ranks_say_to_each_other_arrives(hollow, tmp_path, count, more):
     done = rehearsed(command, cwd=copied(tmp_path), num_gpus=count)
     assert done.exit_code == 0, done.said
     assert done.said.count("all arrived") == count
+    processes = done.document["variants"][0]["processes"]
+    assert [process["num_steps"] for process in processes] == [3] * count
+    assert not [one for process in processes for one in process["assumed"] if one["is_size"]]
 
 
 def test_ranks_sum_many_times_and_leave_no_file(libraries, tmp_path):

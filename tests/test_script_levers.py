@@ -18,7 +18,7 @@ from profiler.scripts import applying, launch
 from profiler.scripts.report import Asked, Variant
 from profiler.workflows import fit_command
 from tests.scripts import checkpointed
-from tests.scripts.runs import ROOT, TABLE, Answer, control, environment, gcprof, rehearsed
+from tests.scripts.runs import ROOT, TABLE, answered, control, environment, gcprof, rehearsed
 
 LARGE = (("= 256, 2, 4, 128", "= 16384, 2, 4, 128"), ("int, default=8)", "int, default=32)"))  # logits, and a batch
 IN_FP32 = (  # a sum in another order may flip a weight's rounding to bf16
@@ -44,7 +44,7 @@ def test_a_script_that_was_fitted_reserves_no_more_than_the_memory_evaluation_in
     limit = plain.reserved_bytes - 278 * MIB
 
     asked = ("--memory", f"{limit}B", "--context", "0", "--device", "t4", "-o", "plan.json", "--json", "--quiet")
-    fitted = Answer("fit", *asked, command=words, cwd=folder)
+    fitted = answered("fit", *asked, command=words, cwd=folder)
     chosen, *others = sorted(fitted.document["ways"], key=lambda way: not way["is_chosen"])
     label = chosen["way"].replace("plan", "plan:file=plan.json")
     done = rehearsed(words, "--strategies", label, "--memory", f"{limit}B", cwd=folder)
@@ -200,7 +200,7 @@ PERCENT = 90  # of the script's own peak, most of which is cuBLAS's workspace in
 
 
 def planned(words, *options, cwd):
-    return Answer("plan", "--device", "t4", *options, command=words, cwd=cwd)
+    return answered("plan", "--device", "t4", *options, command=words, cwd=cwd)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from profiler.scripts.launch import ROUNDING, Request, compared, measure, run
 from profiler.scripts.report import Asked, Process, Variant, estimated_seconds
 from profiler.views.tables.script import ratio_to, step_seconds
 from tests.scripts import by_hand
-from tests.scripts.runs import Answer, copied, environment, rehearsed
+from tests.scripts.runs import answered, copied, environment, rehearsed
 
 KINDS = {"all": "random", "sqrt": "detached", "every": "scaled", "first": "skipped", "recursive": "stale"}  # planted.py
 IN_ORDER = {"imagenet_like": ("-j", "1")}  # of several workers a batch may come before its turn, and is held then
@@ -64,7 +64,7 @@ def test_phases_peak_and_gradients_are_as_torch_profiler_and_the_script_itself_s
 def test_each_planted_fault_is_found(name, first_stale, folder):
     words = (*ON_CPU, "0", "--steps", "3", "--strategies", ",".join(KINDS))
 
-    done = Answer(*words, command=("python", "planted.py", f"{name}.py"), cwd=folder)
+    done = answered(*words, command=("python", "planted.py", f"{name}.py"), cwd=folder)
 
     first, *others = (variant["equality"] for variant in done.document["variants"])
     assert done.exit_code == 1
@@ -78,7 +78,7 @@ def test_each_planted_fault_is_found(name, first_stale, folder):
 def test_rounds_have_the_seconds_of_each_step_and_files_of_the_user_stay(folder):
     (folder / "resume.pt").write_bytes(b"weights of last week")
 
-    done = Answer(*ON_CPU, "1", command=("python", "resume.py"), cwd=folder)
+    done = answered(*ON_CPU, "1", command=("python", "resume.py"), cwd=folder)
 
     (variant,) = done.document["variants"]
     assert done.exit_code == 0, done.said

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -134,7 +135,41 @@ def barriers():
         assert path.read_text() == "here"
 
 
-for part in (objects, reductions, tensors, pairs, groups, barriers):
+def batch_norms():
+    """Norms over the batch of all ranks: counts travel beside numbers that are not known."""
+    norm = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(norm.cuda())
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        inputs, labels = torch.randn(4, 3, 8, 8).cuda(), torch.randint(10, (4,)).cuda()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def captured():
+    """A step with its collectives as a CUDA graph, and replayed."""
+    weight, count = torch.randn(128, 128, device="cuda"), on_device([rank + 1], torch.int64)
+    counts = torch.zeros(size, dtype=torch.int64, device="cuda")
+
+    def step():
+        dist.all_reduce(weight @ weight, op=dist.ReduceOp.AVG)
+        dist.all_gather_into_tensor(counts, count)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    graph.replay()
+    torch.cuda.synchronize()
+    equal(counts, [r + 1 for r in everyone], "a graph replayed")
+
+
+for part in (objects, reductions, tensors, pairs, groups, barriers, batch_norms, captured):
     part()
 print(f"rank {rank}: all arrived")
 dist.destroy_process_group()

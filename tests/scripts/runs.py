@@ -122,7 +122,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
     said: str  # what the command printed, to stdout and stderr
     seconds: float
-    figures: tuple[Figures, ...]
+    figures: tuple[Figures, ...] = ()
     document: dict[str, Any] = {}
 
     @property
@@ -178,23 +178,20 @@ def control(
 def rehearsed(
     words: tuple[str, ...], *options: str, cwd: Path, num_gpus: int = 1, device: str = DEVICE, cudnn: str = "hollow"
 ) -> Run:
-    """Run a command under `gcprof rehearse`; PyTorch may take all of the memory, as in `control`.
-
-    As there, convolutions have no workspaces, unless NVIDIA's own cuDNN is asked for them.
-    """
+    """Run a command under `gcprof rehearse`; PyTorch may take all of the memory, as in `control`."""
     with tempfile.TemporaryDirectory() as elsewhere:  # for the run folder
         given = ("--device", f"{device}:{num_gpus}", "--context", "0", "--json", "--quiet", "-o", f"{elsewhere}/run")
-        began = time.monotonic()
-        done = gcprof("rehearse", *given, *options, "--", *words, cwd=cwd, GCPROF_CUDNN=cudnn)
-    document = json.loads(done.stdout)
-    rows = [row for variant in document.get("variants", ()) for row in variant["processes"]]
-    return Run(
-        exit_code=done.returncode,
-        said=done.stderr,
-        seconds=time.monotonic() - began,
-        figures=tuple(sorted(map(_figures, rows))),
-        document=document,
-    )
+        run = answered("rehearse", *given, *options, command=words, cwd=cwd, cudnn=cudnn)
+    rows = [row for variant in run.document.get("variants", ()) for row in variant["processes"]]
+    return msgspec.structs.replace(run, figures=tuple(sorted(map(_figures, rows))))
+
+
+def answered(*words: str, command: tuple[str, ...], cwd: Path, cudnn: str = "hollow") -> Run:
+    """Run a verb of gcprof on a command; convolutions have no workspaces, unless NVIDIA's own cuDNN is asked for them."""
+    began = time.monotonic()
+    done = gcprof(*words, "--", *command, cwd=cwd, GCPROF_CUDNN=cudnn)
+    seconds, document = time.monotonic() - began, json.loads(done.stdout or "{}")
+    return Run(exit_code=done.returncode, said=done.stderr, seconds=seconds, document=document)
 
 
 def gcprof(*words: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -203,18 +200,6 @@ def gcprof(*words: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[s
         [sys.executable, "-P", "-m", "profiler", *words], cwd=cwd, env=environment(cwd, **more), capture_output=True,
         text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
-
-
-class Answer:
-    """A finished verb of gcprof on a command; its convolutions have no workspaces, as in `control`."""
-
-    def __init__(self, *words: str, command: tuple[str, ...], cwd: Path) -> None:
-        done = gcprof(*words, "--", *command, cwd=cwd, GCPROF_CUDNN="hollow")
-        self.exit_code, self.said, self.out = done.returncode, done.stderr, done.stdout
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
 
 
 def _figures(row: dict[str, Any]) -> Figures:

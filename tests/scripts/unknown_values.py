@@ -46,11 +46,6 @@ def unique(model, tokens, host):
     return model.wide(model.embed(kinds)).index_select(0, places)
 
 
-def longest(model, tokens, host):
-    lengths = host % 300 if BY_HAND else tokens % 300
-    return model.wide(model.embed(tokens[: int(lengths.max().item())]))
-
-
 def routed(model, tokens, host):
     """To one expert each: which one no CPU can know; by hand to all of them in turn."""
     hidden = model.embed(tokens)
@@ -92,7 +87,7 @@ def checks(model, tokens, host):
     return outputs
 
 
-STEPS = {step.__name__: step for step in (masked, unique, longest, routed, flag, caught, checks)}
+STEPS = {step.__name__: step for step in (masked, unique, routed, flag, caught, checks)}
 
 
 model = Model().cuda()
