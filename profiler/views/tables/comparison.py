@@ -39,34 +39,30 @@ MAX_SWAPPED = 3  # pairs that one line names before it only counts them
 
 def csv(comparison: Comparison) -> str:
     """Return a CSV line per row and side, the baseline's too; cells without a value are empty."""
+
+    def line(match: Match, side: SideSummary, cell: Cell) -> dict[str, Any]:
+        def against(quantity: str, contrast: Contrast | None) -> dict[str, Any]:
+            return {f"{quantity}_{name}": getattr(contrast, name, None) for name in ("ratio", "low", "high", "verdict")}
+
+        return {
+            **match.key, "side": side.label, "run": side.run, "device": side.device, "predicted": cell.predicted,
+            "evidence": cell.evidence, "baseline_evidence": getattr(match.cells[0], "evidence", None),
+            "outcome": cell.outcome, "detail": cell.detail, "peak_bytes": cell.peak_bytes, **against("peak", cell.peak),
+            "step_seconds": cell.step_seconds, **against("time", cell.time),
+        }  # fmt: skip
+
     lines = [
-        _csv_line(match, side, cell)
+        line(match, side, cell)
         for match in comparison.matches
         for side, cell in zip(comparison.sides, match.cells, strict=True)
         if cell
     ]
-    return csv_text([*(list(line) for line in lines[:1]), *(map(safe, line.values()) for line in lines)])
+    return csv_text([*map(list, lines[:1]), *(map(safe, one.values()) for one in lines)])
 
 
 def document(comparison: Comparison, *, judgement: Judgement | None, exit_code: int) -> bytes:
     """Return one JSON document: the whole comparison, and the result of --fail-on."""
     return encode({"schema": SCHEMA, "exit_code": exit_code, "comparison": comparison, "gate": judgement}) + b"\n"
-
-
-def _csv_line(match: Match, side: SideSummary, cell: Cell) -> dict[str, Any]:
-    def against(quantity: str, contrast: Contrast | None) -> dict[str, Any]:
-        names = ("ratio", "low", "high", "verdict")
-        return {f"{quantity}_{name}": getattr(contrast, name) if contrast else None for name in names}
-
-    baseline = match.cells[0]
-    return {
-        **match.key,
-        **{"side": side.label, "run": side.run, "device": side.device, "predicted": cell.predicted},
-        **{"evidence": cell.evidence, "baseline_evidence": baseline.evidence if baseline else None},
-        **{"outcome": cell.outcome, "detail": cell.detail},
-        **{"peak_bytes": cell.peak_bytes, **against("peak", cell.peak)},
-        **{"step_seconds": cell.step_seconds, **against("time", cell.time)},
-    }
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -121,32 +117,28 @@ def _quantity(comparison: Comparison, group: str, matches: Sequence[Match], quan
     not the first one's.
     """
     first, is_time, is_mixed = comparison.sides[0], quantity == "step", _is_mixed(comparison)
-    read: Callable[[Cell], float | None] = attrgetter("step_seconds" if is_time else "peak_bytes")
-    known = [cell for match in matches for cell in match.cells if cell]
-    size, unit = (
-        second_unit(cell.step_seconds for cell in known) if is_time else byte_unit(cell.peak_bytes for cell in known)
-    )
-    cells = {place: [match.cells[place] for match in matches] for place in range(len(comparison.sides))}
-    sides = {place: (comparison.sides[place], cells[place]) for place in cells}
-    if is_time:
-        sides = {
-            place: (side, own)
-            for place, (side, own) in sides.items()
-            if side.evidence != "rehearsed" or any(cell and cell.step_seconds for cell in own)
-        }
-    if is_time and not any(map(read, known)):
+    read: Callable[[Cell], Any] = attrgetter("step_seconds" if is_time else "peak_bytes")
+    known = [read(cell) for match in matches for cell in match.cells if cell]
+    size, unit = second_unit(known) if is_time else byte_unit(known)
+    if is_time and not any(known):
         return Table()
+    baselines, *_ = cells = [*zip(*(match.cells for match in matches), strict=True)]
+    sides = [
+        (side, own)
+        for side, own in zip(comparison.sides, cells, strict=True)
+        if not is_time or side.evidence != "rehearsed" or any(cell and cell.step_seconds for cell in own)
+    ]
     columns, cuts = [words("strategy", "", map(_name, matches))], [1]
-    for side, own in sides.values():
+    for side, own in sides:
         is_plain = side.evidence == "measured" and not is_mixed
         bad = [cell.outcome.replace("_", " ") if cell and cell.outcome != "ok" else "" for cell in own]
         texts = [word or scaled(read(cell) if cell else None, size) for word, cell in zip(bad, own, strict=True)]
         columns.append(numbers(side.name, unit if is_plain else f"{side.evidence} {unit}", texts))
-    others = [(side, own) for place, (side, own) in sides.items() if place and 0 in sides]
+    others = sides[1:] if sides and sides[0][0] is first else []
     for side, own in others:
         cuts.append(len(columns))
         contrasts = [(cell.time if is_time else cell.peak) if cell else None for cell in own]
-        changes = [*map(_change, contrasts)] if is_time else [*map(_peak_change, cells[0], own)]
+        changes = [*map(_change, contrasts)] if is_time else [*map(_peak_change, baselines, own)]
         if is_time or first.evidence == side.evidence:
             verdicts = [contrast.verdict if contrast else MISSING for contrast in contrasts]
             against = numbers(side.label, f"against {first.label}", changes)
@@ -174,11 +166,9 @@ def _peak_change(baseline: Cell | None, cell: Cell | None) -> str:
 
 
 def _change(contrast: Contrast | None) -> str:
-    if contrast is None:
-        return MISSING
+    if contrast is None or contrast.verdict == "too noisy to tell":
+        return "too noisy" if contrast else MISSING
     text, low, high = change_text(contrast.ratio), contrast.low, contrast.high
-    if contrast.verdict == "too noisy to tell":
-        return "too noisy"
     return text if low is None or high is None else f"{text} ({change_range_text((low, high))})"
 
 
@@ -197,11 +187,10 @@ def _troubles(comparison: Comparison, match: Match) -> list[str]:
 
 
 def _orders(comparison: Comparison) -> Table:
-    groups, lines = dict.fromkeys(order.group for order in comparison.orders), []
-    sides, first = {side.label: side for side in comparison.sides}, comparison.sides[0]
+    first, lines, is_grouped = comparison.sides[0], [], len({order.group for order in comparison.orders}) > 1
     for order in comparison.orders:
-        of = f" ({', '.join(order.group)})" if len(groups) > 1 else ""
-        side = sides[order.label]
+        of = f" ({', '.join(order.group)})" if is_grouped else ""
+        side = next(side for side in comparison.sides if side.label == order.label)
         is_one_kind = side.evidence == first.evidence
         held = f"{side.label} against {first.label}" if is_one_kind else f"{_named(side)} against {_named(first)}"
         left_out = f", without {order.num_left_out:,} more than {MOST_STRATEGIES}" if order.num_left_out else ""
@@ -211,14 +200,13 @@ def _orders(comparison: Comparison) -> Table:
 
 def _agreement(order: Order) -> str:
     num_apart = order.num_same + len(order.swapped)
-    close = (
-        f"; {order.num_close} {'equal' if order.quantity == 'peak' else 'too close to tell'}" if order.num_close else ""
-    )
+    alike = "equal" if order.quantity == "peak" else "too close to tell"
+    close = f"; {order.num_close} {alike}" if order.num_close else ""
     if not num_apart:
         return f"no pair of strategies can be told apart on both{close}"
     if not order.swapped:
         return f"{f'all {num_apart} pairs' if num_apart > 1 else 'the one pair'} in the same order{close}"
-    named = "; ".join(f"{first} and {second}" for first, second in order.swapped[:MAX_SWAPPED])
+    named = "; ".join(" and ".join(pair) for pair in order.swapped[:MAX_SWAPPED])
     more = f"; and {len(order.swapped) - MAX_SWAPPED} more" if len(order.swapped) > MAX_SWAPPED else ""
     share = f"{order.num_same} of {count_text(num_apart, 'pair')} in the same order (tau {order.tau:.2f})"
     return f"{share}; swapped: {named}{more}{close}"
@@ -228,8 +216,8 @@ def _advice(comparison: Comparison) -> list[Table]:
     if all(side.evidence == "rehearsed" for side in comparison.sides):
         return []  # nothing is the fastest without times
     plain = "" if _is_mixed(comparison) else "measured"
-    kinds = {side.label: "" if side.evidence == plain else f" ({side.evidence})" for side in comparison.sides}
-    names = {side.label: f"{side.name}{kinds[side.label]}" for side in comparison.sides}
+    kinds = [(side, "" if side.evidence == plain else f" ({side.evidence})") for side in comparison.sides]
+    names = {side.label: f"{side.name}{kind}" for side, kind in kinds}
     groups: dict[tuple[str, ...], list[SideAdvice]] = {}
     for side_advice in comparison.advice:
         groups.setdefault(side_advice.group, []).append(side_advice)
@@ -264,11 +252,10 @@ def script_csv(comparisons: Sequence[ScriptComparison]) -> str:
     """Return a line for each pair, in bytes."""
     figures = [f"{quantity}_bytes_{side}" for quantity in QUANTITIES for side in ("before", "after")]
     lines: list[list[Any]] = [["run", "against", *SCRIPT_KEYS, *figures, "outcome"]]
-    for compared in comparisons:
-        for pair in compared.pairs:
-            sides = (pair.before, pair.after)
-            taken = [point and getattr(point, f"{name}_bytes") for name in QUANTITIES for point in sides]
-            lines.append([compared.after, compared.before, *pair.key, *taken, pair.after and pair.after.outcome])
+    for compared, pair in ((each, pair) for each in comparisons for pair in each.pairs):
+        sides = (pair.before, pair.after)
+        taken = [point and getattr(point, f"{name}_bytes") for name in QUANTITIES for point in sides]
+        lines.append([compared.after, compared.before, *pair.key, *taken, pair.after and pair.after.outcome])
     return csv_text([safe(value) for value in line] for line in lines)
 
 
@@ -293,9 +280,7 @@ def _script_columns(compared: ScriptComparison) -> tuple[Column, ...]:
     """Return the columns of a table; parts of the key that are the same throughout are left out."""
     size, unit = byte_unit(one.peak_bytes for pair in compared.pairs for one in (pair.before, pair.after) if one)
     varying = [at for at, _ in enumerate(SCRIPT_KEYS) if len({pair.key[at] for pair in compared.pairs}) > 1 or at == 4]
-    heads = [SCRIPT_KEYS[at] for at in varying]
-    for quantity in QUANTITIES:
-        heads += [f"{quantity} {unit}", "now", "change"]
+    figure_heads = [head for quantity in QUANTITIES for head in (f"{quantity} {unit}", "now", "change")]
     lines = []
     for pair in compared.pairs:
         figures = []
@@ -305,7 +290,8 @@ def _script_columns(compared: ScriptComparison) -> tuple[Column, ...]:
             figures += [*(scaled(count, size) for count in taken), "same" if ratio == 1 else change_text(ratio)]
         lines.append([*(pair.key[at] for at in varying), *figures, _peak_lines(pair)])
     bold = {at for at, pair in enumerate(compared.pairs) if WHOLE in pair.key}
-    return of_lines([*heads, "line"], lines, numbers=set(heads) - set(SCRIPT_KEYS), bold=bold)
+    heads = [*(SCRIPT_KEYS[at] for at in varying), *figure_heads, "line"]
+    return of_lines(heads, lines, numbers=figure_heads, bold=bold)
 
 
 def _peak_lines(pair: Pair) -> str:
