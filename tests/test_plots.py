@@ -22,8 +22,9 @@ from profiler.core.trace_data import Trace, live
 from profiler.core.units import bytes_text
 from profiler.runs import store
 from profiler.views import PLOTS
-from profiler.views.plots import draw, plot, theme, timeline
+from profiler.views.plots import draw, plot, theme
 from profiler.views.plots.settings import luminance
+from profiler.views.plots.steps import draw_traces
 from profiler.views.plots.theme import STYLES
 from tests import examples, make
 from tests.make import MIB
@@ -199,7 +200,7 @@ def test_the_points_of_any_trace_are_in_order_and_hold_what_is_live(trace):
 
 
 def test_a_panel_for_each_strategy_in_their_order_has_its_recomputes_shaded_and_its_peak_drawn_marked_and_said(traces):
-    figure = timeline.draw(traces, title="mine")
+    figure = draw_traces(traces, title="mine")
 
     assert "(KiB)" in figure.get_supylabel()
     assert [name for axes in figure.axes for name in texts(axes) if name in STRATEGIES] == list(STRATEGIES)
@@ -218,7 +219,7 @@ def test_a_panel_for_each_strategy_in_their_order_has_its_recomputes_shaded_and_
 def test_no_text_over_a_panel_meets_another(traces, num_strategies):
     names = [f"{at} " + "segments:k=8,split=balanced and so on " * 4 for at in range(num_strategies)]
 
-    figure = timeline.draw(dict.fromkeys(names, traces["all"]), title="a long title, " * 20)
+    figure = draw_traces(dict.fromkeys(names, traces["all"]), title="a long title, " * 20)
 
     for axes in figure.axes:
         assert lie_apart([box(text) for text in axes.texts], figure.bbox)

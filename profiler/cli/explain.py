@@ -150,7 +150,7 @@ def timeline(
     from profiler.core.errors import load_module
 
     # only once there is something to draw
-    plot = load_module("profiler.views.plots.timeline", needs="matplotlib").plot
+    plot = load_module("profiler.views.plots.steps", needs="matplotlib").timeline
     panels = {str(step.case.label): step.followed.trace for step in steps}
     path = plot(panels, title=heading(steps[0].case, steps[0].followed), path=output, force=force)
     aside(f"wrote {path}")
@@ -165,6 +165,6 @@ def _draw_script(target: str, variants: Sequence[Variant], *, strategies: str, o
     refuse_flags(flags, ON_SCRIPT, hint="gcprof timeline RUN -o FILE; it is read, not run again")
     is_asked = any(word.startswith("--strategies") for word in COMMAND.get())
     chosen = under(variants, strategies if is_asked else None)
-    points = load_module("profiler.views.plots.bars", needs="matplotlib").script_points
+    points = load_module("profiler.views.plots.steps", needs="matplotlib").script_points
     aside(f"wrote {points(chosen, path=output, force=force)}")
     next_command("gcprof", "explain", target)

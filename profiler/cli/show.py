@@ -254,7 +254,7 @@ def plot(
         refuse_idle({"--over": over}, "on a script's run", hint="every variant is drawn; leave it out")
 
     # only once there is something to draw
-    draw = load_module(f"profiler.views.plots{'.bars' if variants else ''}", needs="matplotlib")
+    draw = load_module(f"profiler.views.plots{'.steps' if variants else ''}", needs="matplotlib")
 
     from profiler.views.plots.theme import STYLES
 

@@ -17,9 +17,9 @@ EXPORTS = {
 }
 PLOTS = {
     "frontier": "profiler.views.plots.frontier:PLOT",
-    "memory": "profiler.views.plots.bars:MEMORY",
-    "time": "profiler.views.plots.bars:TIME",
-    "samples": "profiler.views.plots.bars:SAMPLES",
+    "memory": "profiler.views.plots.steps:MEMORY",
+    "time": "profiler.views.plots.steps:TIME",
+    "samples": "profiler.views.plots.steps:SAMPLES",
     "heat": "profiler.views.plots.settings:HEAT",
     "growth": "profiler.views.plots.settings:GROWTH",
     "throughput": "profiler.views.plots.settings:THROUGHPUT",

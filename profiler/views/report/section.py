@@ -33,10 +33,9 @@ from profiler.core.units import (
     spread_text,
 )
 from profiler.views.plots import draw
-from profiler.views.plots.bars import MEMORY, SAMPLES
 from profiler.views.plots.frontier import positions
+from profiler.views.plots.steps import MEMORY, SAMPLES, draw_steps, recorded
 from profiler.views.plots.theme import Style, at_work
-from profiler.views.plots.timeline import draw_steps, recorded
 from profiler.views.sanitize import plain, short, shortened
 from profiler.views.tables import Table, of_lines
 from profiler.views.tables.columns import (

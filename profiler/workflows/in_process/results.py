@@ -124,8 +124,8 @@ class Timeline(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def save(self, path: str | Path) -> Path:
         """Draw the timeline as a png, svg or pdf, over any file there. Raises UserError."""
-        view = load_module("profiler.views.plots.timeline", needs="matplotlib")
-        drawn: Path = view.plot(self.traces, title=self.title, path=Path(path), force=True)
+        view = load_module("profiler.views.plots.steps", needs="matplotlib")
+        drawn: Path = view.timeline(self.traces, title=self.title, path=Path(path), force=True)
         return drawn
 
     def _tables(self) -> list[Table]:
