@@ -15,6 +15,7 @@ class Net(nn.Module):
         self.head = nn.Linear(96, 512, bias=False)
         self.head.weight = self.embed.weight
         self.register_buffer("mask", torch.tensor([True, True, False, True]))
+        self.register_buffer("second", self.mask[::2])  # a view of another
         self.scale = 0.5
 
     def forward(self, images: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -54,13 +54,11 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def visit(browser: Any, reports: dict[str, Path]) -> Iterator[Callable[..., Any]]:
+def visit(browser: Any, reports: dict[str, Path]) -> Callable[..., Any]:
     """Opens a report; `page.told` is what it asked for, and what it complained of or said."""
-    contexts = []
 
     def open_page(name: str, **settings: Any) -> Any:
-        contexts.append(browser.new_context(**settings))
-        page = contexts[-1].new_page()
+        page = browser.new_page(**settings)
         page.set_default_timeout(600_000)  # milliseconds, for what surely comes
         page.told = []
         page.on("console", lambda message: page.told.append(message.text))
@@ -70,9 +68,7 @@ def visit(browser: Any, reports: dict[str, Path]) -> Iterator[Callable[..., Any]
         page.goto(reports[name].as_uri())
         return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    return open_page
 
 
 @pytest.mark.parametrize("name", ["reference", "troubled", "several", "hostile"])

@@ -17,7 +17,7 @@ import profiler
 from profiler.analysis.rows import COLUMNS, flat_row
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
-from tests import examples
+from tests import examples, live_models
 from tests import make as by_hand
 from tests.program import environment
 
@@ -31,31 +31,8 @@ def chain(width: int = 64, layers: int = 12) -> tuple[nn.Module, tuple[torch.Ten
     return module, (torch.randn(2048, width), torch.zeros(2048, width))
 
 
-class Tied(nn.Module):
-    """A weight under two names, a buffer that is a view of another, a small tensor whose value the forward reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(100, 32), nn.Linear(32, 100, bias=False)
-        self.head.weight = self.embedding.weight
-        self.layers = nn.ModuleList(nn.LSTM(32, 32, batch_first=True) for _ in range(3))
-        self.register_buffer("whole", torch.ones(64))
-        self.register_buffer("second", self.whole[::2])
-        self.depth = torch.tensor(3)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for layer in self.layers[: int(self.depth)]:
-            x = layer(x)[0] * self.second
-        return self.head(x).logsumexp(-1).mean()
-
-
-def tied():
-    return Tied(), torch.randint(100, (16, 24))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [tied, lambda: (*chain(), nn.functional.mse_loss)], ids=["tied", "chain"])
+@pytest.mark.parametrize("make", [live_models.make, lambda: (*chain(), nn.functional.mse_loss)])
 @pytest.mark.parametrize("device", ["cpu", "h100"])
 def test_a_live_module_is_predicted_as_its_factory_is(make, device):
     module, batch, *loss = make()
