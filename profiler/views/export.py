@@ -178,14 +178,11 @@ def markdown(tables: Iterable[Table]) -> str:
     for table in tables:
         title = f"### {escaped(table.title)}" if table.title else ""
         rule = "|".join(" ---: " if column.is_number else " --- " for column in table.columns)
-        cells = map(_line, ([column.label for column in table.columns], *table.rows))
-        grid = "\n".join([next(cells), f"|{rule}|", *cells]) if rule else ""
+        lines = ([column.label for column in table.columns], *table.rows)
+        head, *cells = (f"| {' | '.join(map(escaped, line))} |" for line in lines)
+        grid = "\n".join([head, f"|{rule}|", *cells]) if rule else ""
         parts += [title, bullets(table.above), grid, bullets(table.below)]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(escaped, cells)) + " |"
 
 
 def bullets(lines: Iterable[str]) -> str:
@@ -234,21 +231,29 @@ def _latex(table: Table) -> str:
 
 def html(tables: Iterable[Table], *, picture: bytes | None = None) -> str:
     """Return tables for a notebook, self-contained and without scripts, above an optional png; all text is escaped."""
+
+    def shown(text: str) -> str:
+        return escape(plain(text))
+
+    def notes(texts: Iterable[str]) -> list[str]:
+        return [f'<div style="font-size:12px">{shown(text)}</div>' for text in texts]
+
+    def line(tag: str, columns: Sequence[Column], texts: Sequence[str], mark: str = "") -> str:
+        ways = [NUMBER if column.is_number else WORDS for column in columns]
+        cells = (f'<{tag} style="{way}">{shown(text)}</{tag}>' for way, text in zip(ways, texts, strict=True))
+        return f"<tr{DIM if mark == 'invalid' else ''}>{''.join(cells)}</tr>"
+
     parts = []
     for table in tables:
-        head = "".join(_cell("th", column, column.label) for column in table.columns)
-        marks = table.marks or ("",) * len(table.columns[0].cells if table.columns else ())
-        body = "".join(
-            f"<tr{DIM if mark == 'invalid' else ''}>"
-            f"{''.join(map(_cell, ['td'] * len(cells), table.columns, cells))}</tr>"
-            for mark, cells in zip(marks, table.rows, strict=True)
-        )
-        parts += [f"<p><b>{_shown(table.title)}</b></p>"] if table.title else []
-        parts += [_note(line) for line in table.above]
-        if head:
-            shown = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-            parts.append(f'<table style="border-collapse:collapse;font-size:13px">{shown}</table>')
-        parts += [_note(line) for line in table.below]
+        parts += [f"<p><b>{shown(table.title)}</b></p>"] if table.title else []
+        parts += notes(table.above)
+        if table.columns:
+            head = line("th", table.columns, [column.label for column in table.columns])
+            marked = zip(table.rows, table.marks or ("",) * len(table.columns[0].cells), strict=True)
+            body = "".join(line("td", table.columns, cells, mark) for cells, mark in marked)
+            look = "border-collapse:collapse;font-size:13px"
+            parts.append(f'<table style="{look}"><thead>{head}</thead><tbody>{body}</tbody></table>')
+        parts += notes(table.below)
     if picture:
         source = f"data:image/png;base64,{b64encode(picture).decode()}"
         parts.append(f'<img style="max-width:100%" alt="the same as a picture" src="{source}">')
@@ -263,18 +268,6 @@ def run_html(rows: Sequence[Row], *, status: str) -> str:
         below = [f"and {count_text(more, 'row')} more: to_pandas() holds them all"] if more > 0 else []
         tables.append(msgspec.structs.replace(table, below=(*table.below, *below)))
     return html([*tables, Table(below=(f"{count_text(len(rows), 'row')}, {status}",))])
-
-
-def _cell(tag: str, column: Column, text: str) -> str:
-    return f'<{tag} style="{NUMBER if column.is_number else WORDS}">{_shown(text)}</{tag}>'
-
-
-def _note(text: str) -> str:
-    return f'<div style="font-size:12px">{_shown(text)}</div>'
-
-
-def _shown(text: str) -> str:
-    return escape(plain(text))
 
 
 def png(draw: Callable[[Path], object]) -> bytes:

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +203,9 @@ def _apart(texts: Iterable[str], change: Callable[[str], str]) -> dict[str, str]
     """Maps every text to its redacted form; equal forms are numbered in the order of the texts."""
     changed: dict[str, str] = {}
     for text in dict.fromkeys(map(str, texts)):
-        new, number = change(text), 1
-        while (f"{new} #{number}" if number > 1 else new) in changed.values():
-            number += 1
-        changed[text] = f"{new} #{number}" if number > 1 else new
+        new = change(text)
+        numbered = chain([new], (f"{new} #{number}" for number in count(2)))
+        changed[text] = next(name for name in numbered if name not in changed.values())
     return changed
 
 

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -156,28 +157,25 @@ def write_wandb(run: Run, folder: Path | None) -> Written:
     try:
         Path(place).mkdir(parents=True, exist_ok=True)
         for entry in logged:
-            _log_to_wandb(wandb, entry, mode=mode, place=place, group=run.folder.name)
+            session = wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or PROJECT, group=run.folder.name, name=entry.name, id=entry.id,
+                mode=mode, dir=place, config={**entry.parameters, **entry.tags},
+                # nothing of this machine, code or user is logged: the run may have been measured elsewhere
+                settings=wandb.Settings(
+                    console="off", silent=True, host="", disable_git=True, disable_code=True, save_code=False,
+                    x_disable_meta=True, x_disable_stats=True, x_disable_machine_info=True,
+                ),
+            )  # fmt: skip
+            for values in zip_longest(*entry.samples.values()):
+                known = zip(entry.samples, values, strict=True)
+                session.log({f"sample/{name}": value for name, value in known if value is not None})
+            session.summary.update(entry.metrics)
+            session.finish()
     except (wandb.Error, OSError) as error:
         hint = "WANDB_MODE=offline sends nothing; -o names another folder"
         raise UserError(f"W&B cannot write to '{place}': {error}", hint=hint, exit_code=74) from error
     shown = ("wandb", "sync", "--sync-all", str(Path(place) / "wandb")) if mode == "offline" else ()
     return Written(place=str(Path(place) / "wandb"), num_rows=len(logged), next=shown)
-
-
-def _log_to_wandb(wandb: Any, entry: LoggedRow, *, mode: str, place: str, group: str) -> None:
-    session = wandb.init(
-        project=os.environ.get("WANDB_PROJECT") or PROJECT, group=group, name=entry.name, id=entry.id, mode=mode,
-        dir=place, config={**entry.parameters, **entry.tags},
-        # nothing of this machine, code or user is logged: the run may have been measured elsewhere
-        settings=wandb.Settings(
-            console="off", silent=True, host="", disable_git=True, disable_code=True, save_code=False,
-            x_disable_meta=True, x_disable_stats=True, x_disable_machine_info=True,
-        ),
-    )  # fmt: skip
-    for step in range(max((len(samples) for samples in entry.samples.values()), default=0)):
-        session.log({f"sample/{name}": samples[step] for name, samples in entry.samples.items() if step < len(samples)})
-    session.summary.update(entry.metrics)
-    session.finish()
 
 
 # ---- MLflow
@@ -204,32 +202,25 @@ def write_mlflow(run: Run, folder: Path | None) -> Written:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         there = client.get_experiment_by_name(name)
         experiment: str = there.experiment_id if there else client.create_experiment(name)
-        known = [
-            client.search_runs([experiment], filter_string=f"tags.`{ID}` = '{entry.id}'", max_results=1)
-            for entry in logged
-        ]
-        written = [entry for entry, found in zip(logged, known, strict=True) if not found]
+        wanted = [(entry, f"tags.`{ID}` = '{entry.id}'") for entry in logged]
+        written = [entry for entry, tag in wanted if not client.search_runs([experiment], tag, max_results=1)]
         for entry in written:
-            _log_to_mlflow(entities, client, experiment, entry)
+            time, tags = round(entry.started * 1000), {name: value[:LONGEST] for name, value in entry.tags.items()}
+            made = client.create_run(experiment, start_time=time, tags={**tags, ID: entry.id}, run_name=entry.name)
+            metrics = [entities.Metric(name, value, time, 0) for name, value in entry.metrics.items()]
+            metrics += [
+                entities.Metric(f"sample_{name}", value, time, step)
+                for name, samples in entry.samples.items()
+                for step, value in enumerate(samples)
+            ]
+            parameters = [entities.Param(name, str(value)[:LONGEST]) for name, value in entry.parameters.items()]
+            for start in range(0, max(len(metrics), 1), 1000):  # the most that a store accepts at once
+                some = metrics[start : start + 1000]
+                client.log_batch(made.info.run_id, metrics=some, params=parameters if start == 0 else [])
+            client.set_terminated(made.info.run_id, end_time=time)
     except known_errors as error:
         first = str(error).partition("\n")[0]
         hint = "name a folder with -o, or another store with MLFLOW_TRACKING_URI"
         raise UserError(f"MLflow cannot write to '{place}': {first}", hint=hint, exit_code=74) from error
     shown = ("mlflow", "ui", "--backend-store-uri", place)
     return Written(place=place, num_rows=len(written), num_known=len(logged) - len(written), next=shown)
-
-
-def _log_to_mlflow(entities: Any, client: Any, experiment: str, entry: LoggedRow) -> None:
-    time = round(entry.started * 1000)
-    tags = {name: value[:LONGEST] for name, value in entry.tags.items()} | {ID: entry.id}
-    run_id = client.create_run(experiment, start_time=time, tags=tags, run_name=entry.name).info.run_id
-    metrics = [entities.Metric(name, value, time, 0) for name, value in entry.metrics.items()]
-    metrics += [
-        entities.Metric(f"sample_{name}", value, time, step)
-        for name, samples in entry.samples.items()
-        for step, value in enumerate(samples)
-    ]
-    parameters = [entities.Param(name, str(value)[:LONGEST]) for name, value in entry.parameters.items()]
-    for start in range(0, max(len(metrics), 1), 1000):  # the most that a store accepts at once
-        client.log_batch(run_id, metrics=metrics[start : start + 1000], params=parameters if start == 0 else [])
-    client.set_terminated(run_id, end_time=time)

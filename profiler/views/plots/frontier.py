@@ -123,11 +123,8 @@ def _points(axes: Axes, rows: Sequence[Row], at: Mapping[Case, Pair], spans: Map
     """Draw markers with the intervals of their times; return the lines of the intervals."""
     kinds: dict[tuple[str, str, str], list[Case]] = {}
     for row in sorted(rows, key=lambda row: (row.case.label != "none", not row.on_frontier)):
-        kind = ("surely beaten in memory and time", GREY, "o")
-        if row.case.label == "none":
-            kind = ("no checkpointing", INK, "s")
-        elif row.on_frontier:
-            kind = ("on the frontier", BLUE, "o")
+        kind = ("on the frontier", BLUE, "o") if row.on_frontier else ("surely beaten in memory and time", GREY, "o")
+        kind = ("no checkpointing", INK, "s") if row.case.label == "none" else kind
         kinds.setdefault(kind, []).append(row.case)
     for (label, colour, marker), cases in kinds.items():
         x, y = zip(*(at[case] for case in cases), strict=True)

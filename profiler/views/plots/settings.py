@@ -56,11 +56,10 @@ def _heat(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     memory = "" if device_bytes is None else f": {bytes_text(device_bytes)}"
     more = f", {COUNTED}" if any(row.case.is_predicted for row in rows) else ""  # by reserved bytes, not by the peak
     look = {"color": LIMIT, "linewidth": sized(2.6), "label": f"memory of the device{memory}{more}", "zorder": 5}
-    for x, y in fits:
-        if {fits[x, y], fits.get((x + 1, y))} == {True, False}:
-            axes.plot((x + 0.5, x + 0.5), (y - 0.5, y + 0.5), solid_capstyle="round", **look)  # type: ignore[arg-type]
-        if {fits[x, y], fits.get((x, y + 1))} == {True, False}:
-            axes.plot((x - 0.5, x + 0.5), (y + 0.5, y + 0.5), solid_capstyle="round", **look)  # type: ignore[arg-type]
+    for (x, y), (right, above) in product(fits, ((1, 0), (0, 1))):  # the edge of a cell beside its neighbor
+        if {fits[x, y], fits.get((x + right, y + above))} == {True, False}:
+            edge = (x + right - 0.5, x + 0.5), (y + above - 0.5, y + 0.5)
+            axes.plot(*edge, solid_capstyle="round", **look)  # type: ignore[arg-type]
     xs, ys = ([short(word, theme.LONGEST_NAME) for word in value_words(axis, rows)] for axis in (across, up))
     axes.set_xticks(range(len(xs)), xs)
     axes.set_yticks(range(len(ys)), ys)
@@ -80,8 +79,10 @@ def _cell(axes: Axes, row: Row | None, at: tuple[int, int], *, shade: ColorType 
     colour = shade or ("white" if row is None else FAINT)
     axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colour, edgecolor="white", linewidth=sized(1.2))
     if row is not None and row.outcome == "out_of_memory":
-        for ends in ([y - 0.3, y + 0.3], [y + 0.3, y - 0.3]):
-            axes.plot([x - 0.3, x + 0.3], ends, color=VERMILLION, linewidth=sized(1.6), label="out of memory")
+        for up in (0.3, -0.3):
+            axes.plot(
+                [x - 0.3, x + 0.3], [y - up, y + up], color=VERMILLION, linewidth=sized(1.6), label="out of memory"
+            )
         return
     text, ink, points = row.outcome.replace("_", " ") if row else "·", GREY, FONT - 2.5
     if row and shade:
@@ -175,13 +176,9 @@ def _fit(axes: Axes, line: StrategyLine, size_of: dict[Any, float], size: int) -
     return f"\n{growth.text()}{kept}"
 
 
-def _has_rate(row: Row) -> bool:
-    return row.has_peak and samples_per_second(row) is not None
-
-
 def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """Draw one line per strategy through its batch sizes, and a step line of the best throughput at each memory."""
-    shown = [row for row in rows if _has_rate(row)]
+    shown = [row for row in rows if THROUGHPUT.has(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
 
     def at(row: Row) -> Pair:
@@ -246,7 +243,7 @@ GROWTH = Plot(
 )
 THROUGHPUT = Plot(
     panels=batches,
-    has=_has_rate,
+    has=lambda row: row.has_peak and samples_per_second(row) is not None,
     height=lambda rows, width: 1.5 + 0.5 * width,
     draw=_throughput,
     needs="a peak, a step time and a size of the batch",

@@ -38,11 +38,7 @@ TIME_PARTS = (("forward", BLUE), ("backward", ORANGE), ("optimizer", GREEN))
 BAND = 0.3  # half the height over which the samples of a row are laid out
 MOST_DOTS = 200  # of a strategy
 
-PHASE_INCHES, AROUND, POINTS_INCHES = (
-    0.3,
-    1.0,
-    2.6,
-)  # of a bar of a script's phase, around them, and of a panel of points
+PHASE_INCHES, AROUND, POINTS_INCHES = 0.3, 1.0, 2.6  # of a bar of a phase, around them, and of a panel of points
 PHASES_THICK = 0.8  # of the height for the bars of a phase
 COLOURS = (BLUE, ORANGE, GREY, SKY, VERMILLION, INK)  # of the variants of a script
 LINES = {"reserved": ("reserved", GREY, "s"), "peak": ("peak", BLUE, "o"), "live": ("live at its end", ORANGE, "v")}
@@ -80,13 +76,9 @@ def _memory(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     _named(axes, rows, drawn, f"{marked('memory at the peak of the step', rows)} ({unit})")
 
 
-def _has_time(row: Row) -> bool:
-    return row.outcome == "ok" and row.step_seconds is not None
-
-
 def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     """Draw one bar per row, made of the phases' medians; a dot and its error bar are the step's median and spread."""
-    drawn = {at: row for at, row in enumerate(rows) if _has_time(row)}
+    drawn = {at: row for at, row in enumerate(rows) if TIME.has(row)}
     size, unit = second_unit(row.shown_seconds for row in drawn.values())
     scales = {at: (row.shown_seconds or 0) / row.step_seconds if row.step_seconds else 1 for at, row in drawn.items()}
     ends = dict.fromkeys(drawn, 0.0)
@@ -110,13 +102,9 @@ def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     _named(axes, rows, drawn, f"time ({unit})")
 
 
-def _has_samples(row: Row) -> bool:
-    return row.outcome == "ok" and bool(samples_of(row, "step"))
-
-
 def _samples(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     """Draw one dot per sample, the first on top, and a line at the median."""
-    drawn = {at: row for at, row in enumerate(rows) if _has_samples(row)}
+    drawn = {at: row for at, row in enumerate(rows) if SAMPLES.has(row)}
     seconds = [second for row in drawn.values() for second in samples_of(row, "step")]
     size, unit = second_unit(seconds)
     low, high = min(seconds) / size, max(seconds) / size
@@ -161,9 +149,12 @@ def _height(rows: Sequence[Row], width: float) -> float:
     return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
 
 
-MEMORY = Plot(panels=alike, has=attrgetter("has_peak"), height=_height, draw=_memory, needs="a peak", width=WIDTH)
-TIME = Plot(panels=alike, has=_has_time, height=_height, draw=_time, needs="a step time", width=WIDTH)
-SAMPLES = Plot(panels=alike, has=_has_samples, height=_height, draw=_samples, needs="a step time", width=WIDTH)
+_bar_plot = partial(Plot, panels=alike, height=_height, width=WIDTH)
+MEMORY = _bar_plot(has=attrgetter("has_peak"), draw=_memory, needs="a peak")
+TIME = _bar_plot(has=lambda row: row.outcome == "ok" and row.step_seconds is not None, draw=_time, needs="a step time")
+SAMPLES = _bar_plot(
+    has=lambda row: row.outcome == "ok" and bool(samples_of(row, "step")), draw=_samples, needs="a step time"
+)
 
 
 def script_bars(variants: Sequence[Variant], *, path: Path, force: bool = False, style: Style = USUAL) -> Path:
@@ -194,9 +185,7 @@ def script_points(variants: Sequence[Variant], *, path: Path, force: bool = Fals
     def figure() -> Figure:
         shown = _shown(variants)
         size, unit = byte_unit(_most(process) for _, process in shown)
-        panels = [
-            partial(_points, variant=variant, process=process, size=size, unit=unit) for variant, process in shown
-        ]
+        panels = [partial(_points, variant=one, process=process, size=size, unit=unit) for one, process in shown]
         return picture(panels, [POINTS_INCHES] * len(panels), width=WIDTH)
 
     return write(figure, path=path, force=force)
@@ -390,9 +379,9 @@ def _stack(axes: Axes, step: Step, size: int) -> None:
         step="mid",
         linewidth=0,
     )
-    visible = LEAST * axes.get_ylim()[1] * size
-    for category in (name for name in present if max(step.nbytes[name]) >= visible):
-        theme.legend_square(axes, theme.WORDS.get(category, category), theme.COLOURS[category])
+    for category in present:
+        if max(step.nbytes[category]) >= LEAST * axes.get_ylim()[1] * size:
+            theme.legend_square(axes, theme.WORDS.get(category, category), theme.COLOURS[category])
 
 
 def _phase_labels(axes: Axes, step: Step) -> list[tuple[Annotation, int, int]]:

@@ -1,4 +1,4 @@
-"""A section of the report, which shows one group of rows: its advice in words, its tables and its"""
+"""A section of the report, which shows one group of rows: its advice in words, its tables and its pictures."""
 
 from __future__ import annotations
 
@@ -148,12 +148,11 @@ def _budgets(rows: Sequence[Row], advice: Advice) -> dict[str, Any] | None:
     points = budget_frontier(rows)
     if not points or advice.chosen is None:
         return None
-    lowest, advised = points[0].budget_bytes, advice.chosen.readings.peak_bytes or 0
+    lowest, advised, best = points[0].budget_bytes, advice.chosen.readings.peak_bytes or 0, points[0].best
     least, most = int(0.9 * lowest), max(row.readings.peak_bytes or 0 for row in rows if row.outcome == "ok")
     even = {least + (most - least) * at // NUM_STOPS for at in range(NUM_STOPS + 1)}
     stops = sorted(even | {advised} | {point.budget_bytes for point in points})
-    least_of_all = f"the lowest peak is {bytes_text(lowest)}, by {name(points[0].best)}"
-    nothing = f"nothing {points[0].best.evidence} fits: {least_of_all}"
+    nothing = f"nothing {best.evidence} fits: the lowest peak is {bytes_text(lowest)}, by {name(best)}"
     choices = [
         {"case": point.best.case.id, "budget_bytes": point.budget_bytes, "said": budget(point)} for point in points
     ]
@@ -174,9 +173,9 @@ def _explanation(rows: Sequence[Row]) -> list[str]:
                 modules = [f"{module_name(plain(one))} {bytes_text(most)}" for one, most in timeline.modules.items()]
                 at = f"at {timeline.operator} of {module_name(plain(timeline.module or ''))}"
                 texts[-1] += f"; {at}; the most is held by {', '.join(modules)}"
-    floors = [row.static_bytes for row in shown if row.static_bytes is not None]
-    floor = [f"no checkpointing gets below the static memory of {bytes_text(min(floors))}"] if floors else []
-    return [*texts, *floor]
+    if floors := [row.static_bytes for row in shown if row.static_bytes is not None]:
+        texts.append(f"no checkpointing gets below the static memory of {bytes_text(min(floors))}")
+    return texts
 
 
 def sentence(advice: Advice, rows: Sequence[Row]) -> str:
@@ -286,8 +285,8 @@ def _phases(rows: Sequence[Row]) -> Table | None:
     heads = "strategy", "before the forward", "forward peak", "kept for the backward", "backward peak", "optimizer peak"
     lines = []
     for row in (row for row in rows if row.readings.phases):
-        peaks = {name: watermarks.allocated for name, watermarks in (row.readings.phases or {}).items()}
-        forward, backward, optimizer = (peaks.get(phase) for phase in PHASES)
+        watermarks = row.readings.phases or {}
+        forward, backward, optimizer = (getattr(watermarks.get(phase), "allocated", None) for phase in PHASES)
         points = row.readings.start_bytes, forward, row.readings.saved_bytes, backward, optimizer
         lines.append((strategy_label(row.case.strategy), *map(bytes_text, points)))
     return _table("Live memory over the step", heads, lines, texts=1)
@@ -326,9 +325,7 @@ def _equality(rows: Sequence[Row]) -> Table | None:
     heads = ("strategy", "against", "gradients", "loss", "buffers", "random state", "worst or missing")
     numbers = ("largest difference", "noise floor")
     lines = []
-    for row in (row for row in rows if row.equality):
-        equality = row.equality
-        assert equality
+    for row, equality in ((row, row.equality) for row in rows if row.equality):
         lost = f"{equality.num_without_gradient} without gradient" if equality.num_without_gradient else MISSING
         named = f"no gradient: {few(equality.missing, NUM_MISSING)}" if equality.missing else equality.worst_parameter
         verdicts = (equality.loss_equal, equality.buffers_equal, equality.random_state_equal)
@@ -417,11 +414,8 @@ def frontier(rows: Sequence[Row], anchor: str) -> Picture | None:
         for row in sorted(shown, key=lambda row: (row.case.label == "none", row.on_frontier))
     ]
     ends = {"low": low * size, "high": high * size, "bottom": bottom, "top": top, "left": left, "right": right}
-    return {
-        **_picture(figure, "Step time against peak memory, a point for each strategy", f"{anchor}-frontier"),
-        "points": points,
-        **ends,
-    }
+    made = _picture(figure, "Step time against peak memory, a point for each strategy", f"{anchor}-frontier")
+    return {**made, "points": points, **ends}
 
 
 def said(row: Row) -> str:
@@ -429,11 +423,10 @@ def said(row: Row) -> str:
     is_baseline = row.case.label == "none"
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
     slower = f" ({ratio_text(row)})" if row.time_ratio and not is_baseline else ""
-    kind = "estimated step" if row.case.has_estimated_times else "step"
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
-    peak = f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}{change}"
+    peak = f"{peak_name(row)} {_peak(row)}{change}"
     name = short(strategy_label(row.case.label), LONGEST)
-    return f"{name}: {peak}, {kind} {seconds_text(row.shown_seconds)}{slower}{noise}"
+    return f"{name}: {peak}, {_estimated(row)}step {seconds_text(row.shown_seconds)}{slower}{noise}"
 
 
 def strategies(rows: Sequence[Row], kind: str, anchor: str) -> Picture | None:

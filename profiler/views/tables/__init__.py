@@ -147,20 +147,12 @@ def _paragraph(text: str, paper: Paper, *, style: str = "") -> list[Line]:
 def _body(table: Table, paper: Paper) -> list[Line]:
     """Lay out the columns of a table: in as few pieces as the width allows, else as a block for each row."""
 
-    def cleaned(texts: Sequence[str]) -> tuple[str, ...]:
-        plain_of = {text: plain(text, encoding=paper.encoding) for text in set(texts)}  # of many texts only few differ
-        return tuple(map(plain_of.__getitem__, texts))
-
-    num_rows = len(table.columns[0].cells)
-    columns = [
-        msgspec.structs.replace(
-            column,
-            head=cleaned(column.head),
-            cells=cleaned(column.cells),
-            styles=column.styles if num_rows <= MOST_STYLED else (),
-        )
-        for column in table.columns
-    ]
+    num_rows, columns = len(table.columns[0].cells), list[Column]()
+    for column in table.columns:
+        plain_of = {text: plain(text, encoding=paper.encoding) for text in {*column.head, *column.cells}}  # only few
+        head, cells = (tuple(map(plain_of.__getitem__, texts)) for texts in (column.head, column.cells))
+        styles = column.styles if num_rows <= MOST_STYLED else ()
+        columns.append(Column(head=(head[0], head[1]), cells=cells, is_number=column.is_number, styles=styles))
     bases = ["dim" if mark == "invalid" else "" for mark in table.marks or [""] * num_rows]
     sizes = [_sizes(column, paper.width) for column in columns]
 
@@ -189,10 +181,7 @@ def _grid(columns: Sequence[Column], widths: Sequence[int], bases: Sequence[str]
     parts = []  # of each column, for each row the lines of its cell
     for column, size in sized:
         lines_of = {
-            cell: [_pad(cell, size, right=True)]
-            if column.is_number
-            else [_pad(line, size) for line in broken(cell, size)]
-            for cell in set(column.cells)
+            cell: [_pad(line, size, right=column.is_number) for line in broken(cell, size)] for cell in {*column.cells}
         }
         parts.append(map(lines_of.__getitem__, column.cells))
     blanks, is_styled = [" " * size for size in widths], any(column.styles for column in columns)
@@ -313,11 +302,8 @@ def colored(file: TextIO, color: str) -> Console | None:
 
     `color` is auto (only on a terminal and without NO_COLOR), always or never.
     """
-    asked: dict[str, Any] = {}
-    if color == "always":
-        asked = {"force_terminal": True, "no_color": False}
-    elif color == "never":
-        asked = {"color_system": None}
+    ways: dict[str, Any] = {"always": {"force_terminal": True, "no_color": False}, "never": {"color_system": None}}
+    asked = ways.get(color, {})
     console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False, **asked)
     is_plain = console.color_system is None or (console.no_color and color == "auto")
     return None if is_plain else console
@@ -346,14 +332,13 @@ def _addresses() -> dict[str, str]:
 def listing(entries: Sequence[Entry], *, title: str = "") -> Table:
     """Return a line per name: its options with their defaults, and what it is about."""
 
-    def options(entry: Entry) -> str:
-        return " ".join(
-            f"{one.name}={f'<{one.kind}>' if one.default is None else one.default}" for one in entry.options
-        )
-
+    options = [
+        " ".join(f"{one.name}={f'<{one.kind}>' if one.default is None else one.default}" for one in entry.options)
+        for entry in entries
+    ]
     columns = (
         words("name", "", [entry.name for entry in entries]),
-        words("options", "", [options(entry) or "-" for entry in entries]),
+        words("options", "", [text or "-" for text in options]),
         words("about", "", [entry.about for entry in entries]),
     )
     return Table(title=title, columns=columns)

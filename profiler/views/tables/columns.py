@@ -102,10 +102,8 @@ def model(rows: Sequence[Row]) -> str:
     first, *others = dict.fromkeys(row.case.model for row in rows)
     if not others or any(other.name != first.name for other in others):
         return ", ".join([first, *others])
-    of_others = [other.options for other in others]
-    shared = {
-        key: value for key, value in first.options.items() if all(options.get(key) == value for options in of_others)
-    }
+    of_others = [other.options.items() for other in others]
+    shared = {key: value for key, value in first.options.items() if all((key, value) in items for items in of_others)}
     return Choice.of(first.name, shared)
 
 
@@ -162,19 +160,16 @@ def _way_out(rows: Sequence[Row]) -> str:
 
 def remarks(rows: Iterable[Row]) -> list[str]:
     """Return a line per code of note, which docs/notes explains, with the strategies that it concerns."""
-    strategies: dict[str, list[Choice]] = {}
-    texts: dict[str, str] = {}
-    differing: set[str] = set()  # codes whose text differs from row to row: one is quoted
+    noted: dict[str, list[tuple[Choice, str]]] = {}  # of each code the strategies, each with its text
     for row in rows:
         for note in row.notes:
-            strategies.setdefault(note.code, []).append(row.case.label)
-            if texts.setdefault(note.code, note.text) != note.text:
-                differing.add(note.code)
+            noted.setdefault(note.code, []).append((row.case.label, note.text))
     lines = []
-    for code, text in texts.items():
-        first, others = strategies[code][:MAX_NAMED], strategies[code][MAX_NAMED:]
-        example = "for example: " if code in differing else ""
-        lines.append(f"{code} {few([*map(strategy_label, first), *others], MAX_NAMED)}: {example}{text}")
+    for code, those in noted.items():
+        strategies, texts = [label for label, _ in those], dict.fromkeys(text for _, text in those)
+        named = few([*map(strategy_label, strategies[:MAX_NAMED]), *strategies[MAX_NAMED:]], MAX_NAMED)
+        example = "for example: " if len(texts) > 1 else ""  # where texts differ from row to row, one is quoted
+        lines.append(f"{code} {named}: {example}{next(iter(texts))}")
     return lines
 
 
@@ -183,13 +178,10 @@ def lines_below(rows: Sequence[Row]) -> list[str]:
     floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
     lines = reasons(rows)
     if floor is not None:
-        known = f"none against itself is known to {spread_text(floor)}"
-        is_noisy = floor >= NOISY - 1
-        lines.append(
-            f"too noisy to compare times: {known}; {QUIETER}"
-            if is_noisy
-            else f"noise floor: {known}; no smaller difference is reported"
-        )
+        what, then = "noise floor", "no smaller difference is reported"
+        if floor >= NOISY - 1:
+            what, then = "too noisy to compare times", QUIETER
+        lines.append(f"{what}: none against itself is known to {spread_text(floor)}; {then}")
     if any(row.equality and "second step" in row.equality.digests for row in rows):
         lines.append(COMPARED)
     notes = [f"note: {remark}" for remark in remarks(rows)]
@@ -309,9 +301,8 @@ def device_word(device: str) -> str:
     if not asked.is_rehearsed or ":" in asked.name:  # gcprof writes no such name, but a file may contain anything
         return device
     asked = replace(asked, bytes=None) if asked.bytes == MOST_BYTES else asked  # room for any step
-    sizes = [
-        f"{word} {bytes_text(size)}" for field, word in SIZES.items() if (size := getattr(asked, field)) is not None
-    ]
+    known = [(word, getattr(asked, field)) for field, word in SIZES.items()]
+    sizes = [f"{word} {bytes_text(size)}" for word, size in known if size is not None]
     gpu = asked.name + (f":{asked.count}" if asked.count > 1 else "")
     return f"{gpu} {', '.join(sizes)}" if asked.bytes is not None else ", ".join([gpu, *sizes])
 
@@ -368,9 +359,8 @@ def device(rows: Sequence[Row]) -> str:
         present = kinds(rows)
         words = ", ".join(f"some {kind}" for kind in present)
         return f"several devices: {words if len(present) > 1 else SAID.get(present[0], present[0])}"
-    name = next((row.environment.device_name for row in rows if row.environment and row.environment.device_name), None)
-    asked = device_word(rows[0].case.device)
-    name = card(name)
+    names = (row.environment.device_name for row in rows if row.environment)
+    asked, name = device_word(rows[0].case.device), card(next(filter(None, names), None))
     text = f"{asked} ({name})" if name and name != asked else asked
     said = SAID.get(rows[0].evidence)
     return f"{text}: {said}" if said else text

@@ -48,6 +48,7 @@ from profiler.views.tables.columns import (
 )
 
 OUT, BEYOND = "OOM", "*"
+RATE_TEXT = partial(in_unit_text, unit="")
 BATCHES = {"batch_size", "strategy"}  # the axes over which the throughput frontier is shown too
 TIMES = ("forward", "backward", "optimizer", "step")
 STOPPED = {
@@ -57,11 +58,6 @@ STOPPED = {
     "limit": "--stage-limit near",
     "look": "a first look",
 }
-
-
-def samples(rows: Sequence[Row]) -> list[Table]:
-    """Return the samples of each row in the order of the rounds, with their spread and why sampling ended."""
-    return [table for group in groups(rows) for table in _group(group)]
 
 
 def samples_of(row: Row, name: str) -> tuple[float, ...]:
@@ -75,9 +71,7 @@ def _sampling(row: Row) -> str:
     reached = uncertainty(samples_of(row, "step"))
     sure = "too few samples to be sure of the median"
     parts = [sure if reached is None else f"the median is known to {spread_text(reached)}"]
-    for record in row.rounds:
-        if not record.readings.step_seconds:
-            continue
+    for record in (record for record in row.rounds if record.readings.step_seconds):
         readings = record.readings
         facts = [f"round {record.round}: {count_text(len(readings.step_seconds or ()), 'sample')}"]
         if readings.stopped is not None:
@@ -91,25 +85,30 @@ def _sampling(row: Row) -> str:
     return "; ".join(parts)
 
 
-def _group(rows: Sequence[Row]) -> list[Table]:
-    size, unit = second_unit(second for row in rows for name in TIMES for second in samples_of(row, name))
-    all_times = [{name: found for name in ("warmup", *TIMES) if (found := samples_of(row, name))} for row in rows]
-    tables = [Table(title=f"{heading(rows)}, samples in {unit}" if any(all_times) else heading(rows))]
-    why = "a rehearsal has no times" if rows[0].evidence == "rehearsed" else "time not measured"
-    below = reasons(rows)
-    for row, times in zip(rows, all_times, strict=True):
-        texts = [" ".join(scaled(second, size) for second in seconds) for seconds in times.values()]
-        columns = (
-            words("part", "", ["warm-up" if name == "warmup" else name for name in times]),
-            numbers("spread", "", ["" if name == "warmup" else spread_text(spread(times[name])) for name in times]),
-            words("samples, the rounds in order", "", texts),
-        )
-        sampled = (_sampling(row),) if "step" in times else ()
-        if times:
-            tables.append(Table(title=strategy_label(row.case.strategy), columns=columns, below=sampled))
-        elif row.outcome == "ok":
-            below.append(f"{strategy_label(row.case.strategy)}: {why}")
-    return [*tables, Table(below=tuple(below))]
+def samples(rows: Sequence[Row]) -> list[Table]:
+    """Return the samples of each row in the order of the rounds, with their spread and why sampling ended."""
+    tables = []
+    for group in groups(rows):
+        size, unit = second_unit(second for row in group for name in TIMES for second in samples_of(row, name))
+        all_times = [{name: found for name in ("warmup", *TIMES) if (found := samples_of(row, name))} for row in group]
+        tables.append(Table(title=heading(group) + (f", samples in {unit}" if any(all_times) else "")))
+        below = reasons(group)
+        for row, times in zip(group, all_times, strict=True):
+            strategy = strategy_label(row.case.strategy)
+            texts = [" ".join(scaled(second, size) for second in seconds) for seconds in times.values()]
+            columns = (
+                words("part", "", ["warm-up" if name == "warmup" else name for name in times]),
+                numbers("spread", "", ["" if name == "warmup" else spread_text(spread(times[name])) for name in times]),
+                words("samples, the rounds in order", "", texts),
+            )
+            if times:
+                sampled = (_sampling(row),) if "step" in times else ()
+                tables.append(Table(title=strategy, columns=columns, below=sampled))
+            elif row.outcome == "ok":
+                why = "a rehearsal has no times" if group[0].evidence == "rehearsed" else "time not measured"
+                below.append(f"{strategy}: {why}")
+        tables.append(Table(below=tuple(below)))
+    return tables
 
 
 def ranks(rows: Sequence[Row]) -> list[Table]:
@@ -148,6 +147,9 @@ class ShownQuantity(NamedTuple):
     is_peak: bool = False
     grows: bool = True  # whether its growth along the axis is shown
 
+    def of(self, row: Row) -> float | None:
+        return self.read(row) if row.outcome == "ok" else None
+
 
 def over_axes(rows: Sequence[Row], *, over: Sequence[str] = ()) -> list[Table]:
     """Return tables of peak, step time and samples a second over two axes, for each value of the other axes.
@@ -180,7 +182,7 @@ def _plane(rows: Sequence[Row]) -> Iterator[Table]:
             numbers("from", "", bytes_texts([row.readings.peak_bytes for row in best])),
             words("strategy", "", [str(row.case.label) for row in best]),
             numbers("batch", "size", [str(row.case.batch_size) for row in best]),
-            numbers("samples", "a second", [_rate_text(samples_per_second(row) or 0.0) for row in best]),
+            numbers("samples", "a second", [RATE_TEXT(samples_per_second(row) or 0.0) for row in best]),
         )
         yield Table(title="the most samples a second up to a peak", columns=stairs)
     yield Table(below=tuple(_legend(rows, across)))
@@ -196,17 +198,9 @@ def _quantities(rows: Sequence[Row]) -> list[ShownQuantity]:
         ShownQuantity(peak, lambda row: row.readings.peak_bytes, in_bytes, size, is_peak=True),
         ShownQuantity(saved, lambda row: row.readings.saved_bytes, in_bytes, size),
         ShownQuantity(f"step time ({second_name})", lambda row: row.step_seconds, in_seconds, second),
-        ShownQuantity("samples a second", samples_per_second, _rate_text, grows=False),
+        ShownQuantity("samples a second", samples_per_second, RATE_TEXT, grows=False),
     )
-    return [quantity for quantity in quantities if any(_value(row, quantity) is not None for row in rows)]
-
-
-def _value(row: Row, quantity: ShownQuantity) -> float | None:
-    return quantity.read(row) if row.outcome == "ok" else None
-
-
-def _rate_text(rate: float) -> str:
-    return in_unit_text(rate, "")
+    return [quantity for quantity in quantities if any(quantity.of(row) is not None for row in rows)]
 
 
 def _cell(row: Row | None, quantity: ShownQuantity) -> str:
@@ -214,13 +208,13 @@ def _cell(row: Row | None, quantity: ShownQuantity) -> str:
         return MISSING
     if row.outcome != "ok":
         return OUT if row.outcome == "out_of_memory" else row.outcome.replace("_", " ")
-    value = _value(row, quantity)
+    value = quantity.of(row)
     mark = BEYOND if quantity.is_peak and holds(row) is False else ""
     return MISSING if value is None else f"{mark}{quantity.text(value)}"
 
 
 def _growth(along: Sequence[tuple[Value, Row | None]], quantity: ShownQuantity) -> str:
-    points = [(float(size), _value(row, quantity)) for size, row in along if row and isinstance(size, int | float)]
+    points = [(float(size), quantity.of(row)) for size, row in along if row and isinstance(size, int | float)]
     measured = [(size, value) for size, value in points if value is not None]
     growth = nearest_growth([size for size, _ in measured], [value for _, value in measured])
     return MISSING if growth is None else growth.text(quantity.unit)
@@ -245,11 +239,8 @@ def planes(rows: Sequence[Row], over: Sequence[str]) -> list[list[Row]]:
     """
     space = space_of(rows)
     chosen = axes.two(space, over)
-    panels = [
-        panel
-        for panel in axes.groups_over(rows, space, [axis.name for axis in chosen])
-        if len(space_of(panel).axes) > 1
-    ]
+    groups_of = axes.groups_over(rows, space, [axis.name for axis in chosen])
+    panels = [panel for panel in groups_of if len(space_of(panel).axes) > 1]
     if not panels:
         names = " and ".join(axis.label for axis in chosen)
         raise UserError(f"nothing to lay out over two axes: {names} do not vary together", hint=axes.HINT)
@@ -293,12 +284,8 @@ def blocks(outline: ModelSummary, *, better: str | None = None) -> Table:
         words("output", "", [block.output or "not run" for block in listed]),
         words("joins", "the next", [FEEDS[block.feeds_next] for block in listed]),
     )
-    apart = [block.name for block in listed if block.feeds_next is False]
-    joined = (
-        f"a segment ends at a block with 'no', as the next takes more than its output: {few(apart, MOST_NAMED)}"
-        if apart
-        else None
-    )
+    apart = few([block.name for block in listed if block.feeds_next is False], MOST_NAMED)
+    joined = f"a segment ends at a block with 'no', as the next takes more than its output: {apart}" if apart else None
     below = [f"note: {line}" for line in (outline.remark or joined, better) if line]
     return Table(title=", ".join([*head, *batch]), columns=columns, below=tuple(below))
 

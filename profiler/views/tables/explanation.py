@@ -51,7 +51,9 @@ def tables(explained: Explanation, *, title: str, notes: Sequence[str] = (), wid
     if explained.choices and explained.better:
         lines.append(better_text(explained.choices, explained.better))
     lines += [f"reason: {explained.reason.text}"] if explained.reason else []
-    lines += [remedies_text(explained)] if explained.remedies else []
+    if remedies := explained.remedies[:MOST_REMEDIES]:  # the strongest first, each with an upper bound of its gain
+        ways = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in remedies]
+        lines.append(f"could lower it by: {', '.join(ways)}")
     largest = (
         words("largest at the peak", "", [shortened(one.operator, LONGEST_NAME) or BEFORE_STEP for one in found]),
         words("line", "", [shortened(one.line, LONGEST_NAME) or "-" for one in found]),
@@ -139,12 +141,6 @@ def _held(holders: Sequence[Holder]) -> tuple[Column, ...]:
         numbers("number", "", [str(holder.count) for holder in holders]),
         *byte_columns({"": [holder.nbytes for holder in holders]}),
     )
-
-
-def remedies_text(explained: Explanation) -> str:
-    """Return what would lower the peak, the strongest first, each with an upper bound of its gain."""
-    named = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in explained.remedies[:MOST_REMEDIES]]
-    return f"could lower it by: {', '.join(named)}"
 
 
 def in_python(tables: Sequence[Table]) -> list[Table]:

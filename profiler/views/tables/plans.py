@@ -46,12 +46,11 @@ STAGE_BYTES = {
 }
 MARK = "*"  # of the plan that is chosen
 MERGED = "where a cut saves nothing, blocks are one stage: `all` is every stage here, not every block"
-NOTATION = {"together": r"\[[^\]]+[- ][^\]]+\]", "alone": r"\]\.\.\[", "save": r"[^]:]:(?!host)\w", "host": ":host"}
-READING = {  # what is explained if a plan has it
-    "together": "[2-3] is one checkpoint",
-    "alone": "[4]..[6] are checkpointed each by itself",
-    "save": "4:matmul keeps the results of its matmul",
-    "host": "[2-3]:host has its input in host memory",
+NOTATION = {  # a part of a plan's text, and what is explained if it is there
+    r"\[[^\]]+[- ][^\]]+\]": "[2-3] is one checkpoint",
+    r"\]\.\.\[": "[4]..[6] are checkpointed each by itself",
+    r"[^]:]:(?!host)\w": "4:matmul keeps the results of its matmul",
+    ":host": "[2-3]:host has its input in host memory",
 }
 
 
@@ -97,10 +96,9 @@ def csv(points: Sequence[Point]) -> bytes:
 def reading(chain: Chain, plans: Iterable[Plan]) -> list[str]:
     """Return how to read the text of these plans, in a line; nothing if it needs no explanation."""
     text = " ".join(words_of(chain, plan) for plan in plans)
-    notation = [name for name, part in NOTATION.items() if re.search(part, text)]
-    lines = [f"a plan names what is recomputed: {', '.join(READING[name] for name in notation)}"] if notation else []
-    is_cut = all(len(stage.blocks) < 2 for stage in chain.stages)
-    return lines if is_cut else [*lines, MERGED]
+    notation = [meaning for part, meaning in NOTATION.items() if re.search(part, text)]
+    lines = [f"a plan names what is recomputed: {', '.join(notation)}"] if notation else []
+    return lines if all(len(stage.blocks) < 2 for stage in chain.stages) else [*lines, MERGED]
 
 
 def document(
@@ -133,14 +131,18 @@ def way_columns(lines: Sequence[ComparedPlan], chain: Chain, none: Way) -> tuple
     known = rows if kinds else [line.predicted for line in lines]
     peaks, times = [], []
     if any(known):
-        peaks = [numbers("peak", ", ".join(kinds) or "predicted", _peak_texts(known, costs))]
+        bad = [row.outcome.replace("_", " ") if row and row.outcome != "ok" else "" for row in known]
+        texts = [outcome or text for outcome, text in zip(bad, bytes_texts(_seen(known), *costs), strict=True)]
+        peaks = [numbers("peak", ", ".join(kinds) or "predicted", texts)]
     if kinds not in ([], ["rehearsed"]):
         errors = [error_text(row.prediction_error if row else None) for row in rows]
         peaks.append(numbers("predicted", "off by", errors))
+        seconds = [none.cost.step_seconds * ((row and row.time_ratio) or 0.0) for row in rows]  # as was measured
+        off = [_change(line.way.cost.step_seconds, one) for line, one in zip(lines, seconds, strict=True)]
         times = [
             numbers("time", "measured", [_time_change(row) for row in rows]),
             numbers("range", "measured", [_range(row) for row in rows]),
-            numbers(*COSTS_OFF, [_cost_error(line, none) for line in lines]),
+            numbers(*COSTS_OFF, off),
             words("gradients", "", [row.gradients if row else MISSING for row in rows]),
         ]
     return (
@@ -163,12 +165,6 @@ def _range(row: Row | None) -> str:
     if time is None or time.interval is None:
         return MISSING
     return "too noisy" if time.is_noisy else change_range_text(time.interval)
-
-
-def _cost_error(line: ComparedPlan, none: Way) -> str:
-    """Return the error of the step time by costs against the measured one, both relative to `none`."""
-    ratio = line.measured.time_ratio if line.measured else None
-    return _change(line.way.cost.step_seconds, none.cost.step_seconds * (ratio or 0.0))
 
 
 def _by_costs(way: Way, none: Way) -> str:
@@ -194,18 +190,11 @@ def _seen(rows: Sequence[Row | None]) -> list[int | None]:
     return [row.readings.peak_bytes if row and row.outcome == "ok" else None for row in rows]
 
 
-def _peak_texts(rows: Sequence[Row | None], costs: Sequence[int]) -> list[str]:
-    """Return the peaks in the unit of the costs, or what came of a row instead."""
-    texts = bytes_texts(_seen(rows), *costs)
-    bad = [row.outcome.replace("_", " ") if row and row.outcome != "ok" else "" for row in rows]
-    return [outcome or text for outcome, text in zip(bad, texts, strict=True)]
-
-
 def _line(line: ComparedPlan) -> dict[str, Any]:
     measured, predicted, cost = line.measured, line.predicted, line.way.cost
     kind, peak_bytes = (measured.evidence, measured.readings.peak_bytes) if measured else (None, None)
     found = ("time_ratio", "time_ratio_range", "gradients", "outcome")
-    ratio, ratios, gradients, outcome = (getattr(measured, name) if measured else None for name in found)
+    ratio, ratios, gradients, outcome = (getattr(measured, name, None) for name in found)
     return {
         "way": line.way.label, "same": line.way.same, "plan": render(line.way.plan), "peak_bytes": cost.peak_bytes,
         "step_seconds": cost.step_seconds, "error_seconds": cost.error_seconds,

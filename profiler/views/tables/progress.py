@@ -20,7 +20,7 @@ from rich.text import Text
 from profiler.analysis.progress import FAILURES, Bounds, SweepCost
 from profiler.analysis.rows import rows
 from profiler.core import safe_files
-from profiler.core.case import Case, Choice
+from profiler.core.case import Case
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
 from profiler.core.units import bytes_text, count_text, left_text, seconds_text
@@ -89,8 +89,7 @@ class Follow:
         self._ended_guess += _guess(record.case) * (LATER_SHARE if record.round > 1 else 1)
         if len(self._records) < MOST_ROWS:
             self._records.append(record)
-        is_told = record.outcome != "ok" if self._is_quiet else not self._console.is_terminal
-        if is_told:
+        if record.outcome != "ok" if self._is_quiet else not self._console.is_terminal:
             line = plain(trial_line(record, varying=self._varying), encoding=self._console.encoding)
             seconds = self.left_seconds() if left else None
             remaining = f"; {left_text(seconds)}" if seconds is not None else ""
@@ -150,13 +149,10 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
     several devices.
     """
     several = len({case.device for case in cases if case.is_predicted}) > 1
-    of_model: dict[Choice, list[Case]] = {}  # each model may have its own default batch
-    for case in cases:
-        of_model.setdefault(case.model, []).append(case if several else case.twin)
+    told = [case if several else case.twin for case in cases]
     fields = [field for field in Case.__struct_fields__ if field not in ("model", "strategy", "levers")]
-    return tuple(
-        field for field in fields if any(len({getattr(case, field) for case in some}) > 1 for some in of_model.values())
-    )
+    num_models = len({case.model for case in told})  # each may have its own default batch
+    return tuple(field for field in fields if len({(case.model, getattr(case, field)) for case in told}) > num_models)
 
 
 def trial_line(record: Record, *, varying: Sequence[str] = ()) -> str:

@@ -251,8 +251,8 @@ def process_table(group: Sequence[Process], among: Sequence[Process], *, below: 
         *telling(byte_columns({name: [getattr(phase, f"{name}_bytes") for phase in phases] for name in SIZES})),
         words("line", "", [phase.line for phase in phases]),
     )
-    bold = ["bold" if phase == peak else "" for phase in phases]
-    columns = tuple(msgspec.structs.replace(column, styles=tuple(bold)) for column in columns)
+    bold = tuple("bold" if phase == peak else "" for phase in phases)
+    columns = tuple(msgspec.structs.replace(column, styles=bold) for column in columns)
     return Table(title=", ".join(filter(None, called)), columns=columns, below=tuple(below))
 
 
@@ -313,10 +313,9 @@ def summary(variants: Sequence[Variant]) -> Table:
     names = [*dict.fromkeys(name for variant in variants for name in variant.words)]
     largest = [variant.largest if variant.processes and variant.outcome != "skipped" else None for variant in variants]
     kind = "estimated" if variants[0].gpu else ""
+    sizes = {name: [getattr(one, f"{name}_bytes", None) for one in largest] for name in ("peak", "reserved")}
     figures = (
-        *byte_columns(
-            {name: [getattr(one, f"{name}_bytes") if one else None for one in largest] for name in ("peak", "reserved")}
-        ),
+        *byte_columns(sizes),
         numbers("step", kind, [seconds_text(seconds_of_step(variant)) for variant in variants]),
         numbers("time", "against none", [_time_change(variant, variants) for variant in variants]),
     )
@@ -412,18 +411,14 @@ def explained(process: Process, among: Sequence[Process]) -> Iterator[str]:
 
 def explanation_document(variants: Sequence[Variant]) -> dict[str, Any]:
     """Return one document: for each process of each variant the phase with its peak, and that which reserves most."""
+
+    def facts(process: Process) -> dict[str, Any]:
+        return {
+            "rank": process.rank, "model": process.module, "outcome": process.outcome, "peak": process.peak,
+            "reserved": process.most_reserved, "growth": process.growth,
+        }  # fmt: skip
+
     found = [
-        {
-            "words": variant.words,
-            "outcome": variant.outcome,
-            "processes": [
-                {
-                    "rank": process.rank, "model": process.module, "outcome": process.outcome,
-                    "peak": process.peak, "reserved": process.most_reserved, "growth": process.growth,
-                }
-                for process in variant.processes
-            ],
-        }
-        for variant in variants
-    ]  # fmt: skip
+        {"words": one.words, "outcome": one.outcome, "processes": [*map(facts, one.processes)]} for one in variants
+    ]
     return {"schema": SCHEMA, "variants": found}
