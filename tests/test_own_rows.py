@@ -52,10 +52,9 @@ def test_a_run_is_complete_without_the_row_where_the_model_calls_none():
     plan = planned(rounds=1)
     found, nothing = ([record(plan[0], notes), record(plan[2])] for notes in ((FOUND,), ()))
 
-    assert progress.status(plan, nothing) == "complete"
-    assert progress.status(plan, found) == "partial"
-    assert [str(one.strategy) for one in progress.rows_of(plan, nothing)] == ["none", "all"]
-    assert [str(one.strategy) for one in progress.rows_of(plan, found)] == ["none", "own", "all"]
+    for records, status, expected in ((nothing, "complete", "none all"), (found, "partial", "none own all")):
+        assert progress.status(plan, records) == status
+        assert [case.strategy for case in progress.rows_of(plan, records)] == expected.split()
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from profiler.analysis.live_bytes import THREADS, explain_snapshot
 from profiler.cli import answer
 from profiler.core.errors import UserError
 from profiler.core.trace_data import load_snapshot
-from tests.hollow import Hollow, absent
 
 pytestmark = pytest.mark.slow
 
@@ -36,22 +35,11 @@ torch.cuda.memory._dump_snapshot(FILE)
 """
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """A snapshot of a few steps on a hollow device, with the allocator's own peak and what it reserved."""
-    if why := absent():
-        pytest.skip(why)
-    file = tmp_path_factory.mktemp("snapshot") / "snap.pickle"
-    (file.parent / "train.py").write_text(TRAINED)
-    run = f"import runpy; runpy.run_path({str(file.parent / 'train.py')!r}, init_globals={{'FILE': {str(file)!r}}})"
-    peak, reserved = Hollow().python(
-        f"{run}\nimport torch; found = [torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]"
-    )
-    return file, peak, reserved
-
-
-def test_the_peak_and_what_is_reserved_are_the_allocators_own_and_what_a_loop_keeps_is_told(recorded, capsys):
-    file, peak, reserved = recorded
+def test_the_peak_and_what_is_reserved_are_the_allocators_own_and_what_a_loop_keeps_is_told(hollow, tmp_path, capsys):
+    file, script = tmp_path / "snap.pickle", tmp_path / "train.py"
+    script.write_text(TRAINED)
+    run = f"import runpy, torch; runpy.run_path({str(script)!r}, init_globals={{'FILE': {str(file)!r}}})"
+    peak, reserved = hollow.python(f"{run}\nfound = [torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]")
 
     found = explain_snapshot(load_snapshot(file))
     assert answer(["explain", "--snapshot", str(file)]) == 0
