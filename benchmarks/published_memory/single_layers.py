@@ -126,30 +126,19 @@ def multi_token_attention(time: int = 256, batch_size: int = 2, channels: int = 
     return OnInput(mixing, *shape), torch.randn(shape), from_gradient
 
 
-class OnLogs(nn.Module):
-    """A divergence of log-probabilities that are made once, of a leaf, and whose graph is retained."""
-
-    def __init__(self, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *shape: int) -> None:
-        super().__init__()
-        self.leaf = nn.Parameter(torch.randn(shape))
-        self.register_buffer("logs", self.leaf.log_softmax(dim=-1))
-        self.divergence = divergence
-
-    def forward(self, target: torch.Tensor) -> torch.Tensor:
-        return self.divergence(self.logs, target)
-
-
 def kl_divergence(vocabulary: int = 4096, rows: int = 16_384) -> Made:
     """PyTorch's KLDivLoss against probabilities."""
     target = torch.randn(rows, vocabulary).softmax(dim=-1)
-    return OnLogs(nn.KLDivLoss(reduction="batchmean"), rows, vocabulary), target, of_itself
+    return _on_logs(nn.KLDivLoss(reduction="batchmean"), target)
 
 
 def js_divergence(vocabulary: int = 4096, rows: int = 8192) -> Made:
     """The Jensen-Shannon divergence against log-probabilities."""
-    target = torch.randn(rows, vocabulary).log_softmax(dim=-1)
-    return OnLogs(jensen_shannon, rows, vocabulary), target, of_itself
+    return _on_logs(jensen_shannon, torch.randn(rows, vocabulary).log_softmax(dim=-1))
 
 
-def of_itself(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return retained(output, lambda: None)
+def _on_logs(divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], target: torch.Tensor) -> Made:
+    """Return a divergence of log-probabilities that are made once, of a leaf, and whose graph is retained."""
+    made = OnInput(nn.Identity(), *target.shape)
+    made.register_buffer("logs", made.x.log_softmax(dim=-1))
+    return made, target, lambda _, target: retained(divergence(made.logs, target), lambda: None)
