@@ -105,9 +105,6 @@ def test_of_strategies_whose_times_overlap_the_lowest_peak_is_advised_and_the_ot
     assert "and sqrt is as fast as far as can be told" in said(records)
 
 
-# --- why it is no lower
-
-
 # --- the best for every budget
 
 
@@ -141,9 +138,6 @@ def test_without_times_the_flops_decide_and_without_those_only_the_lowest_peak_i
 
     assert by_flops == [("all", "flops"), ("none", "flops")]
     assert by_peak == [("all", "peak")]
-
-
-# --- certainty, and the parts of a peak
 
 
 def test_the_categories_of_a_peak_sum_to_it():

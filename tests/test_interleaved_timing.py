@@ -24,9 +24,6 @@ def later(*strategies: str, model: str = "mlp", **fields: Any) -> list[Trial]:
     return [Trial(case=case, round=2, passes=("time",)) for case in cases]
 
 
-# One model, many strategies
-
-
 # Their time
 
 
