@@ -98,28 +98,21 @@ def test_a_run_of_one_round_says_what_its_interval_does_not_know():
     ],
 )
 def test_devices_agree_on_the_order_of_strategies_or_the_pairs_that_swap_are_named(first, second, peak, time):
-    sides = (
-        [
-            record(name, peak=mib * MIB, static=0, slower=slower)
-            for name, (mib, slower) in zip(("none", "all"), side, strict=True)
-        ]
-        for side in (first, second)
-    )
+    def side(*points: tuple[float, float]) -> list[Record]:
+        named = zip(("none", "all"), points, strict=True)
+        return [record(name, peak=mib * MIB, static=0, slower=slower) for name, (mib, slower) in named]
 
-    orders = against(*sides).orders
+    orders = against(side(*first), side(*second)).orders
 
     assert [(one.num_same, one.num_close, one.swapped, one.tau) for one in orders] == [peak, time]
 
 
 def test_each_device_is_told_the_fastest_that_fits_its_own_memory():
-    strategies = [("none", 500, 1.0), ("selective", 380, 1.1), ("all", 300, 1.3)]  # MiB besides CUDA's 600; T4 has 1000
+    ways = [("none", 500, 1.0), ("selective", 380, 1.1), ("all", 300, 1.3)]  # MiB besides CUDA's 600; T4 has 1000
     small = msgspec.structs.replace(T4, device_bytes=650 * MIB)
     large, middle, little = (
-        [
-            record(name, peak=peak * MIB, slower=slower, device="fake:gpu", environment=environment)
-            for name, peak, slower in strategies
-        ]
-        for environment in (H100, T4, small)
+        [record(name, peak=peak * MIB, slower=slower, device="fake:gpu", environment=on) for name, peak, slower in ways]
+        for on in (H100, T4, small)
     )
 
     on_large, on_middle = against(large, middle).advice

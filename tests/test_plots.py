@@ -182,10 +182,6 @@ def filled(axes: Axes, *, shades: bool = False) -> list:
     return [path for area in areas for path in area.get_paths()]
 
 
-def highest(axes: Axes) -> float:
-    return max(path.vertices[:, 1].max() for path in filled(axes))
-
-
 @settings(deadline=None, max_examples=60)
 @given(trace=random_traces())
 def test_the_points_of_any_trace_are_in_order_and_hold_what_is_live(trace):
@@ -209,7 +205,8 @@ def test_a_panel_for_each_strategy_in_their_order_has_its_recomputes_shaded_and_
     for axes, trace in zip(figure.axes, traces.values(), strict=True):
         (mark,) = [line for line in axes.lines if line.get_label() == "peak"]
         held = live(trace)
-        assert highest(axes) * 1024 == pytest.approx(max(held))
+        highest = max(path.vertices[:, 1].max() for path in filled(axes))
+        assert highest * 1024 == pytest.approx(max(held))
         assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([held.index(max(held))], [max(held) / 1024])
         assert any(text.startswith(f"peak {bytes_text(max(held))}: ") for text in texts(axes))
 

@@ -65,9 +65,8 @@ def test_a_page_tells_what_ran_at_the_peak_unless_all_is_hidden(tmp_path):
         phases=(("forward", 0), ("backward", 3)), nbytes=nbytes, operator="aten.mm", module="secret.0",
         modules={"secret.0": 40, "secret.1": 30},
     )  # fmt: skip
-    record = make.record()
-    made = replace(record, readings=replace(record.readings, timeline=timeline))
-    found = examples.run(tmp_path / "run", [made])
+    readings = replace(make.record().readings, timeline=timeline)
+    found = examples.run(tmp_path / "run", [make.record(readings=readings)])
 
     shown, unnamed = text(page(found)), text(page(found, redact="all"))
 

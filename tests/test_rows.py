@@ -126,14 +126,12 @@ def test_a_peak_that_did_not_fall_has_its_largest_part_named(changed, named):
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=30))
 def test_the_frontier_is_what_its_definition_says(points):
     records = [
-        make.record(f"segments:k={index + 1}", peak=peak, seconds=(float(seconds),) * 2)
-        for index, (peak, seconds) in enumerate(points)
+        make.record(f"segments:k={index}", peak=peak, seconds=(float(seconds),) * 2)
+        for index, (peak, seconds) in enumerate(points, start=1)
     ]
 
-    assert [row.on_frontier for row in rows(records)] == [
-        not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
-        for point in points
-    ]
+    beaten = [any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in points) for one in points]
+    assert [not row.on_frontier for row in rows(records)] == beaten
 
 
 def test_a_prediction_is_held_against_the_measurement_of_its_kind_of_device():

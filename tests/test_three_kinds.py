@@ -180,19 +180,15 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
     lines = [plans.ComparedPlan(way=way, measured=row)]
 
-    tables = [
-        plans.sizes_table([rung], of_batches=True, chosen=rung, title="mine", below=()),
-        plans.table(lines, equal_stages(1), title="mine", none=way),
-    ]
-    documents = [
-        plans.sizes_document([rung], model="m", of_batches=True, chosen=rung, left_out={}),
-        plans.document(model="m", budget_bytes=1, none=way, points=[], lines=lines, facts={}),
-    ]
+    sizes = plans.sizes_table([rung], of_batches=True, chosen=rung, title="mine", below=())
+    table = plans.table(lines, equal_stages(1), title="mine", none=way)
+    (largest,) = json.loads(plans.sizes_document([rung], model="m", of_batches=True, chosen=rung, left_out={}))["ways"]
+    document = plans.document(model="m", budget_bytes=1, none=way, points=[], lines=lines, facts={})
+    (planned,) = json.loads(document)["ways"]
 
-    for text in (text_of([table]).plain for table in tables):
+    for text in (text_of([one]).plain for one in (sizes, table)):
         assert "rehearsed" in text
         assert not re.search(r"measured|gradients|time +rehearsed", text)
-    (largest,), (planned,) = (json.loads(document)["ways"] for document in documents)
     assert largest["needed_bytes"] == largest["beyond_bytes"] == (96 + 4) * MIB
     assert (planned["measured_peak_bytes"], planned["rehearsed_peak_bytes"]) == (None, 96 * MIB)
     assert largest["evidence"] == planned["evidence"] == "rehearsed"
