@@ -201,9 +201,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     # ends, and is fetched when the gradient of the output of the stage after the run arrives.
     offloaded: tuple[int, ...] = ()
 
-    def depth(self) -> int:
-        """Return the number of checkpoints around the most deeply nested stage."""
-        return max((_depth(item) for item in self.items), default=0)
+    @property
+    def is_nested(self) -> bool:
+        """Whether a checkpointed run contains another."""
+        return any(isinstance(item, tuple) for run in segments(self.items) for item in run)
 
 
 def render(plan: Plan) -> str:
@@ -256,10 +257,6 @@ def segments(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
         if isinstance(item, tuple):
             yield item
             yield from segments(item)
-
-
-def _depth(item: Item) -> int:
-    return 0 if isinstance(item, int) else 1 + max((_depth(inner) for inner in item), default=0)
 
 
 def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:

@@ -365,7 +365,7 @@ def simplicity(plan: ComparedPlan) -> tuple[int, bool, int, float]:
     way = plan.way
     runs = [item for item in way.plan.items if isinstance(item, tuple)]
     kinds = {"alone" if len(run) == 1 else "run" for run in runs} | {name for _, name in way.plan.options}
-    nested = way.plan.depth() > 1
+    nested = way.plan.is_nested
     return len(kinds) + nested, not way.is_catalogue, way.cost.peak_bytes, way.cost.step_seconds
 
 
