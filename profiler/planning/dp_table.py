@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +56,7 @@ class ParetoFront:
 
 def single(nbytes: int, ticks: int, choice: int) -> ParetoFront:
     """Return a front of one point."""
-    columns = np.array([[nbytes], [ticks], [choice]], dtype=np.int64)
-    return ParetoFront(columns[0], columns[1], columns[2])
+    return ParetoFront(*np.array([[nbytes], [ticks], [choice]], dtype=np.int64))
 
 
 class Points(Struct, frozen=True, kw_only=True):
@@ -310,13 +308,6 @@ class Segments(Struct, frozen=True, kw_only=True):
     lost: Whole | int
 
 
-class Inner(Protocol):
-    """Provides the costs of checkpointed segments."""
-
-    def of(self, first: int, target: int) -> ParetoFront: ...
-    def segments(self, first: int, last: int) -> Segments: ...
-
-
 class Table:
     """Pareto fronts P(s, t) of segments, or of the chain's end if t is the loss, n + 1."""
 
@@ -450,3 +441,6 @@ class KeptIntervals:
         """Return P(first, e) for e from `first` to `last`."""
         row = first, slice(first, last + 1)
         return Segments(sides=None, times=0, floors=self._nbytes[row], ticks=self._ticks[row], lost=0)
+
+
+Inner = Table | KeptIntervals  # provides the costs of checkpointed segments
