@@ -43,11 +43,6 @@ def bytes_text(count: int | None) -> str:
     return f"{count} B" if size == 1 else f"{_three_digits(count / size)} {unit}"
 
 
-def signed_bytes_text(count: int) -> str:
-    """4096 -> '+4.00 KiB'."""
-    return f"{'+' if count > 0 else ''}{bytes_text(count)}"
-
-
 def seconds_text(seconds: float | None) -> str:
     """0.0123 -> '12.3 ms'; three significant digits."""
     if seconds is None:
@@ -115,16 +110,6 @@ def spread_text(fraction: float | None, *, digits: int = 1) -> str:
 def error_text(fraction: float | None) -> str:
     """Return the relative error of a prediction: 0.0034 -> '+0.34 %'."""
     return MISSING if fraction is None else f"{fraction * 100:+.2f} %"
-
-
-def exact_error_text(fraction: float | None) -> str:
-    """Return the relative error of a prediction of an exact number: 0.0034 -> '+0.34 %', 0 -> 'equal'."""
-    return "equal" if fraction == 0 else error_text(fraction)
-
-
-def uncertainty_text(fraction: float | None) -> str:
-    """Return the deviation from a more exact number as an uncertainty: -0.0034 -> '±0.34 %', 0 -> 'the byte'."""
-    return MISSING if fraction is None else f"±{abs(fraction) * 100:.2f} %" if fraction else "the byte"
 
 
 def batch_text(batch_size: int | None) -> str:

@@ -22,12 +22,10 @@ from profiler.core.units import (
     change_text,
     count_text,
     error_text,
-    exact_error_text,
     few,
     scaled,
     second_unit,
     spread_text,
-    uncertainty_text,
 )
 from profiler.views.tables import Column, Table, byte_columns, numbers, telling, words
 
@@ -216,12 +214,15 @@ def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
     """
     if all(row.prediction_error is None for row in rows):
         return ()
+    errors = [row.prediction_error for row in rows]
     if all(row.prediction_against != "rehearsed" for row in rows):
-        return (numbers("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
+        return (numbers("predicted", "peak off by", list(map(error_text, errors))),)
     blind = any(note.code == "GCP015" for row in rows for note in row.notes)
     if not blind and all(row.evidence == "predicted" for row in rows):
-        return (numbers("peak within", "by rehearsal", [uncertainty_text(row.prediction_error) for row in rows]),)
-    return (numbers("predicted peak", "off rehearsed by", [exact_error_text(row.prediction_error) for row in rows]),)
+        off = [MISSING if error is None else f"±{abs(error) * 100:.2f} %" if error else "the byte" for error in errors]
+        return (numbers("peak within", "by rehearsal", off),)
+    off = ["equal" if error == 0 else error_text(error) for error in errors]
+    return (numbers("predicted peak", "off rehearsed by", off),)
 
 
 def _time(rows: Sequence[Row]) -> tuple[Column, ...]:

@@ -15,13 +15,13 @@ from profiler.core.units import (
     MIB,
     MISSING,
     byte_unit,
+    bytes_text,
     change_range_text,
     change_text,
     count_text,
     in_unit_text,
     scaled,
     second_unit,
-    signed_bytes_text,
     spread_text,
 )
 from profiler.scripts.records import WHOLE, Pair
@@ -162,7 +162,7 @@ def _peak_change(baseline: Cell | None, cell: Cell | None) -> str:
     if before is None or after is None or cell is None:
         return MISSING
     is_small = before != after and abs(after - before) < SMALLEST * before
-    return signed_bytes_text(after - before) if is_small else _change(cell.peak)
+    return f"{'+' if after > before else ''}{bytes_text(after - before)}" if is_small else _change(cell.peak)
 
 
 def _change(contrast: Contrast | None) -> str:
