@@ -321,16 +321,13 @@ def _from_catalogue(case: Case, data_directory: str | None) -> Build:
 def count_calls(workload: Workload, calls: list[int]) -> None:
     """Count, from now on, the calls of each block's forward, below any checkpoint."""
 
-    def counting(forward: Callable[..., Any], index: int) -> Callable[..., Any]:
-        def counted(*arguments: Any, **keywords: Any) -> Any:
-            calls[index] += 1
-            return forward(*arguments, **keywords)
-
-        return counted
+    def counted(index: int, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        calls[index] += 1
+        return forward(*arguments, **keywords)
 
     for index, name in enumerate(workload.blocks):
         block = workload.block(name)
-        block.forward = counting(block.forward, index)
+        block.forward = partial(counted, index, block.forward)
 
 
 def eval_remark(module: nn.Module) -> str | None:

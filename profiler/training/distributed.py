@@ -122,12 +122,8 @@ def _followed(module: nn.Module) -> Callable[[], int]:
 
 def _groups(module: nn.Module) -> list[Any]:
     states: list[Any] = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
-    groups = [  # torch 2.11 has one for each state
-        group
-        for state in states
-        for group in getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-    ]
-    return [group for group in groups if group is not None]
+    several = (getattr(one, "_fsdp_param_groups", None) or [one._fsdp_param_group] for one in states)  # one: torch 2.11
+    return [group for groups in several for group in groups if group is not None]
 
 
 def _gathered(module: nn.Module) -> list[torch.Tensor]:

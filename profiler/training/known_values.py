@@ -113,13 +113,12 @@ class Draws:
         """Run the operator, on this stream if it draws random numbers; return its results."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        own = torch.get_rng_state()
-        torch.set_rng_state(own if self._state is None else self._state)
-        try:
-            return func(*args, **kwargs)
-        finally:
+        with torch.random.fork_rng(devices=[]):
+            if self._state is not None:
+                torch.set_rng_state(self._state)
+            made = func(*args, **kwargs)
             self._state = torch.get_rng_state()
-            torch.set_rng_state(own)
+        return made
 
 
 class Following(TorchDispatchMode):

@@ -210,23 +210,13 @@ class _Watcher:
             name = type(arguments[0]).__name__
             self._takes[index] = f"a dataclass ({name})" if dataclasses.is_dataclass(arguments[0]) else f"a {name}"
         if index and self._last and arguments:
-            self._linked[index - 1] = self._follows(index, *self._last, *arguments, **keywords)
+            self._linked[index - 1] = self._follows(index, self._last, arguments, keywords)
         self._last = None
 
-    def _follows(
-        self,
-        index: int,
-        output: Any,
-        version: int,
-        further: Any,
-        named: Any,
-        given: Any,
-        /,
-        *arguments: Any,
-        **keywords: Any,
-    ) -> bool:
+    def _follows(self, index: int, last: Any, given: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
         """Whether a block is given the output of the one before, and else what that was given or was there before."""
-        if given is not output or output._version != version:
+        (output, version, further, named), (value, *arguments) = last, given
+        if value is not output or output._version != version:
             return False
         if _same(arguments, further) and _same(keywords, named):
             return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, reduce
 from itertools import groupby
 from math import isqrt
@@ -40,6 +40,11 @@ from profiler.training.own_checkpoints import RESPECTING, checkpoint
 from profiler.training.workload import Workload
 
 LAST_IS_PLAIN = "the last segment is never checkpointed, and there is no other"
+SWITCHES = (  # on and off: of transformers, before 5.23, and of diffusers
+    ("activation_checkpointing_enable", "activation_checkpointing_disable"),
+    ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),
+    ("enable_gradient_checkpointing", "disable_gradient_checkpointing"),
+)
 DEEPEST = 48  # nested checkpoints; autograd recurses into each, and Python allows about 1000 frames
 
 
@@ -225,18 +230,13 @@ def hugging_face(workload: Workload) -> Applied:
     these, or where it does not support it.
     """
     module: Any = workload.module
-    named = [word for word in ("activation", "gradient") if hasattr(module, f"{word}_checkpointing_enable")]
-    if not named and not hasattr(module, "enable_gradient_checkpointing"):
+    names = next((pair for pair in SWITCHES if hasattr(module, pair[0])), None)
+    if names is None:
         instead = "where your code switches its checkpoints on, `own` measures them"
         raise Unsupported(f"the model has no activation_checkpointing_enable(), as a Hugging Face model has; {instead}")
 
     def switch(on: bool) -> None:
-        if not named:
-            (module.enable_gradient_checkpointing if on else module.disable_gradient_checkpointing)()
-        elif on:
-            getattr(module, f"{named[0]}_checkpointing_enable")({"use_reentrant": False})
-        else:
-            getattr(module, f"{named[0]}_checkpointing_disable")()
+        getattr(module, names[not on])(*([{"use_reentrant": False}] if on and names != SWITCHES[-1] else ()))
 
     try:
         switch(True)
@@ -255,22 +255,17 @@ def offload(workload: Workload) -> Applied:
     workload.module.forward = offloaded
     text = "on a CPU there is nowhere to offload to: what is saved is copied within the same memory"
     notes = () if on_cuda else (Note(code="GCP008", text=text),)
-    return Applied(notes=notes, switch=offloaded.switch)
+    return Applied(notes=notes, switch=partial(setattr, offloaded, "is_on"))
 
 
 class _Offloaded:
     """A module's forward with offloading; no closure, so that a deep copy of the module runs its own forward."""
 
     def __init__(self, forward: Callable[..., Any], *, pinned: bool) -> None:
-        self._forward, self._pinned, self._is_on = forward, pinned, True
-
-    def switch(self, on: bool) -> None:
-        self._is_on = on
+        self._forward, self._pinned, self.is_on = forward, pinned, True
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        if not self._is_on:
-            return self._forward(*arguments, **keywords)
-        with save_on_cpu(pin_memory=self._pinned):
+        with save_on_cpu(pin_memory=self._pinned) if self.is_on else nullcontext():
             return self._forward(*arguments, **keywords)
 
 

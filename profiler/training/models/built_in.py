@@ -34,9 +34,15 @@ def mlp(
     return Workload(module=module, blocks=tuple(str(i) for i in range(len(module))), batch=(x, y), loss=_classified)
 
 
-def _classified(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    x, y = batch
-    return F.cross_entropy(module(x), y)
+def _classified(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], auxiliary: float = 0.0) -> torch.Tensor:
+    """Return the cross entropy; auxiliary outputs add theirs, weighted."""
+    inputs, labels = batch
+    output: Any = module(inputs)
+    main, *others = (output,) if isinstance(output, torch.Tensor) else (one for one in output if one is not None)
+    loss = F.cross_entropy(main, labels)
+    for logits in others:
+        loss = loss + auxiliary * F.cross_entropy(logits, labels)
+    return loss
 
 
 def simple_mlp(batch_size: int = 64) -> Workload:
@@ -347,17 +353,7 @@ def _fitting(make: Callable[[], nn.Module], name: str, shape: tuple[int, ...]) -
 
 
 def _image_workload(module: nn.Module, shape: tuple[int, ...], classes: int, *, auxiliary: float = 0.0) -> Workload:
-    """Return a workload of random images and labels with cross entropy; auxiliary outputs add theirs, weighted."""
+    """Return a workload of random images and labels with cross entropy."""
     images = torch.randn(shape)  # (batch, channels, height, width)
     labels = torch.randint(classes, shape[:1])  # (batch,)
-    return Workload(module=module, batch=(images, labels), loss=partial(_loss, auxiliary))
-
-
-def _loss(auxiliary: float, module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    images, labels = batch
-    output: Any = module(images)
-    main, *others = (output,) if isinstance(output, torch.Tensor) else (one for one in output if one is not None)
-    loss = F.cross_entropy(main, labels)
-    for logits in others:
-        loss = loss + auxiliary * F.cross_entropy(logits, labels)
-    return loss
+    return Workload(module=module, batch=(images, labels), loss=partial(_classified, auxiliary=auxiliary))
