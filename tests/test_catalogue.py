@@ -10,7 +10,9 @@ from profiler.core.errors import UserError
 from profiler.training import STRATEGIES, models
 
 
-def test_options_are_read_from_the_source(tmp_path, monkeypatch):
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A table with a function whose file cannot be imported."""
     (tmp_path / "mine.py").write_text(
         "raise ImportError('read, not imported')\n"
         "def build(batch_size: int = 3, *,\n"
@@ -18,31 +20,27 @@ def test_options_are_read_from_the_source(tmp_path, monkeypatch):
         "    '''Mine.\n\n    More.'''\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    return {"mine": "mine:build"}
 
-    entry = catalogue.read("mine", {"mine": "mine:build"})
+
+def test_options_are_read_from_the_source(mine):
+    entry = catalogue.read("mine", mine)
 
     assert "mine" not in sys.modules
-    assert entry.about == "Mine."
-    assert entry.parameters == {"batch_size": "3"}
+    assert (entry.about, entry.parameters) == ("Mine.", {"batch_size": "3"})
     assert [(option.name, option.kind, option.default) for option in entry.options] == [
         ("n", "Count", "2"),
         ("p", "float", "0.5"),
         ("on", "bool", "false"),
         ("w", "a or b", "b"),
     ]
-    resolved = catalogue.resolve(Choice("mine:w=a,n=2,on=true"), {"mine": "mine:build"})
-    assert resolved == "mine:on=true,w=a"
+    assert catalogue.resolve(Choice("mine:w=a,n=2,on=true"), mine) == "mine:on=true,w=a"
 
 
 @pytest.mark.parametrize("bad", ["mine:n=0", "mine:n=1.5", "mine:on=maybe", "mine:p=half", "mine:w=c", "mine:q=1"])
-def test_a_value_of_the_wrong_kind_is_refused(tmp_path, monkeypatch, bad):
-    (tmp_path / "mine2.py").write_text(
-        "def build(*, n: Count = 2, p: float = 0.5, on: bool = False, w: Literal['a', 'b'] = 'b'):\n    'Mine.'\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-
+def test_a_value_of_the_wrong_kind_is_refused(mine, bad):
     with pytest.raises(UserError, match=bad):
-        catalogue.resolve(Choice(bad), {"mine": "mine2:build"})
+        catalogue.resolve(Choice(bad), mine)
 
 
 @pytest.mark.parametrize(

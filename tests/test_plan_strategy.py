@@ -6,7 +6,6 @@ from collections import OrderedDict
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
 from torch import nn
 
 import profiler
@@ -19,9 +18,7 @@ from profiler.training.block_segments import (
     checkpoint_segments,
     checkpoint_without_reentry,
 )
-from profiler.training.strategies import carry_out
 from tests.chain_models import Counted, workload
-from tests.pasted import BUILDS, random_runs, stepped
 from tests.plans import Saving, plan_of
 
 
@@ -36,22 +33,6 @@ def plan(length: int = 4, runs: tuple[list[int], ...] = ([0, 1],)) -> PlanFile:
 def calls(module: nn.Module) -> list[int]:
     module(torch.ones(2, 3)).sum().backward()
     return [block.calls for block in module.children()]
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(random_runs())
-def test_any_plan_of_six_blocks_gives_equal_gradients_and_counts_its_recomputes(items):
-    runs, told = [item for item in items if not isinstance(item, int)], {}
-    build = BUILDS["a Sequential"]
-    expected, _ = stepped(build, lambda built: None)
-
-    found, times = stepped(
-        build, lambda built: told.update(carry_out(built, plan_of(built.module, built.blocks, runs)).recomputes)
-    )
-
-    assert times == [1 + told.get(index, 0) for index in range(6)]
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(

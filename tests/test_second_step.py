@@ -68,14 +68,17 @@ def test_a_counter_that_changes_nothing_is_named_and_the_row_counts():
     assert "GCP049" not in [note.code for note in none.notes]
 
 
-def test_a_forward_that_is_observed_leaves_plain_state_as_it_was():
+def test_a_forward_that_is_observed_leaves_plain_state_buffers_and_random_state_as_they_were():
     net, x, _ = keeps.caching()
+    net.append(nn.BatchNorm1d(x.shape[-1])).append(nn.Dropout(0.5))
     net(x)
-    before = kept_state.image(net)
+    before, kept = kept_state.image(net), [torch.get_rng_state(), *(buffer.clone() for buffer in net.buffers())]
 
     profiler.apply(net, "recursive", example=x)
 
     assert kept_state.image(net) == before
+    assert all(map(torch.equal, kept, [torch.get_rng_state(), *net.buffers()]))
+    assert all(parameter.grad is None for parameter in net.parameters())
     net(x)
     assert kept_state.moved(before, kept_state.image(net))
 

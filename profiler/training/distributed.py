@@ -122,8 +122,8 @@ def _followed(module: nn.Module) -> Callable[[], int]:
 
 def _groups(module: nn.Module) -> list[Any]:
     states: list[Any] = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
-    several = (getattr(one, "_fsdp_param_groups", None) or [one._fsdp_param_group] for one in states)  # one: torch 2.11
-    return [group for groups in several for group in groups if group is not None]
+    groups = [[*getattr(one, "_fsdp_param_groups", ()), getattr(one, "_fsdp_param_group", None)] for one in states]
+    return [group for several in groups for group in dict.fromkeys(several) if group is not None]  # one: torch 2.11
 
 
 def _gathered(module: nn.Module) -> list[torch.Tensor]:
