@@ -14,15 +14,7 @@ VOCABULARY, WIDTH, TIME, BATCH = 96, 32, 16, 4
 class Nano(nn.Module):
     """nanoGPT's way: (logits, loss), the head tied to the embedding."""
 
-    def __init__(
-        self,
-        *,
-        cap: float | None = None,
-        tied: bool = True,
-        functional: bool = False,
-        bias: bool = False,
-        offset: bool = False,
-    ):
+    def __init__(self, *, cap=None, tied=True, functional=False, bias=False, offset=False):
         super().__init__()
         self.wte = nn.Embedding(VOCABULARY, WIDTH)
         self.h = nn.ModuleList(
@@ -52,8 +44,8 @@ def inside(module, batch):
     return module(*batch)[1]
 
 
-def flat(module, batch):
-    return F.cross_entropy(module(batch[0])[0].flatten(0, 1), batch[1].flatten(), ignore_index=-1)
+def flat(module, batch, **how):
+    return F.cross_entropy(module(batch[0])[0].flatten(0, 1), batch[1].flatten(), ignore_index=-1, **how)
 
 
 def shifted(module, batch):
@@ -63,15 +55,6 @@ def shifted(module, batch):
 
 def classes_first(module, batch):
     return F.cross_entropy(module(batch[0])[0].transpose(1, 2), batch[1], ignore_index=-1)
-
-
-def summed(module, batch):
-    return F.cross_entropy(module(batch[0])[0].flatten(0, 1), batch[1].flatten(), ignore_index=-1, reduction="sum")
-
-
-def smoothed(module, batch):
-    logits = module(batch[0])[0].flatten(0, 1)
-    return F.cross_entropy(logits, batch[1].flatten(), ignore_index=-1, label_smoothing=0.1)
 
 
 def reading(module, batch):
@@ -104,7 +87,7 @@ STEPS = {
     "loss outside": partial(step, flat),
     "shifted, in float": partial(step, shifted),
     "classes first": partial(step, classes_first),
-    "sum": partial(step, summed),
-    "smoothed": partial(step, smoothed),
+    "sum": partial(step, partial(flat, reduction="sum")),
+    "smoothed": partial(step, partial(flat, label_smoothing=0.1)),
     "classifier": classifier,
 }

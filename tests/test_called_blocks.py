@@ -19,10 +19,7 @@ HERE = Path(__file__).parent / "user_models"
 CUT = {
     "segments:k=3": "2x2+2",
     "sqrt": "k=2: 3+3",
-    "recursive": None,
-    "from-start": None,
-    "all": None,
-    "first:n=2": None,
+    **dict.fromkeys(("recursive", "from-start", "all", "first:n=2")),
 }
 ROWS, DIM = 2048, 32
 ACTIVATION = ROWS * DIM * 4  # bytes of what one call gives the next

@@ -19,12 +19,11 @@ from profiler.training.models import TABLE
 from profiler.training.workload import Workload, compared
 from profiler.workflows import spec
 from profiler.workflows.spec import Request
+from tests import make
 from tests.families import HUGGING_FACE, LLAMA
 from tests.small_heads import STEPS, reading, step
 
-
-def _case(**fields):
-    return Case(model=Choice("mlp"), strategy=Choice("none"), optimizer=Choice("adamw"), batch_size=8, device="cpu")
+_case = partial(make.case, model=Choice("mlp"), optimizer=Choice("adamw"), batch_size=8)
 
 
 def test_a_label_is_canonical_and_makes_the_case():
@@ -73,9 +72,7 @@ def test_what_cannot_be_meant_is_refused(strategies, optimizer, noun):
 
 
 def _built(build, label, **fields):
-    case = msgspec.structs.replace(_case(), **{"strategy": Choice("none"), **fields}).under(
-        resolved_label(Choice(label))
-    )
+    case = _case(**fields).under(resolved_label(Choice(label)))
     torch.manual_seed(0)
     return assemble(case, build=build)
 
@@ -129,7 +126,7 @@ def test_logits_that_are_read_too_are_named_with_the_reader():
 
 def _measured(build, label, **fields):
     """The record of a case under a label, by the equality pass that `gcprof run` takes."""
-    case = msgspec.structs.replace(_case(), **fields)
+    case = _case(**fields)
     baseline = measure(Trial(case=case, passes=("equality",)), build=build)
     trial = Trial(case=case.under(resolved_label(Choice(label))), passes=("equality",))
     return measure(msgspec.structs.replace(trial, digests=baseline.equality.digests), build=build)
@@ -203,8 +200,7 @@ def _stepped(build, label, **fields) -> dict[str, torch.Tensor]:
     for number in range(1, 4):
         built.seed(number)
         run(lambda phase: None)
-    weights = {name: parameter.detach().clone() for name, parameter in built.workload.module.named_parameters()}
-    return weights
+    return dict(built.workload.module.named_parameters())
 
 
 @pytest.mark.parametrize("label", ["in-backward", "all+in-backward", "no-foreach"])

@@ -10,6 +10,7 @@ from torch import nn
 
 from profiler.core import catalogue, trace_data
 from profiler.core.case import OPERATORS, Calibration, Choice, Trial
+from profiler.core.errors import Unsupported
 from profiler.measuring.trial import measure
 from profiler.predicting.fake_tensors import fake_tensors
 from profiler.predicting.prediction import follow_case, predict
@@ -19,7 +20,7 @@ from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
 from tests.plans import written
-from tests.user_models import gradients
+from tests.user_models import gradients, saved_hooks
 
 ERROR = 0.001  # of the peak, what is promised
 MLP = "mlp"
@@ -239,3 +240,83 @@ def test_a_backward_within_the_forward_is_part_of_the_forward():
     within, after = (readings.phases[phase].allocated for phase in ("forward", "backward"))
     assert after - within == weights  # one backward is as the other, but the first layer's gradients are there
     assert readings.peak_gradient_bytes == weights
+
+
+# --- the model's own hooks on saved tensors: followed as they run, or refused; the numbers are by hand
+
+HOOKS = Path(saved_hooks.__file__)
+ROWS, COLUMNS, LAYERS = 64, 128, 3
+ACTIVATION, WEIGHT = ROWS * COLUMNS * FLOAT, COLUMNS * COLUMNS * FLOAT
+PACKED = 2 * LAYERS * ACTIVATION + (LAYERS - 1) * WEIGHT  # squares' and layers' inputs; the first needs no weight back
+INSIDE = (2 * LAYERS - 1) * ACTIVATION  # without the weights and the batch, which are there in every step
+PACKED_BYTES = {  # with the loss
+    "half": PACKED // 2 + FLOAT,
+    "object": PACKED // 2 + FLOAT,
+    "save_on_cpu": INSIDE + FLOAT,  # on a CPU, nothing is copied
+    "recomputed": (LAYERS - 1) * ACTIVATION + FLOAT,
+}
+GRANULE = 512  # of CUDA's allocator, which the loss takes: under save_on_cpu there is nothing else
+
+
+def choice(hooks: str) -> Choice:
+    return Choice.of(f"{HOOKS}:make", {"hooks": hooks})
+
+
+def predicted(hooks: str, strategy: str = "none"):
+    return predict(Trial(case=make.case(strategy, model=choice(hooks), batch_size=ROWS, device="fake:cpu"))).readings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hooks", PACKED_BYTES)
+def test_what_hooks_pack_is_predicted_as_it_is_measured_and_as_it_is_by_hand(hooks):
+    readings = measured(choice(hooks), "none", batch_size=ROWS, passes=("memory",)).readings
+
+    foreseen = predicted(hooks)
+
+    assert foreseen.saved_bytes == readings.saved_bytes == PACKED_BYTES[hooks]
+    assert foreseen.peak_bytes == readings.peak_bytes
+
+
+def test_a_hook_that_quantizes_has_no_number_but_a_reason():
+    with pytest.raises(Unsupported, match="a quantized tensor cannot be traced"):
+        predicted("quantized")
+
+
+@pytest.mark.parametrize("hooks", ["half", "pinned_host"])
+def test_on_a_gpu_other_hooks_than_those_to_the_host_are_refused(hooks):
+    case = make.case("none", model=choice(hooks), batch_size=ROWS, device="fake:h100")
+
+    with pytest.raises(Unsupported, match="`gcprof rehearse` runs them"):
+        predict(Trial(case=case))
+
+
+ON_HOLLOW = """
+from profiler.core.case import Choice, Trial
+from profiler.measuring.trial import measure
+from profiler.predicting.prediction import predict
+from tests import make
+
+def readings(read, hooks, strategy, device):
+    model = Choice.of({file!r} + ":make", {{"hooks": hooks}})
+    case = make.case(strategy, model=model, batch_size={batch}, device=device)
+    record = read(Trial(case=case, passes=("memory",)))
+    return record.readings.saved_bytes, record.readings.peak_bytes
+
+found = {{
+    strategy: [
+        readings(read, "save_on_cpu", strategy, device)
+        for read, device in ((measure, "cuda:0"), (predict, "fake:h100"))
+    ]
+    for strategy in ("none", "all")
+}}
+"""
+
+
+@pytest.mark.slow
+def test_on_a_gpu_what_they_move_to_the_host_takes_nothing_there(hollow):
+    found = hollow.python(ON_HOLLOW.format(file=str(HOOKS), batch=ROWS))
+
+    assert {strategy: foreseen for strategy, (_, foreseen) in found.items()} == {
+        strategy: real for strategy, (real, _) in found.items()
+    }
+    assert found["none"][0][0] == GRANULE
