@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Barrier
@@ -13,7 +14,7 @@ import pytest
 from profiler.core import device_choice
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
-from profiler.core.record import Environment, Record
+from profiler.core.record import Environment
 from profiler.engines.local import Local, run_on_devices
 from profiler.measuring.devices import of_rank
 from tests import lane_worker, make
@@ -37,33 +38,27 @@ def trials(*rounds: int, models: tuple[str, ...] = ("mlp",), passes: tuple[str, 
     ]
 
 
-class DeviceRun:
-    """Answers at once, and keeps what it was asked; not before the others are asked too."""
-
-    def __init__(self, barrier: Barrier) -> None:
-        self.asked: list[Trial] = []
-        self._barrier = barrier
-
-    def __call__(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        for trial in trials:
-            self.asked.append(trial)
-            if len(self.asked) == 1:
-                self._barrier.wait(timeout=PATIENCE_SECONDS)
-            yield make.record(case=trial.case, round=trial.round)
-
-
 def test_every_trial_is_run_once_and_what_is_compared_within_a_round_stays_in_one_lane_in_its_order():
-    both = [DeviceRun(barrier := Barrier(2)), DeviceRun(barrier)]
+    barrier, asked = Barrier(2), ([], [])
     plan = trials(2, 3, 4, models=("mlp", "mlp:width=8"))
 
-    records = list(run_on_devices(both, plan, stop=lambda: pytest.fail("there is nothing to stop")))
+    def run(number, trials):
+        """Answers at once; not before the other device is asked too."""
+        for trial in trials:
+            asked[number].append(trial)
+            if len(asked[number]) == 1:
+                barrier.wait(timeout=PATIENCE_SECONDS)
+            yield make.record(case=trial.case, round=trial.round)
+
+    devices = [partial(run, number) for number in range(2)]
+    records = list(run_on_devices(devices, plan, stop=lambda: pytest.fail("there is nothing to stop")))
 
     assert Counter((one.case, one.round) for one in records) == Counter((one.case, one.round) for one in plan)
-    lanes = [{(one.case.baseline, one.round) for one in device_run.asked} for device_run in both]
+    lanes = [{(one.case.baseline, one.round) for one in of} for of in asked]
     assert all(lanes)
     assert not lanes[0] & lanes[1]
-    for device_run in both:
-        for first, second in pairwise(device_run.asked):
+    for of in asked:
+        for first, second in pairwise(of):
             assert second.case == second.case.baseline or first.case.baseline == second.case.baseline
 
 

@@ -9,14 +9,14 @@ from tests.program import environment
 
 PREDICT = """
 import sys
-from profiler.core.case import Case, Choice, Trial
+from profiler.core.case import Choice, Trial
 from profiler.engines import forkserver
 from profiler.predicting.prediction import predict
+from tests import make
 
 if {late}:
     forkserver.defer_compiler()
-case = Case(model=Choice("transformer:layers=2,width=32"), strategy=Choice("segments:k=2"), optimizer=Choice("adamw"),
-            batch_size=2, device="fake:cuda", samples=1)
+case = make.case("segments:k=2", model=Choice("transformer:layers=2,width=32"), batch_size=2, device="fake:cuda")
 print(predict(Trial(case=case, passes=("memory",))).readings)
 print("torch._dynamo.eval_frame" in sys.modules, file=sys.stderr)
 """
