@@ -10,11 +10,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 import msgspec
@@ -58,18 +58,14 @@ SHOWN_BYTES = 1024  # of a rejected result, in the log
 SLACK_BYTES = 64 << 20  # free memory varies by this much on its own
 
 
-def connect(
-    stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False, measures: bool = True
-) -> Local:
+def connect(stage_seconds: float, logs: Path | None, rehearses: bool, measures: bool, entry: str = RUN_TRIALS) -> Local:
     """Return the engine of this machine, which runs one trial at a time."""
-    return Local(stage_seconds=stage_seconds, logs=logs, rehearses=rehearses, measures=measures)
+    return Local(stage_seconds=stage_seconds, logs=logs, rehearses=rehearses, measures=measures, entry=entry)
 
 
-def connect_trainer(
-    stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False, measures: bool = True
-) -> Local:
+def connect_trainer(stage_seconds: float, logs: Path | None, rehearses: bool, measures: bool) -> Local:
     """Return the engine of this machine, one trial at a time, with transformers.Trainer as the training loop."""
-    return Local(stage_seconds=stage_seconds, logs=logs, entry=TRAIN, rehearses=rehearses, measures=measures)
+    return connect(stage_seconds, logs, rehearses, measures, entry=TRAIN)
 
 
 def rehearsal() -> str:
@@ -112,15 +108,13 @@ class Local:
     rehearses: bool = False
     measures: bool = True
     devices: tuple[str, ...] = ()
+    at_work: Callable[[str], None] = lambda text: None
     _device_engines: list[Local] = field(default_factory=list)  # by device, if there are several
     _is_stopped: bool = False
     _servers: dict[bool, Server] = field(default_factory=dict)  # by whether its children rehearse
     _free: dict[str, int] = field(default_factory=dict)  # by device: bytes that were free before anything was run
     _free_by_uuid: dict[str, int] = field(default_factory=dict)
     _ended_on: str | None = None  # the device of a child that was ended by force, and may still hold memory
-
-    def __post_init__(self) -> None:
-        self.at_work: Callable[[str], None] = lambda text: None
 
     def __enter__(self) -> Local:
         self._servers[self.rehearses] = self._server(rehearses=self.rehearses)
@@ -216,28 +210,23 @@ class Local:
 
         Predictions of one baseline end with its refusal.
         """
-        fine = ("ok",) if entry == RUN_TOGETHER else ("ok", "skipped")
+        is_timed = entry == RUN_TOGETHER
         while trials:
-            num_fine = 0
             for record in (records := self._in_one_child(entry, trials)):
-                if record.outcome not in fine:
+                if record.outcome not in (("ok",) if is_timed else ("ok", "skipped")):
                     records.close()
                     break
-                num_fine += 1
+                trials = trials[1:]
                 yield record
                 if progress.is_refusal(record):
                     return
-            if num_fine == len(trials):
-                return
-            alone = trials[num_fine:] if entry == RUN_TOGETHER else trials[num_fine : num_fine + 1]
-            if entry == RUN_TOGETHER:  # the next waits for its memory
-                self._ended_on = alone[0].case.torch_device
-            for trial in alone:
-                record = self._alone(trial)
+            if is_timed and trials:  # the next waits for its memory
+                self._ended_on = trials[0].case.torch_device
+            alone, trials = (trials, []) if is_timed else (trials[:1], trials[1:])
+            for record in map(self._alone, alone):
                 yield record
                 if progress.is_refusal(record):
                     return
-            trials = trials[num_fine + len(alone) :]
 
     def _in_one_child(self, entry: str, trials: list[Trial]) -> Generator[Record, None, None]:
         """Run trials in one child, each when its record is asked for; do not ask again once the child has ended."""
@@ -344,36 +333,29 @@ def run_on_devices(
     for trial in trials:
         pairings.setdefault(pairing(trial), []).append(trial)
     waiting = iter(tuple(pairings.values()))
-    outcomes: SimpleQueue[Record | BaseException | None] = SimpleQueue()  # None: a device has nothing left to do
+    outcomes: SimpleQueue[Record | Future[None]] = SimpleQueue()  # a future: a device has nothing left to do
 
     def work(device_run: DeviceRun) -> None:
-        try:
-            for group in waiting:  # each group goes to one of the threads
-                for record in device_run(group):
-                    outcomes.put(record)
-            outcomes.put(None)
-        except BaseException as error:  # noqa: BLE001  it is raised where the records are read
-            outcomes.put(error)
+        for group in waiting:  # each group goes to one of the threads
+            for record in device_run(group):
+                outcomes.put(record)
 
-    threads = [Thread(target=work, args=(device_run,)) for device_run in device_runs]
-    for thread in threads:
-        thread.start()
-    num_working = len(threads)
-    try:
-        while num_working:
-            outcome = outcomes.get()
-            if isinstance(outcome, BaseException):
-                raise outcome
-            if outcome is None:
-                num_working -= 1
-            else:
-                yield outcome
-    finally:
-        tuple(waiting)  # nothing more is begun
-        if num_working:
-            stop()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(len(device_runs)) as pool:
+        working = {pool.submit(work, device_run) for device_run in device_runs}
+        for future in tuple(working):
+            future.add_done_callback(outcomes.put)
+        try:
+            while working:
+                outcome = outcomes.get()
+                if isinstance(outcome, Future):
+                    outcome.result()
+                    working.remove(outcome)
+                else:
+                    yield outcome
+        finally:
+            tuple(waiting)  # nothing more is begun
+            if working:
+                stop()
 
 
 # the order in which any engine runs a plan

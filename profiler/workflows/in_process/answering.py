@@ -32,7 +32,8 @@ from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.gpu_specs import FAKE, parse, to_predict
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
-from profiler.engines import Engine, local
+from profiler.engines import Engine
+from profiler.engines.local import Local
 from profiler.planning.chain import Chain
 from profiler.predicting import prediction
 from profiler.predicting.fake_tensors import DEEPCOPY
@@ -348,7 +349,7 @@ def named(case: Case, given: Given) -> Case:
 @cache
 def _engine(process: int) -> Engine:
     """Return the engine of this process, whose server stays until the process ends; one that is forked has its own."""
-    engine = local.connect(rehearses=True, measures=False).__enter__()
+    engine = Local(rehearses=True, measures=False).__enter__()
     atexit.register(engine.__exit__)
     return engine
 
