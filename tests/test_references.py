@@ -50,10 +50,10 @@ def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right(
     assert all(1011 <= peak <= 1018 for peak in peaks.values())
 
 
-@pytest.mark.parametrize("word", ["ref:../../configs", "ref:", "ref:cpu"])
-def test_nothing_but_a_run_is_read(word):
-    with pytest.raises(UserError):
-        reference(word)
+def test_nothing_but_a_run_is_read():
+    for word in ("ref:../../configs", "ref:", "ref:cpu"):
+        with pytest.raises(UserError):
+            reference(word)
 
 
 def test_the_first_page_shows_the_measured_table_as_the_command_prints_it(capsys):

@@ -49,11 +49,8 @@ def models(
         say(options_of(catalogue.read(name, table, what=kind)))
         next_command("gcprof", "run", *([name] if kind == "model" else ["--optimizer", name]))
         return
-    shown = {
-        kind: catalogue.entries(table, hidden=everything)
-        for kind, table in (("models", TABLE), ("optimizers", OPTIMIZERS))
-    }
-    say(*(listing(entries, title=title) for title, entries in shown.items()))
+    tables = {"models": TABLE, "optimizers": OPTIMIZERS}
+    say(*(listing(catalogue.entries(table, hidden=everything), title=title) for title, table in tables.items()))
     next_command("gcprof", "models", next(iter(TABLE)))
 
 

@@ -24,16 +24,9 @@ def test_a_board_tells_clock_heat_power_and_processes_in_base_units(monkeypatch)
     found = cuda.find_board("12-34").conditions(3.5)
 
     assert found == Conditions(
-        at_seconds=3.5,
-        clock_hertz=1.41e9,
-        highest_clock_hertz=1.98e9,
-        celsius=84.0,
-        watts=690.5,
-        limit_watts=700.0,
-        held_by=("the power limit", "heat"),
-        num_others=1,
-        others_bytes=3 * 2**30,
-    )
+        at_seconds=3.5, clock_hertz=1.41e9, highest_clock_hertz=1.98e9, celsius=84.0, watts=690.5, limit_watts=700.0,
+        held_by=("the power limit", "heat"), num_others=1, others_bytes=3 * 2**30,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
