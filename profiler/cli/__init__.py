@@ -18,32 +18,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 import typer.main
 
-from profiler.cli import options
-from profiler.cli.options import (
-    MODEL,
-    PANELS,
-    RUNS,
-    TAKES_MODEL,
-    VARIABLE,
-    Command,
-    Group,
-    Words,
-    about,
-    examples,
-    understood,
-    usage,
-)
-from profiler.cli.output import (
-    COLOR,
-    COMMAND,
-    QUIET,
-    SCRIPT,
-    drop_unwritable,
-    keep_error,
-    one_of,
-    open_standard,
-    split_script,
-)
+from profiler.cli import options, output
+from profiler.cli.output import COMMAND, SCRIPT, drop_unwritable
 from profiler.core.errors import UserError, load_function
 
 FULL = (  # errors of a place that cannot be written to
@@ -128,23 +104,23 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
         name="gcprof",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        cls=Group,
+        cls=options.Group,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
     )
     app.callback()(gcprof)
-    runs = typer.Typer(cls=Group, help="Keep run folders in order.")
+    runs = typer.Typer(cls=options.Group, help="Keep run folders in order.")
     app.add_typer(runs, name="runs")
     asked = next((word for word in words if word in COMMANDS), None)
     for name in COMMANDS:
         of_script = name in SCRIPTS and bool(SCRIPT.get())
         function = command(name, of_script=of_script) if is_whole or name == asked else None
         text = function and function.__doc__
-        is_kept = name in RUNS["Runs"]  # its former name, without `runs`, is hidden
+        is_kept = name in options.RUNS["Runs"]  # its former name, without `runs`, is hidden
         for group in (runs, app) if is_kept else (app,):
-            epilog = "\n".join(examples(name, text, of_script=of_script))
-            group.command(name, cls=Command, help=about(text), epilog=epilog, hidden=is_kept and group is app)(
-                with_added(function, name, of_script=of_script) if function else lambda: None
-            )
+            epilog = "\n".join(options.examples(name, text, of_script=of_script))
+            group.command(
+                name, cls=options.Command, help=options.about(text), epilog=epilog, hidden=is_kept and group is app
+            )(with_added(function, name, of_script=of_script) if function else lambda: None)
     return app
 
 
@@ -158,7 +134,7 @@ def with_added(command: Callable[..., Any], name: str, *, of_script: bool = Fals
     parameters: list[Parameter] = []
     taken: tuple[str, ...] = ()  # the words of the Request
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if words := next((found for found in get_args(parameter.annotation) if isinstance(found, Words)), None):
+        if words := next((found for found in get_args(parameter.annotation) if isinstance(found, options.Words)), None):
             flags = list(_flags(words))
             parameters += flags
             taken = tuple(flag.name for flag in flags)
@@ -166,8 +142,8 @@ def with_added(command: Callable[..., Any], name: str, *, of_script: bool = Fals
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
 
     def with_options(*, color: str, stage_limit: float | None = None, **given: Any) -> Any:
-        COLOR.set(one_of(color, options.CHOICES["color"], flag="--color"))
-        QUIET.set(bool(given.get("quiet")))
+        output.COLOR.set(output.one_of(color, options.CHOICES["color"], flag="--color"))
+        output.QUIET.set(bool(given.get("quiet")))
         if stage_limit is not None:
             from profiler.engines import STAGE_SECONDS
 
@@ -184,7 +160,7 @@ def with_added(command: Callable[..., Any], name: str, *, of_script: bool = Fals
             given["words"] = Request(**{name: given.pop(name) for name in taken})
         return command(**given)
 
-    parameters += [STAGE_LIMIT] if name in TAKES_MODEL and not of_script else []
+    parameters += [STAGE_LIMIT] if name in options.TAKES_MODEL and not of_script else []
     parameters.append(COLOR_OPTION)
     with_options.__signature__ = inspect.Signature(list(map(options.offered, parameters)))  # type: ignore[attr-defined]
     with_options.__doc__ = command.__doc__
@@ -206,7 +182,7 @@ STAGE_LIMIT = _option(
 )
 
 
-def _flags(words: Words) -> Iterator[Parameter]:
+def _flags(words: options.Words) -> Iterator[Parameter]:
     """Yield the model's argument, and a flag for each word, with its help text as the Request has it."""
     from profiler.core.case import SWITCHES
     from profiler.workflows.spec import Request
@@ -218,9 +194,9 @@ def _flags(words: Words) -> Iterator[Parameter]:
     kinds = get_type_hints(Request, include_extras=True)
     switches = [switch.key or field for field, switch in SWITCHES.items() if switch.help and words.has_switches]
     for name in (*words.names, *switches):
-        kind, about = get_args(kinds[name])
-        panel = next((panel for panel, names in PANELS.items() if name in names), MODEL)
-        yield _option(name, kind, None, f"--{name.replace('_', '-')}", help=about, rich_help_panel=panel)
+        kind, text = get_args(kinds[name])
+        panel = next((panel for panel, names in options.PANELS.items() if name in names), options.MODEL)
+        yield _option(name, kind, None, f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel)
 
 
 def _of_run(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -238,8 +214,8 @@ def _of_run(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
 def main(words: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code."""
     gc.set_threshold(GARBAGE)
-    open_standard()
-    if VARIABLE in os.environ:  # a shell asks for completions; this answers and exits
+    output.open_standard()
+    if options.VARIABLE in os.environ:  # a shell asks for completions; this answers and exits
         typer.main.get_command(application((), is_whole=True)).main(args=[], prog_name="gcprof")
     sys.exit(answer(sys.argv[1:] if words is None else words))
 
@@ -250,9 +226,9 @@ def answer(words: Sequence[str]) -> int:
     try:
         typed = words
         if words and words[0] in SCRIPTS:  # keep the user's command that the words end with, if any
-            words, script = split_script(words)
+            words, script = output.split_script(words)
             SCRIPT.set(tuple(script))
-        rest, words = typed[len(words) :], understood(words)
+        rest, words = typed[len(words) :], options.understood(words)
         COMMAND.set((*words, *rest))
         code = copy_context().run(_invoke, [*words] or ["--help"])  # what its options set is gone after it
         sys.stdout.flush()
@@ -260,7 +236,7 @@ def answer(words: Sequence[str]) -> int:
     except UserError as error:
         return _complain(error.message, hint=error.hint, code=error.exit_code, words=words)
     except ClickError as error:
-        message, hint = usage(error, words, (*COMMANDS, "runs"))
+        message, hint = options.usage(error, words, (*COMMANDS, "runs"))
         return _complain(message, hint=hint, code=2, words=words)
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted; what was written before is whole", hint=None, code=INTERRUPTED, words=words)
@@ -285,15 +261,14 @@ def _invoke(words: list[str]) -> int:
 
 def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]) -> int:
     """Print the error and return the exit code, which is all that the caller gets if nothing can be written."""
-    from profiler.cli.output import folded, say_failure
     from profiler.views.sanitize import plain
 
     try:
         if "--json" in words:
-            say_failure(code, message=message, hint=hint, of_run=words[0] in TELLS_FAILURES)
-        print(folded(f"gcprof: {plain(message)}", file=sys.stderr), file=sys.stderr)
+            output.say_failure(code, message=message, hint=hint, of_run=words[0] in TELLS_FAILURES)
+        print(output.folded(f"gcprof: {plain(message)}", file=sys.stderr), file=sys.stderr)
         if hint:
-            print(folded(f"hint: {plain(hint)}", file=sys.stderr), file=sys.stderr)
+            print(output.folded(f"hint: {plain(hint)}", file=sys.stderr), file=sys.stderr)
     except OSError:
         drop_unwritable()
     return code
@@ -312,7 +287,7 @@ def _fail(error: Exception, words: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exception(error)
-    path = keep_error(error)
+    path = output.keep_error(error)
     hint = f"report it with {path}, where the traceback is" if path else "GCPROF_TRACEBACK=1 shows the traceback"
     message = f"internal error: {type(error).__name__}: {error}; every result that was printed is kept"
     return _complain(message, hint=hint, code=INTERNAL, words=words)

@@ -9,7 +9,6 @@ import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.options import Words
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -39,7 +38,7 @@ def explain(
         str | None,
         typer.Option(help="The strategy to explain; `gcprof strategies` lists them. [default: none]"),
     ] = None,
-    words: Annotated[Request, Words((*options.STEP, "routing"))] = Request(),
+    words: Annotated[Request, options.Words((*options.STEP, "routing"))] = Request(),
     device: options.TracedDevice = None,
     snapshot: Annotated[
         Path | None, typer.Option(help="Instead of a step: a file of torch.cuda.memory._dump_snapshot.")
@@ -121,7 +120,7 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
 def timeline(
     target: options.Target,
     strategies: Annotated[str, typer.Option(help="One panel each; `gcprof strategies` lists them.")] = "none",
-    words: Annotated[Request, Words(("segments", *options.STEP, "routing"))] = Request(),
+    words: Annotated[Request, options.Words(("segments", *options.STEP, "routing"))] = Request(),
     device: options.TracedDevice = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write: png, svg or pdf.")] = Path(
         "timeline.png"

@@ -10,7 +10,6 @@ import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.options import Words
 from profiler.cli.output import (
     COMMAND,
     SCRIPT,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def fit(
-    words: Annotated[Request, Words((*options.STEP, "routing"), options.Model, has_switches=False)],
+    words: Annotated[Request, options.Words((*options.STEP, "routing"), options.Model, has_switches=False)],
     memory: Annotated[
         str | None, typer.Option(help="Memory it must fit in: 11GiB, 11G, or 60%. [default: the device's]")
     ] = None,

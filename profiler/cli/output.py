@@ -7,8 +7,10 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -114,8 +116,6 @@ SIGN_SECONDS = 10.0  # between two lines of progress, if stderr is not a termina
 
 def screen_width() -> int | None:
     """Return the columns of the terminal; None for a pipe or a file, which take any width."""
-    import shutil
-
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -172,9 +172,6 @@ def folded(text: str, *, file: TextIO) -> str:
     """Return the text wrapped with a hanging indent if the file is a terminal, else as it is."""
     if not file.isatty():
         return text
-    import shutil
-    import textwrap
-
     columns = shutil.get_terminal_size().columns
     return textwrap.fill(text, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 

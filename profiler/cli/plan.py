@@ -9,7 +9,6 @@ import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.options import Words
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -41,7 +40,7 @@ Levels = Annotated[
 
 def plan(
     words: Annotated[
-        Request, Words((*options.STEP, "repair_batchnorm", "routing"), options.ModelOrNone, has_switches=False)
+        Request, options.Words((*options.STEP, "repair_batchnorm", "routing"), options.ModelOrNone, has_switches=False)
     ] = Request(),
     budget: Annotated[
         str | None, typer.Option(help="8GiB; 60% of the peak without checkpointing; max: that peak.")
@@ -209,7 +208,7 @@ def _say_document(planned: Planned, points: list[Point]) -> None:
 
 
 def stages(
-    words: Annotated[Request, Words(options.STEP, model=options.Model, has_switches=False)] = Request(),
+    words: Annotated[Request, options.Words(options.STEP, model=options.Model, has_switches=False)] = Request(),
     device: options.PlannedDevice = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the costs: costs.json.")] = None,
     force: options.Force = False,

@@ -12,7 +12,6 @@ import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.options import Words
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -45,7 +44,7 @@ TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every li
 
 
 def run(
-    words: Annotated[Request, Words(options.RUN, model=options.Models)] = Request(),
+    words: Annotated[Request, options.Words(options.RUN, model=options.Models)] = Request(),
     config: Annotated[Path | None, typer.Option(help="A sweep file (TOML); options given here win over it.")] = None,
     output: options.RunFolder = None,
     resume: Annotated[
@@ -249,7 +248,9 @@ def _after(run: Run) -> list[str]:
 
 
 def predict(
-    words: Annotated[Request, Words((*options.SWEEP, "routing", "calibrate"), model=options.Models)] = Request(),
+    words: Annotated[
+        Request, options.Words((*options.SWEEP, "routing", "calibrate"), model=options.Models)
+    ] = Request(),
     device: Annotated[str, typer.Option(help="GPUs: t4, a100-80, rtx-4090, ...; cuda, an H100; or cpu")] = "cuda",
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Also rehearse every case, and show the prediction's error.")
@@ -284,7 +285,7 @@ def predict(
 
 
 def rehearse(
-    words: Annotated[Request, Words(options.SWEEP, model=options.Models)] = Request(),
+    words: Annotated[Request, options.Words(options.SWEEP, model=options.Models)] = Request(),
     device: Annotated[str, typer.Option(help="GPUs: t4, a100-80, h100, rtx-4090, ...")] = "h100",
     memory: Annotated[
         str | None, typer.Option(help="Memory of the GPU: 11GiB, or 60% of its own. [default: all of it]")
