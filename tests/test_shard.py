@@ -2,9 +2,10 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -34,32 +35,30 @@ def sweep(*, models: int = 3, rounds: int = 3, predict: bool = False) -> tuple[T
     return schedule.measured(cases, rounds, predict=predict)
 
 
-class Fake:
-    """An engine whose records are told by case and round alone; of `segments:k=64` each trial has `outcome`."""
+def engine(outcome: str) -> Any:
+    """One whose records are told by case and round alone; of `segments:k=64` each trial has this outcome."""
 
-    logs: Path | None = None
-
-    def __init__(self, outcome: str) -> None:
-        self._outcome = outcome
-
-    def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        return in_waves(lambda ready: map(self._record, ready), plan, done)
-
-    def _record(self, trial: Trial) -> Record:
+    def record_of(trial: Trial) -> Record:
         case, number = trial.case, int(trial.case.id, 16) % 97 + trial.round
         told: dict[str, Any] = {"case": case, "round": trial.round, "environment": HERE}
-        if case.strategy == "segments:k=64" and (self._outcome != "invalid" or trial.round == 1):
-            return make.failed(case.strategy, self._outcome, "too many", **told)
+        if case.strategy == "segments:k=64" and (outcome != "invalid" or trial.round == 1):
+            return make.failed(case.strategy, outcome, "too many", **told)
         record = make.record(case.strategy, seconds=(number / 100, number / 99), **told)
         if trial.round == 1:
             return record
-        readings = msgspec.structs.replace(record.readings, **dict.fromkeys(("peak_bytes", "phases", "static_bytes")))
-        return msgspec.structs.replace(record, readings=readings, equality=None)
+        unread = dict.fromkeys(("peak_bytes", "phases", "static_bytes"))
+        return msgspec.structs.replace(
+            record, readings=msgspec.structs.replace(record.readings, **unread), equality=None
+        )
+
+    return SimpleNamespace(
+        logs=None, run=lambda plan, done=(): in_waves(lambda ready: map(record_of, ready), plan, done)
+    )
 
 
 def carried_out(folder: Path, plan: Sequence[Trial], outcome: str, **shard: Shard) -> Run:
     store.create(folder, plan=tuple(plan), command="gcprof run", environment=HERE, sources={}, **shard)
-    list(workflow.run_owed(Fake(outcome), store.load(folder)))
+    list(workflow.run_owed(engine(outcome), store.load(folder)))
     return store.load(folder)
 
 

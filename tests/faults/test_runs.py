@@ -16,7 +16,7 @@ from profiler.analysis import progress
 from profiler.analysis.rows import latest, rows
 from profiler.cli import answer
 from profiler.core.case import Trial
-from profiler.core.record import Equality, Record
+from profiler.core.record import Record
 from profiler.engines import local
 from profiler.engines.child import Server
 from profiler.engines.local import Local, in_waves
@@ -103,8 +103,7 @@ class Scripted:
         return in_waves(self._wave, plan, done)
 
     def _wave(self, trials: Any) -> Iterator[Record]:
-        same = dict.fromkeys(("loss_equal", "gradients_equal", "buffers_equal", "random_state_equal"), True)
-        compared = Equality(**same, digests={"loss": "3f"})
+        compared = msgspec.structs.replace(make.record().equality, digests={"loss": "3f"})
         for trial in trials:
             name = str(trial.case.strategy)
             self.asked.append((name, trial.round, bool(trial.digests)))
