@@ -9,16 +9,12 @@ from profiler.core.case import Case, Choice, Trial
 from profiler.core.schedule import REHEARSED_PASSES
 from profiler.core.trace_data import BUCKETS
 from profiler.engines.local import Local
-from profiler.training.models import built_in, hugging_face
 from tests import examples, make
+from tests.pasted import named
 
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
 TINY = "llama:size=tiny,sequence=16"
 UNEVEN = "transformer:layers=2,width=36,heads=2,sequence=16,vocabulary=50"  # 36 and 50 cannot be cut into 8
-BUILDS = {
-    TINY: lambda: hugging_face.llama(size="tiny", sequence=16, batch_size=2),
-    UNEVEN: lambda: built_in.transformer(layers=2, width=36, heads=2, sequence=16, vocabulary=50, batch_size=2),
-}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +41,7 @@ def shard_bytes(shape, ranks):
     ("model", "ranks"), [*(pytest.param(TINY, ranks, marks=pytest.mark.nightly) for ranks in (4, 4096)), (UNEVEN, 8)]
 )
 def test_static_bytes_are_the_arithmetic_of_sharding(rehearsed, model, ranks):
-    shapes = [tuple(parameter.shape) for parameter in BUILDS[model]().module.parameters()]
+    shapes = [tuple(parameter.shape) for parameter in named(model).module.parameters()]
     expected = sum(shard_bytes(shape, ranks) for shape in shapes)
 
     record = rehearsed(model, ranks)
@@ -60,7 +56,7 @@ def test_static_bytes_are_the_arithmetic_of_sharding(rehearsed, model, ranks):
 def test_gradients_that_are_views_of_buckets_are_counted_once(rehearsed):
     apart, views = (rehearsed(way=way).readings.static_bytes for way in ("ddp", "ddp:views=true"))
 
-    assert abs(apart[BUCKETS] - apart["gradients"]) <= GRANULE * len(list(BUILDS[TINY]().module.parameters()))
+    assert abs(apart[BUCKETS] - apart["gradients"]) <= GRANULE * len(list(named(TINY).module.parameters()))
     assert views[BUCKETS] == 0
 
 

@@ -269,11 +269,6 @@ def examples(name: str, doc: str | None, *, of_script: bool = False) -> tuple[st
     return (*own, *(SCRIPT_EXAMPLES.get(name, ()) if of_script else MORE_EXAMPLES[name]))
 
 
-def panel_of(option: Any) -> str:
-    """Return the panel that an option names, else the one of PANELS that lists it, else OTHER."""
-    return option.rich_help_panel or next((panel for panel, names in PANELS.items() if option.name in names), OTHER)
-
-
 def _as_help(ctx: Any, args: list[str]) -> list[str]:
     """Return the words with `--help` for ALL, which the context then knows."""
     ctx.meta[ALL] = ctx.meta.get(ALL) or ALL in args
@@ -288,8 +283,9 @@ class Command(TyperCommand):
         return parsed
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options in the panels of PANELS, those of none under OTHER."""
+        """Write arguments and options in the panels that they name or PANELS says, those of none under OTHER."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{panel: [] for panel in PANELS}, OTHER: []}
+        panel_of = {name: panel for panel, names in PANELS.items() for name in names}
         parameters = self.get_params(ctx)
         is_long = sum(one.param_type_name == "option" for one in parameters) > MOST
         is_short = is_long and not ctx.meta[ALL]
@@ -300,7 +296,9 @@ class Command(TyperCommand):
                 word, about = line
                 is_option = parameter.param_type_name == "option"
                 word = word.replace(" range>", ">") if is_option else word.partition(" <")[0]
-                panel = panel_of(parameter) if is_option else "Arguments"
+                panel = "Arguments"
+                if is_option:
+                    panel = parameter.rich_help_panel or panel_of.get(parameter.name, OTHER)
                 panels[panel].append((word, about.replace("  [", " [")))
         if is_long:
             panels[OTHER].append((ALL, "Show all options and exit."))
