@@ -222,7 +222,8 @@ class Local:
                     return
             if is_timed and trials:  # the next waits for its memory
                 self._ended_on = trials[0].case.torch_device
-            alone, trials = (trials, []) if is_timed else (trials[:1], trials[1:])
+            num_alone = len(trials) if is_timed else 1
+            alone, trials = trials[:num_alone], trials[num_alone:]
             for record in map(self._alone, alone):
                 yield record
                 if progress.is_refusal(record):
