@@ -286,7 +286,7 @@ class Command(TyperCommand):
         """Write arguments and options in the panels that they name or PANELS says, those of none under OTHER."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{panel: [] for panel in PANELS}, OTHER: []}
         panel_of = {name: panel for panel, names in PANELS.items() for name in names}
-        parameters = self.get_params(ctx)
+        parameters: list[Any] = self.get_params(ctx)
         is_long = sum(one.param_type_name == "option" for one in parameters) > MOST
         is_short = is_long and not ctx.meta[ALL]
         for parameter in parameters:

@@ -108,13 +108,15 @@ class Local:
     rehearses: bool = False
     measures: bool = True
     devices: tuple[str, ...] = ()
-    at_work: Callable[[str], None] = lambda text: None
     _device_engines: list[Local] = field(default_factory=list)  # by device, if there are several
     _is_stopped: bool = False
     _servers: dict[bool, Server] = field(default_factory=dict)  # by whether its children rehearse
     _free: dict[str, int] = field(default_factory=dict)  # by device: bytes that were free before anything was run
     _free_by_uuid: dict[str, int] = field(default_factory=dict)
     _ended_on: str | None = None  # the device of a child that was ended by force, and may still hold memory
+
+    def __post_init__(self) -> None:
+        self.at_work: Callable[[str], None] = lambda text: None
 
     def __enter__(self) -> Local:
         self._servers[self.rehearses] = self._server(rehearses=self.rehearses)
