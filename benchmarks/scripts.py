@@ -136,7 +136,9 @@ def run_trap(script: Script) -> Watched:
 def _rehearsed(script: Script, *options: str, device: str = runs.DEVICE) -> Run:
     with tempfile.TemporaryDirectory() as name:
         here = runs.copied(Path(name))
-        return runs.rehearsed(script.words, *options, cwd=here, num_gpus=script.num_gpus, device=device)
+        return runs.rehearsed(
+            script.words, *script.options, *options, cwd=here, num_gpus=script.num_gpus, device=device
+        )
 
 
 def _alone(script: Script, device: str = runs.DEVICE, *, is_marked: bool = False) -> Run:

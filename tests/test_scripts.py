@@ -41,7 +41,7 @@ def test_a_script_takes_and_reads_to_the_byte_what_it_does_without_the_watch_and
     alone = control(script.words, cwd=folder, kept=kept, num_gpus=script.num_gpus, decided=script.decided)
     before = contents(folder)
 
-    watched = rehearsed(script.words, cwd=folder, num_gpus=script.num_gpus)
+    watched = rehearsed(script.words, *script.options, cwd=folder, num_gpus=script.num_gpus)
 
     assert alone.exit_code == watched.exit_code == 0, alone.said + watched.said
     assert watched.figures == alone.figures
@@ -55,7 +55,7 @@ def test_a_script_takes_and_reads_to_the_byte_what_it_does_without_the_watch_and
 @pytest.mark.parametrize("name", by_speed([name for name in by_hand.MARKS if name in TABLE], ("nanogpt_like",)))
 def test_each_phase_peaks_as_counters_put_in_by_hand_say(name, folder, kept):
     script = TABLE[name]
-    plain = rehearsed(script.words, cwd=folder)
+    plain = rehearsed(script.words, *script.options, cwd=folder)
     path = folder / f"{name}.py"
     path.write_text(by_hand.marked(name, path.read_text()))
 
@@ -213,7 +213,9 @@ def test_files_are_as_they_were_when_gcprof_is_ended_and_control_c_leaves_the_ta
 TENSOR_PARALLEL = ("torchrun", "--nproc-per-node", "4", "--master-port", "29761", "tensor_parallel.py")
 PROGRAMS = [  # and what each rank says
     (Script(name="tensor_parallel", words=TENSOR_PARALLEL, num_gpus=4), ": all arrived"),
+    (TRAPS["accelerate_ranks"], ": all arrived"),
     (TRAPS["lightning_fsdp"], ": stepped 8 times"),
+    (TRAPS["trainer_fsdp1"], ": saved ['checkpoint-2', 'checkpoint-4']"),
     (TRAPS["reduce_overhead"], "compiled 1 times, recorded 3 graphs"),  # forward, backward, one that holds their pool
 ]
 

@@ -104,6 +104,27 @@ MARKS = {  # of a script: how a line begins, what to put before it, and what aft
         ("loss = (model(x)", FORWARD, ""),
         ("torch.save(", "_mark('saving')", "_mark('after the step')"),
     ],
+    "time_sequence": [
+        *STEP[:1],
+        ("optimizer = ", "", f"optimizer.register_step_post_hook(lambda *_: {AFTER_STEP})"),  # it still has the loss
+        ("optimizer.step(closure)", OPTIMIZER, ""),
+        ("out = seq(input)", FORWARD, ""),
+        ("return loss", OPTIMIZER, ""),
+        ("pred = seq(", FORWARD, ""),
+    ],
+    "wgan_gp": [
+        ("fake_imgs = generator(z)", FORWARD, ""),
+        ("validity = critic(", FORWARD, ""),
+        ("(gradients,) = autograd.grad(", BACKWARD, ""),
+        ("return ((gradients", AFTER_BACKWARD, ""),
+        ("d_loss = ", FORWARD, ""),
+        ("g_loss = ", FORWARD, ""),
+        ("d_loss.backward()", BACKWARD, AFTER_BACKWARD),
+        ("g_loss.backward()", BACKWARD, AFTER_BACKWARD),
+        ("optimizer_D.step()", OPTIMIZER, AFTER_STEP),
+        ("optimizer_G.step()", OPTIMIZER, "_mark('after the step')"),
+        ("torch.save(", "_mark('saving')", "_mark('after the step')"),
+    ],
     "imagenet_like": [
         *STEP,
         ("output = model(images)", FORWARD, ""),

@@ -44,6 +44,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int = 1
     device: str = DEVICE
     num_processes: int | None = None  # that use a GPU, where it is not one for each
+    options: tuple[str, ...] = ()  # of gcprof
     decided: str = ""  # what a library reads of the GPU, by hand for the run without values
     needs: tuple[str, ...] = ()  # packages beside torch
 
@@ -74,6 +75,7 @@ TABLE = {
         _script("growing"),
         _script("unet_diffusion"),
         _script("caught_oom"),
+        _script("accumulate_no_sync", port=29612),
         _script("fsdp2", port=29613),
         _script("spawn", num_gpus=2),
         Script(name="two_trainings", words=("sh", "two_trainings.sh"), num_processes=2),
@@ -82,6 +84,9 @@ TABLE = {
         _script("trainer_lora", needs=("transformers", "accelerate", "peft"), decided=UNPACKED),
         _script("accelerate_loop", needs=("accelerate",)),
         _script("timm_like", needs=("timm",)),
+        _script("lightning_classifier", needs=("lightning",)),
+        _script("wgan_gp"),
+        _script("time_sequence", options=("--values", "none")),  # without gcprof LBFGS reads zeros for "has converged"
         _script("data_parallel", num_gpus=2, num_processes=1),
     )
 }
@@ -90,20 +95,34 @@ TABLE = {
 # ---- programs in the idiom of their libraries, tried for what they trip over: `just bench-scripts --traps`
 
 LIMIT_SECONDS = 300
+HUGGING = ("transformers", "accelerate")
 
 
 TRAPS = {
     script.name: script
     for script in (
-        _script("yolo_detect", "epochs=1", "imgsz=160", "batch=8", "workers=0", file="yolo_images",
+        _script("yolo_detect", "detect", "epochs=1", "imgsz=160", "batch=8", "workers=0", file="yolo_images",
+                needs=("ultralytics", "cv2")),
+        _script("yolo_classify", "classify", "epochs=1", "imgsz=64", "batch=8", "workers=0", file="yolo_images",
                 needs=("ultralytics", "cv2")),
         _script("recurrent"),
+        _script("trainer_fsdp2", "2", file="trainer_fsdp", port=29712, device="h100", needs=HUGGING),
+        _script("trainer_fsdp1", "1", file="trainer_fsdp", port=29713, device="h100", needs=HUGGING),
         _script("lightning_fsdp", num_gpus=2, device="h100", needs=("lightning",)),
-        _script("grpo", device="h100", needs=("trl", "datasets", "transformers", "accelerate")),
+        Script(name="accelerate_ranks", num_gpus=2, device="h100", needs=("accelerate",),
+               words=("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "29714",
+                      "gathered.py")),
+        _script("grpo", device="h100", needs=("trl", "datasets", *HUGGING)),
+        _script("detr", needs=("transformers", "scipy")),
+        _script("faster_rcnn", device="h100", needs=("torchvision",)),
+        _script("liger", device="h100", needs=("liger_kernel", "transformers")),
         _script("triton_autotune", device="h100", needs=("triton",)),
         _script("adam8bit", device="h100", needs=("bitsandbytes", "transformers")),
+        _script("profiled_cuda", file="profiled", device="h100", needs=("tensorboard", "pynvml")),
+        _script("profiled_cpu", "--cpu", file="profiled", device="h100", needs=("tensorboard", "pynvml")),
         _script("cuda_graph", file="graphs", device="h100"),
         _script("reduce_overhead", device="h100"),
+        _script("find_batch", needs=("accelerate",)),
     )
 }  # fmt: skip
 
