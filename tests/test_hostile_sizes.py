@@ -3,44 +3,18 @@
 from operator import attrgetter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice, encode
 from profiler.runs import store
 from profiler.views import tables as layout
-from profiler.views.tables import Paper, details, words
+from profiler.views.tables import Paper, details
 from profiler.views.tables.columns import UNSHOWN, main
 from tests import examples, make
 
 BASE = make.record("none")
 TWO_ROUNDS = [*examples.sweep(), *examples.sweep(round=2)]
-
-
-def one_by_one(natural: list[int], least: list[int], width: int) -> list[int] | None:
-    """The widths where the widest column gives way by one, as often as it takes."""
-    excess = sum(natural) + len(layout.GAP) * (len(natural) - 1) - width
-    for _ in range(excess):
-        giving = [at for at in range(len(natural)) if natural[at] > least[at]]
-        if not giving:
-            return None
-        natural[max(giving, key=natural.__getitem__)] -= 1
-    return natural
-
-
-@given(
-    cells=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=5),
-    width=st.integers(1, 90),
-)
-def test_columns_give_way_as_if_by_one_at_a_time(cells, width):
-    columns = [words("", "", [" ".join("x" * size for size in sizes)]) for sizes in cells]
-    natural = [len(column.cells[0]) for column in columns]
-
-    expected = one_by_one(natural, [max(sizes) for sizes in cells], width)
-
-    assert layout._widths([layout._sizes(column, width) for column in columns], width) == expected
 
 
 @pytest.mark.parametrize("records", [examples.troubled(), TWO_ROUNDS, examples.batches()])

@@ -211,17 +211,6 @@ def test_a_panel_for_each_strategy_in_their_order_has_its_recomputes_shaded_and_
         assert any(text.startswith(f"peak {bytes_text(max(held))}: ") for text in texts(axes))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_strategies", [1, 12])
-def test_no_text_over_a_panel_meets_another(traces, num_strategies):
-    names = [f"{at} " + "segments:k=8,split=balanced and so on " * 4 for at in range(num_strategies)]
-
-    figure = draw_traces(dict.fromkeys(names, traces["all"]), title="a long title, " * 20)
-
-    for axes in figure.axes:
-        assert lie_apart([box(text) for text in axes.texts], figure.bbox)
-
-
 # --- styles
 
 
