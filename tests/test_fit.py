@@ -23,9 +23,9 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record
 from profiler.planning.chain import Plan
 from profiler.runs import store
-from profiler.training import label_of, models
+from profiler.training import models
 from profiler.views.plots import frontier, picture
-from profiler.workflows import fit_search, fit_sizes, stages
+from profiler.workflows import fit_sizes, stages
 from profiler.workflows.fit import Fitted
 from profiler.workflows.fit_search import Search, Way
 from profiler.workflows.plan_fitting import moves_enough
@@ -295,30 +295,6 @@ def test_expandable_segments_are_proposed_where_reserved_alone_is_too_large_and_
 
     assert labels(finder.ways(())) == proposed
     assert ("expandable-segments" in finder.left_out) is (reserved == 75)
-
-
-def test_expandable_segments_are_tried_too_where_a_plan_fits_and_faster_ones_only_reserve_too_much(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """Planned with them, the step fits as well: which way is faster, their times decide."""
-    finder, _ = search({"all": 60}, limit=50, default=100)
-
-    def planned(chosen: Any) -> Way:
-        finder._is_short = fit_search.EXPANDABLE not in chosen
-        return Way(label=label_of("plan", chosen))
-
-    monkeypatch.setattr(finder, "plan", planned)
-    monkeypatch.setattr(finder, "_is_slower", lambda chosen, way: True)
-
-    found = labels(finder.ways(()))
-
-    assert {"plan", "plan+expandable-segments"} <= {*found}
-
-
-def test_a_step_that_fits_is_run_once():
-    finder, model = search({}, limit=200, default=100)
-
-    assert labels(finder.ways(())) == model.ran == ["none"]
 
 
 def test_no_lever_is_tried_where_cuda_itself_takes_the_memory():
