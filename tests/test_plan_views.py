@@ -1,6 +1,5 @@
 """Plans and what one would pick instead: as a table, as a document and as a picture."""
 
-import json
 from math import ceil
 
 from msgspec.structs import replace
@@ -61,18 +60,6 @@ def test_the_chosen_way_is_marked_and_its_range_and_the_error_of_its_costs_stand
     assert f"{(way.cost.step_seconds / reference / 1.2015 - 1) * 100:+.1f} %" in chosen
     assert f" ±{ceil(0.0021 / reference * 100)} %" in chosen
     golden_files.compare("plan-80.txt", f"{text([table], Paper(80)).plain}\n")
-
-
-def test_one_document_holds_plan_rivals_and_frontier():
-    how = {"model": "mine", "budget_bytes": BUDGET, "none": NONE, "facts": {"floor_bytes": 7}}
-
-    found = json.loads(plans.document(**how, points=list(FRONTIER), lines=compared()))
-
-    assert list(found) == ["schema", "model", "budget_bytes", "uncheckpointed", "floor_bytes", "ways", "frontier"]
-    assert found["uncheckpointed"] == {"peak_bytes": 1424 * MIB, "step_seconds": NONE.cost.step_seconds}
-    assert [(way["way"], way["chosen"], way["measured_peak_bytes"], way["outcome"]) for way in found["ways"]] == [
-        ("plan", False, 851 * MIB, "ok"), ("uniform(7)", True, 803 * MIB, "ok"), ("all", False, None, "out_of_memory"),
-    ]  # fmt: skip
 
 
 def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):

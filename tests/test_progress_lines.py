@@ -58,23 +58,6 @@ def test_a_terminal_shows_the_table_as_far_as_it_has_come():
     golden_files.compare("live-80.txt", "\n".join(lines) + "\n")
 
 
-def test_the_time_left_is_a_guess_until_a_trial_has_ended():
-    clock, lines = [0.0], []
-    follow = live(clock, [make.case(f"segments:k={k}") for k in range(4)])
-
-    for seconds in (3.0, 11.0):
-        clock.append(seconds)
-        lines.append(follow.line())
-    follow.show(make.record(), left=3)
-    lines.append(follow.line())
-
-    assert lines == [
-        "0/4  0:00:03, about 0:00:07 left",
-        "0/4  0:00:11",  # the guess was wrong
-        "1/4  0:00:11, about 0:00:33 left",
-    ]
-
-
 @pytest.mark.parametrize(
     "words", ["run mlp", "plan mlp --budget 60% --device cpu", "fit mlp --memory 1GiB --device cpu", "timeline mlp"]
 )

@@ -59,20 +59,6 @@ def test_a_run_of_the_real_program_has_a_row_a_case_and_its_folder_holds_no_more
     assert places(folder, socket.gethostname()) == []
 
 
-def test_a_dry_run_prints_the_trials_and_leaves_nothing_behind(here, shared, capsys):
-    words = ["--model", "mlp", "--segments", "1,2", "--device", "cpu", "--rounds", "2"]
-
-    assert answer(["run", *words, "--dry-run"]) == 0
-
-    order = ["none", "segments:k=1", "segments:k=2"]
-    assert [line.split()[:4] for line in capsys.readouterr().out.splitlines()] == [
-        ["round", number, "mlp", strategy]
-        for number, strategies in (("1", order), ("2", order[::-1]))
-        for strategy in strategies
-    ]
-    assert list(here.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_mnist_from_files_is_recorded_as_such_and_not_where_it_was(here, shared, capsys):
     write_mnist(here / "my-data", 6)
