@@ -35,26 +35,19 @@ MISTAKES = {  # what is typed -> what is said, or the hint
     "fit train.py --memory 1GiB --device t4": "hint: gcprof fit --memory 1GiB --device t4 -- python train.py\n",
     "train.py --epochs 3": "hint: gcprof rehearse -- python train.py --epochs 3\n",
     "explain mlp:wdth=3": "did you mean 'mlp:width=3'?",
-    "explain resnt50": "did you mean 'torchvision:resnet50'?",
     "explain model:GPT": "name the function that makes it with its batch: model:make\n",
     "explain loop.py:make": "hint: gcprof rehearse -- python loop.py runs it as it is; or write a function",
     "run mlp --segments 4,x": "whole numbers from 1 to 1,000,000: 1,2,4, or 1..32",
     "run mlp --device h100": "--device fake:h100 predicts for it, --device rehearse:h100 rehearses it",
     "explain hf:gpt2 --seq-len 512": "a model's options follow its name: hf:gpt2:sequence=512",
     "blocks train.py": "name it: train.py:make\n",  # which is not imported
-    "timeline mlp -o step.gif": "name a file that ends in .png, .svg, .pdf",
     "predict mlp --memory 1GiB": "gcprof fit MODEL --memory SIZE",
     "run mlp --gpus 0,1": "--gpus: '0' is not a kind of GPU",
-    "fit mlp --memory 1GiB --batch-size max --device t4,h100": "--batch-size max is of one GPU",
-    "predict mlp --rehearse": "--rehearse is for one GPU",
-    "explain mlp --batch-size 1,2": "only one model, batch size and precision",
     "run mlp --device fake:cuda --predict": "predict has no effect on 'fake:cuda'",
-    "run mlp --device fake:cuda --rounds 2": "--rounds has no effect on a prediction",
     "run mlp --device rehearse:h100 --engine ray": "--engine ray does not rehearse",
 }
 UNDERSTOOD = {
     "explain mlp --amp --gpu t4": "explain mlp --precision amp-bf16 --device t4",
-    "explain mlp --dtype=float16": "explain mlp --precision=fp16",
     "run mlp --mixed_precision=no": "run mlp --precision=fp32",
     "plan mlp --memory 8GiB": "plan mlp --budget 8GiB",
     "fit mlp --memory 8GiB": "fit mlp --memory 8GiB",  # ours stay

@@ -42,9 +42,6 @@ def text(html: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
-# --- what is in it
-
-
 def test_every_number_of_the_reference_run_is_in_its_report():
     found = load(REFERENCE)
 
@@ -94,9 +91,6 @@ def test_a_run_without_records_is_refused_and_one_beside_others_is_not(tmp_path,
     assert "No record." in text(page(empty, run))
 
 
-# --- nothing gets in, nothing gets out
-
-
 def test_the_policy_allows_this_style_and_this_script_by_hash_and_nothing_else(run):
     html = page(run)
 
@@ -126,9 +120,6 @@ def test_hostile_words_are_only_ever_text(tmp_path, words):
     assert not re.search("<img|<b>", html)
 
 
-# --- what is hidden
-
-
 def test_all_hides_devices_options_the_command_and_failures_and_measurements_stay_and_two_models_two(tmp_path):
     """What the default hides, tests/test_issue_block.py holds."""
     mine, other = (Choice(f"{name}/train.py:make:layers=3") for name in ("alice/secret", "bob"))
@@ -145,9 +136,6 @@ def test_all_hides_devices_options_the_command_and_failures_and_measurements_sta
     expected = ("90.0 MiB", "70.0 MiB", "#2", "run 1", f"all: failed: {HIDDEN}")
     assert [word for word in expected if word not in shown] == []
     assert html.count('class="group"') == 2
-
-
-# --- pictures
 
 
 def test_points_and_budget_lie_where_the_frontier_is_drawn():
@@ -168,9 +156,6 @@ def test_pictures_of_a_page_share_no_id(run):
     ids = re.findall(r'\sid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
     assert {name for name in re.findall(r'href="#([^"]+)"', html) if "run-" in name} <= set(ids)
-
-
-# --- size
 
 
 LARGE = {  # batches, steps of a stride, rounds; and what is left out
@@ -194,9 +179,6 @@ def test_many_groups_or_ten_thousand_records_are_a_page_of_less_than_600_kilobyt
 
     assert 100_000 < len(html) < MOST_BYTES
     assert said in text(html.decode())
-
-
-# --- the command
 
 
 @pytest.mark.usefixtures("here")
