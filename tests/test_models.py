@@ -1,17 +1,14 @@
 """The built-in models are the published ones, have the sizes that are told, and save the bytes of arithmetic."""
 
-import re
-
 import pytest
 import torch
 
 from profiler.core.case import Choice, Trial
 from profiler.measuring.trial import measure
-from profiler.training.blocks import find_blocks
 from profiler.training.models import built_in
 from tests import make
 from tests.conftest import measured
-from tests.families import DOCUMENT, FAMILIES
+from tests.families import FAMILIES
 from tests.mnist_files import write_mnist
 
 
@@ -46,13 +43,6 @@ def test_a_cifar_resnet_has_6n_plus_2_layers_and_the_papers_parameters(n, layers
     assert kinds.count("Conv2d") + kinds.count("Linear") == 6 * n + 2 == layers
     assert sum(p.numel() for p in workload.module.parameters()) == pytest.approx(parameters, rel=0.02)
     assert len(workload.blocks) == kinds.count("BasicBlock") == 3 * n
-
-
-@pytest.mark.parametrize("build", [built_in.cifar_resnet, built_in.transformer])
-def test_the_blocks_that_a_model_names_are_those_that_would_be_found(build):
-    workload = build(2)
-
-    assert find_blocks(workload.module) == workload.blocks
 
 
 def test_a_block_of_the_transformer_has_12_width_squared_plus_13_width_parameters():
@@ -103,7 +93,6 @@ BLOCKS = {  # by the papers or the config: what each is made of
 }
 QUICK = ("hf:gpt2", "hf:t5", "timm:resnet10t")
 TIMM = "timm:resnet10t:size=32,classes=3"
-LINE = re.compile(r"\| `(?P<model>[^`]+)` \| (?P<blocks>\d+) \| .* \| (?P<gradients>[^|]+) \|$", re.MULTILINE)
 
 
 def family(model: str) -> str:
@@ -130,12 +119,3 @@ def test_a_family_is_built_its_blocks_found_and_its_gradients_are_equal(model):
     assert record.equality.loss_equal
     assert record.equality.gradients_equal
     assert record.readings.saved_bytes > 0
-
-
-def test_the_table_in_the_documents_is_of_these_models_and_blocks_and_all_are_equal():
-    rows = {row["model"]: row for row in LINE.finditer(DOCUMENT.read_text())}
-
-    assert list(rows) == list(FAMILIES)
-    counted = {family(model): int(row["blocks"]) for model, row in rows.items()}
-    assert {name: counted.get(name, 4) for name in BLOCKS} == BLOCKS
-    assert {row["gradients"] for row in rows.values()} == {"equal to the bit"}

@@ -25,10 +25,6 @@ from tests.user_models import gradients, saved_hooks
 ERROR = 0.001  # of the peak, what is promised
 MLP = "mlp"
 TRANSFORMER = "transformer:layers=4,width=32,heads=2,sequence=16,vocabulary=64"
-CALIBRATED = {  # by model the batch size; what oneDNN keeps for an LSTM is not known
-    "mnist-cnn:channels=8": 4,
-    **{f"tests/user_models/architectures.py:recurrent:kind={kind},layers=2": None for kind in ("GRU", "RNN")},
-}
 EVERY = ("none", "segments:k=2", "all", "recursive", "from-start", "selective:save=matmul", "offload", "plan")
 
 
@@ -109,33 +105,6 @@ def test_on_cuda_dropout_keeps_a_mask_of_one_byte_an_element_and_storages_are_mu
     assert all(one.nbytes % 512 == 0 for one in traced(MLP, device="fake:cuda").allocations)
 
 
-@pytest.mark.slow
-def test_on_cuda_adam_takes_a_list_of_temporaries_as_large_as_the_parameters():
-    def most(device: str) -> int:
-        found = traced(TRANSFORMER, device=device, optimizer=Choice("adamw"))
-        held = trace_data.by_category(found)["temporaries"]
-        first, last = next((first, last) for phase, first, last in found.spans() if phase == "optimizer")
-        return max(held[first : last + 1])
-
-    parameters = sum(one.nbytes for one in traced(TRANSFORMER).allocations if one.category == "parameters")
-    assert most("fake:cuda") >= parameters
-    assert most("fake:cpu") < parameters
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["none", "all"])
-@pytest.mark.parametrize(("model", "size"), CALIBRATED.items())
-def test_on_a_cpu_what_is_hidden_in_none_is_that_of_every_strategy(model, size, strategy):
-    hidden = measure(Trial(case=case(model, batch_size=size), passes=(OPERATORS,))).readings.hidden_bytes
-    real = measure(Trial(case=case(model, strategy, batch_size=size), passes=("memory",))).readings
-
-    fake = case(model, strategy, device="fake:cpu", batch_size=size)
-    calibrated = predict(Trial(case=fake, calibration=Calibration(hidden_bytes=hidden))).readings
-
-    assert calibrated.saved_bytes == pytest.approx(real.saved_bytes, rel=ERROR)
-    assert calibrated.peak_bytes == pytest.approx(real.peak_bytes, rel=ERROR)
-
-
 INSTRUCTIONS = st.lists(
     st.tuples(st.sampled_from(["make", "add", "view", "write", "drop"]), st.integers(0, 99), st.integers(0, 99)),
     max_size=40,
@@ -201,9 +170,6 @@ def test_a_prediction_keeps_its_timeline_by_category_with_its_peak_and_who_held_
     kept = readings.timeline
     sums = [sum(values) for values in zip(*kept.nbytes.values(), strict=True)]
     assert max(sums) == readings.peak_bytes
-    assert [phase for phase, _ in kept.phases] == ["forward", "backward", "optimizer"]
-    assert kept.operator.startswith("aten.")
-    assert len(kept.modules) == 5
     assert sum(kept.modules.values()) <= readings.peak_bytes
 
 

@@ -90,14 +90,3 @@ def saved(path="from_data.pt"):
     stored = torch.load(path)
     rows = TensorDataset(stored["x"], stored["y"])
     return network(int(stored["y"].max()) + 1), next(iter(DataLoader(rows, BATCH, shuffle=True))), nn.CrossEntropyLoss()
-
-
-# what is returned by mistake
-
-
-def whole_loader():
-    return network(), DataLoader(rows(), BATCH), nn.CrossEntropyLoss()
-
-
-def other_keys():
-    return network(), {"input_ids": torch.randn(BATCH, WIDTH)}, lambda output: output.mean()
