@@ -200,22 +200,11 @@ def _larger(module: nn.Module, inputs: Any, outputs: Any) -> tuple[torch.Tensor 
 
 def _drawn(chance: random.Random, chances: dict[str, float]) -> str | None:
     """One of the words by its chance, or nothing."""
-    number = chance.random()
-    for word, share in chances.items():
-        if number < share:
-            return word
-        number -= share
-    return None
-
-
-def _segments(blocks: list[nn.Module], values: torch.Tensor) -> torch.Tensor:
-    """The first half under one checkpoint."""
-    half = len(blocks) // 2
-    return nn.Sequential(*blocks[half:])(under(nn.Sequential(*blocks[:half]), values))
+    return chance.choices([*chances, None], [*chances.values(), 1 - sum(chances.values())])[0]
 
 
 def _recursive(blocks: list[nn.Module], values: torch.Tensor) -> torch.Tensor:
-    """The first half under a checkpoint, and so within each half."""
+    """The first half under a checkpoint, and so within each half; which wants each block once, in a row."""
     if len(blocks) < 2:
         return blocks[0](values)
     half = len(blocks) // 2
@@ -230,7 +219,6 @@ EACH: dict[str, tuple[slice, dict[str, Any]]] = {  # the blocks that are under a
     "selective:save=mm+addmm": (slice(None), {"context_fn": partial(create_selective_checkpoint_contexts, PRODUCTS)}),
     "offload": (slice(0), {}),
 }
-CHAINS = {"segments:k=2": _segments, "recursive": _recursive}  # which want each block once, in a row
 EQUAL = {"bit-equal", "within noise"}
 FAILS, REFUSED = "fails", "refused"
 
@@ -252,7 +240,7 @@ def compare(name: str) -> Iterator[tuple[str, Finding, Finding]]:
         return
     others = ["selective:save=mm+addmm", "offload"]
     if plan.shared != "block":  # there it matters whether a block that is there twice is one block or two
-        others += ["every:k=2", "first:n=1", *(() if plan.loop else CHAINS)]
+        others += ["every:k=2", "first:n=1", *([] if plan.loop else ["recursive"])]
     own = ["own"] if any("own" in block for block in plan.blocks) else []
     for strategy in ("all", random.Random(f"{name}-strategies").choice(others), *own):
         yield strategy, said(plan, strategy, digests)[0], truth(plan, strategy)
@@ -305,8 +293,8 @@ def truth(plan: Plan, strategy: str) -> Finding:
 
 def by_hand(strategy: str, module: nn.Module, values: torch.Tensor) -> torch.Tensor:
     """A generated module's forward by hand: its blocks under checkpoints, or what it saves on the host."""
-    if strategy in CHAINS:
-        return module.head(CHAINS[strategy](list(module.blocks), module.stem(values)))
+    if strategy == "recursive":
+        return module.head(_recursive(list(module.blocks), module.stem(values)))
     chosen, options = EACH[strategy]
     blocks = list(dict.fromkeys(module.blocks))[chosen]  # one that is there twice is one block
 

@@ -1,7 +1,6 @@
 """A plan from its file is carried out as it says, or refused with what is wrong."""
 
 import json
-from collections import OrderedDict
 
 import msgspec
 import pytest
@@ -10,9 +9,8 @@ from torch import nn
 
 import profiler
 from profiler.core import plan_file
-from profiler.core.case import Choice
 from profiler.core.errors import Unsupported, UserError
-from profiler.core.plan_file import PlanFile, strategy_label
+from profiler.core.plan_file import PlanFile
 from profiler.training.block_segments import (
     OwnCheckpoint,
     checkpoint_segments,
@@ -86,29 +84,20 @@ def test_a_plan_is_applied_from_python_as_it_stands_and_from_its_path(tmp_path):
         assert calls(module) == [2, 2, 1, 1, 1]
 
 
-def renamed() -> nn.Module:
-    return nn.Sequential(OrderedDict((name, Counted()) for name in ("0", "first", "2", "3")))
-
-
-STALE = {
-    "a renamed block": (renamed, "block '1' is gone"),
-    "another precision": (
-        lambda: chain().to(torch.bfloat16),
-        "0.linear.weight was float32 3 x 3, is bfloat16 3 x 3; 0.linear.bias was float32 3, is bfloat16 3; "
-        "1.linear.weight was float32 3 x 3, is bfloat16 3 x 3, and 5 more",
-    ),
-}
-
-
-@pytest.mark.parametrize(("build", "change"), STALE.values(), ids=STALE)
+@pytest.mark.parametrize(
+    ("build", "change"),
+    [
+        (lambda: chain(3), "block '3' is gone"),
+        (lambda: chain().to(torch.bfloat16), r"0\.linear\.weight was float32 3 x 3, is bfloat16 3 x 3; .*, and 5 more"),
+    ],
+)
 def test_a_plan_that_was_made_for_another_model_is_refused_with_what_changed(build, change):
     module = build()
     before = [block.forward for block in module.children()]
 
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(Unsupported, match=f"the plan is stale: {change}; plan again"):
         profiler.apply(module, plan())
 
-    assert str(caught.value) == f"the plan is stale: {change}; plan again"
     assert [block.forward for block in module.children()] == before
 
 
@@ -139,16 +128,3 @@ def test_a_file_that_is_no_plan_is_refused(content, complaint, tmp_path):
         profiler.apply(chain(), path)
 
     assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("strategy", "label"),
-    [
-        ("plan", "plan"),
-        ("plan:file=mine.json", "plan:file=mine.json"),
-        ("plan:file=/home/me/mine.json", "plan:mine.json"),
-        ("plan:file=results/20261123T042836Z-plan-transformer-85e041/plans/uniform-4.json", "uniform(4)"),
-    ],
-)
-def test_a_plan_is_called_by_what_it_is(strategy, label):
-    assert strategy_label(Choice(strategy)) == label

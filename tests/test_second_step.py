@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,35 +15,19 @@ from profiler.core.case import Choice, Trial
 from profiler.engines.worker import attempt
 from profiler.measuring.trial import measure
 from profiler.training import kept_state
-from profiler.training.models.user import as_workload
-from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
 from tests.plain_steps import chain, step_apart, two_steps
 from tests.user_models import keeps, outside_of_blocks
 
-FILE = Path(keeps.__file__)
 
-
-def verified(factory: str, strategy: str):
-    choice = Choice(f"{FILE}:{factory}")
-    none = measured(choice, "none", batch_size=None, passes=("equality",))
-    case = make.case(strategy, model=choice, batch_size=None)
-    return none, measure(Trial(case=case, passes=("equality",), digests=none.equality.digests))
-
-
-def test_a_parameter_without_data_that_no_forward_uses_is_left_alone():
-    """timm leaves some of CoaT's on the meta device."""
-
-    def build() -> Workload:
-        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        module.register_parameter("unused", nn.Parameter(torch.empty(3, device="meta")))
-        return as_workload((module, torch.randn(2, 4), lambda output: output.sum()))
-
-    record = measure(Trial(case=make.case("none", batch_size=None), passes=("equality",)), build=build)
-
-    assert (record.outcome, verdict(record)) == ("ok", "bit-equal")
-    assert record.equality.num_without_gradient == 1
+def verified(file: Any, factory: str, strategy: str = "all", blocks: str | None = None) -> tuple[Any, Any]:
+    choice = Choice(f"{file.__file__}:{factory}")
+    none = measured(choice, "none", batch_size=None, blocks=blocks, passes=("equality",))
+    assert none.outcome == "ok"
+    case = make.case(strategy, model=choice, batch_size=None, blocks=blocks)
+    trial = Trial(case=case, passes=("equality",), digests=none.equality.digests)
+    return none, attempt(trial, on_pass=lambda name: None, by=measure)
 
 
 @pytest.mark.parametrize("factory", ["fading", "averaging", "caching"])
@@ -53,9 +36,9 @@ def test_what_is_right_in_the_first_step_and_wrong_in_the_second_is_invalid(fact
     plain, recomputed = two_steps(build), two_steps(build, chain())
     first, second = (step_apart(*pair) for pair in zip(plain, recomputed, strict=True))
 
-    none, record = verified(factory, "all")
+    none, record = verified(keeps, factory)
 
-    assert (none.outcome, none.equality.noise_floor) == ("ok", 0.0)
+    assert none.equality.noise_floor == 0.0
     assert record.outcome == "invalid"
     assert record.equality.worst_step == 2
     assert first == 0 < second
@@ -64,7 +47,7 @@ def test_what_is_right_in_the_first_step_and_wrong_in_the_second_is_invalid(fact
 
 
 def test_a_counter_that_changes_nothing_is_named_and_the_row_counts():
-    none, record = verified("counting", "every:k=2")
+    none, record = verified(keeps, "counting", "every:k=2")
 
     assert (record.outcome, verdict(record)) == ("ok", "bit-equal")
     assert list(record.equality.moved) == ["1.calls"]
@@ -125,15 +108,6 @@ def by_hand(build: Callable[[], Any], *, checkpointed: bool) -> list[torch.Tenso
     return [parameter.grad for parameter in module.parameters()]
 
 
-def asked(factory: str, blocks: str | None) -> Any:
-    case = make.case(model=Choice(f"{outside_of_blocks.__file__}:{factory}"), batch_size=None, blocks=blocks)
-    none = measure(Trial(case=case, passes=("equality",)))
-    assert none.outcome == "ok"
-    every = make.case("all", model=case.model, batch_size=None, blocks=blocks)
-    trial = Trial(case=every, passes=("equality",), digests=none.equality.digests)
-    return attempt(trial, on_pass=lambda name: None, by=measure)
-
-
 @pytest.mark.parametrize(
     ("factory", "blocks", "cause"),
     [("fast", "base.blocks.*", "functional_call"), ("noisy", None, "set_checkpoint_early_stop(False)")],
@@ -143,7 +117,7 @@ def test_a_recompute_that_is_silently_wrong_is_invalid_with_its_cause(factory, b
     plain, recomputed = by_hand(build, checkpointed=False), by_hand(build, checkpointed=True)
     assert not all(map(torch.allclose, plain, recomputed))
 
-    record = asked(factory, blocks)
+    _, record = verified(outside_of_blocks, factory, blocks=blocks)
 
     assert record.outcome == "invalid"
     assert cause in record.detail
@@ -161,7 +135,7 @@ def test_a_recompute_that_fails_is_told_with_its_cause(factory, cause):
     with pytest.raises(CheckpointError):
         by_hand(build, checkpointed=True)
 
-    record = asked(factory, "blocks.*")
+    _, record = verified(outside_of_blocks, factory, blocks="blocks.*")
 
     assert record.outcome == "failed"
     assert cause in record.detail

@@ -4,8 +4,6 @@ import copy
 import queue
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import cache
@@ -79,15 +77,12 @@ class Copied:
 
 def test_another_thread_copies_builds_and_runs_its_model_while_a_step_is_traced():
     model, batch = trainings.mlp().eval(), torch.randn(trainings.ROWS, trainings.WIDTH)
-    expected, wrong, times = model(batch).detach(), queue.SimpleQueue(), queue.SimpleQueue()
+    expected, right = model(batch).detach(), queue.SimpleQueue()  # a list would get its values back
 
     def copied():
-        times.put(1)
         copies = copy.deepcopy(model)
-        for name, value in copies.state_dict().items():
-            wrong.put(name) if not value.equal(model.state_dict()[name]) else None
-        wrong.put("output") if not copies(batch).equal(expected) else None
-        wrong.put("initial values") if not nn.Linear(2, 2).weight.abs().max() < 1 else None
+        equal = map(torch.equal, copies.state_dict().values(), model.state_dict().values())
+        right.put(all(equal) and copies(batch).equal(expected) and bool(nn.Linear(2, 2).weight.abs().max() < 1))
 
     traced = trainings.mlp()
     traced.other = Copied(copied)
@@ -98,8 +93,8 @@ def test_another_thread_copies_builds_and_runs_its_model_while_a_step_is_traced(
 
     profiler.explain(traced, (batch, batch), loss=loss, device="t4")
 
-    assert times.qsize() >= 2  # as the module is copied, and in its step
-    assert wrong.empty()
+    assert right.qsize() >= 2  # as the module is copied, and in its step
+    assert all(right.get() for _ in range(right.qsize()))
 
 
 def interrupted(function, given, seconds):
@@ -157,11 +152,3 @@ def test_a_gpu_that_is_used_later_gets_the_seed_that_it_would_have_had():
     FUNCTIONS["explain"](trainings.mlp(), (batch, batch), nn.functional.mse_loss)
 
     assert vars(torch.cuda._lazy_seed_tracker) == awaited
-
-
-def test_the_import_of_the_functions_draws_no_numbers():
-    code = "import random, profiler; random.seed(5); profiler.explain; print(random.random())"
-
-    drawn = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-
-    assert float(drawn) == random.Random(5).random()

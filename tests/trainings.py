@@ -13,12 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, ROWS = 8, 4
-OF_PYTHON, OF_NUMPY, LEGACY, OF_TORCH = (
-    random.Random(),
-    np.random.default_rng(),
-    np.random.RandomState(),
-    torch.Generator(),
-)
+OF_PYTHON, OF_NUMPY = random.Random(), np.random.default_rng()
+LEGACY, OF_TORCH = np.random.RandomState(), torch.Generator()
 NUM_CALLS, SEEN = 0, []
 
 
@@ -28,10 +24,6 @@ def _block() -> nn.Module:
 
 def mlp() -> nn.Module:
     return nn.Sequential(*(_block() for _ in range(3)))
-
-
-def transformer() -> nn.Module:
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True), 2)
 
 
 class Noisy(nn.Module):
@@ -148,7 +140,6 @@ def compiled() -> nn.Module:
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
-    "transformer": transformer,
     "noisy": Noisy,
     "lazy": lazy,
     "ddp": data_parallel,
@@ -170,8 +161,7 @@ def train(kind: str, between: Callable[[nn.Module, Any, Any], object] = lambda n
         seed(11)
     OF_NUMPY.bit_generator.state = np.random.default_rng(11).bit_generator.state
     net, of_loss, order = KINDS[kind](), [0], np.random.default_rng(12)
-    data = torch.randn(16, 3, WIDTH) if kind == "transformer" else torch.randn(16, WIDTH)
-    optimizer = None
+    data, optimizer = torch.randn(16, WIDTH), None
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         of_loss[0] += 1
