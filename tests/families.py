@@ -29,7 +29,11 @@ TORCHVISION = (
     "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vit_b_32", "wide_resnet50_2",
 )  # fmt: skip
 OWN_SIZE = ("inception_v3", "maxvit_t")  # which insist on it; the others train on 32 pixels
-HUGGING_FACE = (
+FAMILIES = (
+    *(
+        f"torchvision:{name}:{'' if name in OWN_SIZE else 'size=64,' if name == 'alexnet' else 'size=32,'}classes=10"
+        for name in TORCHVISION
+    ),
     f"hf:bert:hidden_size=32,intermediate_size=64,num_attention_heads=2,num_hidden_layers=3,{TINY}",
     f"hf:gpt2:n_embd=32,n_head=2,n_layer=3,{TINY}",
     f"hf:llama:{LLAMA}",
@@ -40,13 +44,6 @@ HUGGING_FACE = (
     f"hf:bart:{STACKS},max_position_embeddings=64",
     "hf:vit:hidden_size=32,intermediate_size=64,num_attention_heads=2,num_hidden_layers=3,patch_size=16,size=32",
     f"hf:whisper:{STACKS},max_source_positions=50,max_target_positions=64,num_mel_bins=16",
-)
-FAMILIES = (
-    *(
-        f"torchvision:{name}:{'' if name in OWN_SIZE else 'size=64,' if name == 'alexnet' else 'size=32,'}classes=10"
-        for name in TORCHVISION
-    ),
-    *HUGGING_FACE,
 )
 HEAD = """# Models that have been run
 

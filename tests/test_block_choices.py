@@ -142,10 +142,6 @@ FOUND = {
         lambda: module(enc=module(layers=layers(3)), dec=module(layers=layers(2)), few=nn.ModuleList(leaves(2))),
         (*numbered("enc.layers", 3), *numbered("dec.layers", 2)),
     ),
-    "a large embedding does not hide a small stack": (
-        lambda: module(embed=nn.Embedding(30522, 4), layers=nn.ModuleList(leaves(3)), head=nn.Linear(4, 30522)),
-        numbered("layers", 3),
-    ),
     "stems and heads of single operators are left out beside blocks": (
         lambda: module(
             stem=nn.Sequential(*leaves(2)), stage=nn.Sequential(branch(), branch()), top=nn.Sequential(*leaves(2))

@@ -145,18 +145,6 @@ def test_a_batch_from_data_takes_what_a_drawn_one_does_and_on_a_cpu_what_is_meas
     assert abs(on_cpu.readings.peak_bytes - real) <= FEW
 
 
-@pytest.mark.slow
-def test_a_factory_that_computes_on_its_data_is_rehearsed_on_the_device(tmp_path):
-    words = ("rehearse", f"{from_data.__file__}:make:source=workers", "--device", "h100", "--memory", "200GiB")
-    done = gcprof(*words, "--strategies", "none", cwd=tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "results").glob("*/manifest.json")
-    (record,) = store.load(run.parent).records
-    assert [note.code for note in record.notes] == ["GCP039", "GCP016"]
-    assert sizes(record) == sizes(predict(trial("make", "fake:h100", source="workers")))
-
-
 # --- steps whose sizes depend on where tokens are routed: predicted for a stated routing, real with that routing
 
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.analysis.live_bytes import floor
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import live
 from profiler.planning.chain import Chain, Plan, plan_file_of
-from profiler.planning.simulator import all_stages, largest_stage, none, simulate
+from profiler.planning.simulator import all_stages, none, simulate
 from profiler.predicting import stages as stages_module
 from profiler.predicting.prediction import predict
 from profiler.predicting.stages import stages
@@ -201,11 +200,3 @@ def test_costs_are_the_blocks_that_the_allocator_gives():
     chain = stages(Trial(case=kept, passes=("memory",)))
 
     assert none(chain).cost.peak_bytes == predict(Trial(case=kept)).readings.peak_bytes  # 0.5 % less by requests
-
-
-@pytest.mark.slow
-def test_plan_has_the_floor_of_explain_where_modules_outside_of_the_blocks_save():
-    trial = Trial(case=case("transformer"), passes=("memory",))
-    built, trace, _ = trace_case(trial.case)
-
-    assert largest_stage(stages(trial))[1] == floor(trace, blocks=built.workload.blocks).nbytes

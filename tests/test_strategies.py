@@ -1,7 +1,6 @@
 """What strategies do to a module."""
 
 import inspect
-from dataclasses import dataclass
 from functools import partial, partialmethod
 
 import pytest
@@ -67,22 +66,12 @@ def test_every_strategy_computes_each_block_as_often_as_it_says(strategy, expect
     assert [1 + applied.recomputes.get(index, 0) for index in range(6)] == expected
 
 
-@dataclass
-class Boxed:
-    x: torch.Tensor
-
-
-class Unboxing(Counted):
-    def forward(self, x: torch.Tensor | Boxed) -> torch.Tensor:
-        return super().forward(x.x if isinstance(x, Boxed) else x)
-
-
 class Tapped(nn.Module):
     """Each block feeds the next one, and something else besides."""
 
     def __init__(self, tap) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Unboxing() for _ in range(4)])
+        self.layers = nn.ModuleList([Counted() for _ in range(4)])
         self.tap = tap
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -98,7 +87,6 @@ TAPS = {
     "by an item": lambda x, index, total, kept: total.__setitem__(index, x.detach()) or x,
     "by what is returned": lambda x, index, total, kept: kept.append(x) or x,
     "written over": lambda x, index, total, kept: x.relu_(),
-    "a dataclass": lambda x, index, total, kept: Boxed(x) if index < 3 else x,
 }
 
 
@@ -108,7 +96,7 @@ def test_a_module_that_does_more_than_chain_its_blocks_is_unsupported_and_not_ch
     module, x = Tapped(TAPS[tap]), torch.ones(2, 3)
     expected = module(x)
 
-    with pytest.raises(Unsupported, match=f"cannot be run together.*{tap if 'class' in tap else ''}"):
+    with pytest.raises(Unsupported, match="cannot be run together"):
         profiler.apply(module, strategy, example=x)
     with pytest.raises(Unsupported, match="pass a batch as example="):
         profiler.apply(module, strategy)
@@ -161,29 +149,24 @@ def test_selective_refuses_an_operator_that_aten_does_not_have(word):
 
 
 @pytest.mark.parametrize(  # of transformers since 5.23 and before, and of diffusers
-    ("on", "word"),
-    [
-        ("{}_checkpointing_enable", "activation"),
-        ("{}_checkpointing_enable", "gradient"),
-        ("enable_gradient_checkpointing", "gradient"),
-    ],
+    "on", ["activation_checkpointing_enable", "gradient_checkpointing_enable", "enable_gradient_checkpointing"]
 )
-def test_the_switch_of_diffusers_and_of_transformers_is_used_by_the_name_that_it_has(on, word):
+def test_the_switch_of_diffusers_and_of_transformers_is_used_by_the_name_that_it_has(on):
     class Model(Counted):
         gradient_checkpointing, given = False, ()
 
         def switch(self, *given, on=True):
             self.gradient_checkpointing, self.given = on, given
 
-    setattr(Model, on.format(word), Model.switch)
-    setattr(Model, on.format(word).replace("enable", "disable"), partialmethod(Model.switch, on=False))
+    setattr(Model, on, Model.switch)
+    setattr(Model, on.replace("enable", "disable"), partialmethod(Model.switch, on=False))
     module = Model()
 
     applied = strategies.hugging_face(workload(module, ("linear",)))
     is_on, given = module.gradient_checkpointing, module.given
     applied.switch(False)
 
-    assert (is_on, given) == (True, ({"use_reentrant": False},) if "{" in on else ())
+    assert (is_on, given) == (True, ({"use_reentrant": False},) if on.endswith("enable") else ())
     assert (applied.split, applied.keeps_own) == ("1 switched on", True)
     assert not module.gradient_checkpointing
 

@@ -161,18 +161,6 @@ def interpret(program) -> list[int]:
     return held
 
 
-def test_a_prediction_keeps_its_timeline_by_category_with_its_peak_and_who_held_it():
-    model = Choice("transformer:layers=6,width=32,heads=2,sequence=16")
-    case = make.case("segments:k=3", model=model, batch_size=4, device="fake:cpu")
-
-    readings = predict(Trial(case=case, passes=("memory",))).readings
-
-    kept = readings.timeline
-    sums = [sum(values) for values in zip(*kept.nbytes.values(), strict=True)]
-    assert max(sums) == readings.peak_bytes
-    assert sum(kept.modules.values()) <= readings.peak_bytes
-
-
 # --- what a forward frees is told apart from what it saves: the numbers are worked out by hand
 
 
