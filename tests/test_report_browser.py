@@ -113,11 +113,3 @@ def test_axe_finds_nothing_and_a_phone_scrolls_down_only(visit, name, scheme):
 
     assert axe.run(page).response["violations"] == []
     assert page.evaluate("document.documentElement.scrollWidth") == 360
-
-
-def test_without_scripts_the_choices_and_every_number_are_there(visit):
-    page = visit("reference", java_script_enabled=False)
-
-    assert page.locator(".choices li").all_inner_texts()[-1].startswith("from 52.7 MiB: take none")
-    assert not page.locator(".slider").is_visible()
-    assert page.locator("table.sortable tbody tr").count() == 7

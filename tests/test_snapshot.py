@@ -55,9 +55,6 @@ def test_the_peak_and_what_is_reserved_are_the_allocators_own_and_what_a_loop_ke
     assert f"peak {peak / 2**20:.1f} MiB" in capsys.readouterr().out
 
 
-# --- by hand
-
-
 def entry(action: str, addr: int, size: int, name: str = "", filename: str = "own.py") -> dict[str, object]:
     frames = [{"filename": filename, "name": name, "line": 7}] if name else []
     return {"action": action, "addr": addr, "size": size, "frames": frames, "time_us": 0}
@@ -107,9 +104,6 @@ def test_a_stack_tells_the_category(filename, name, category):
 def test_other_plain_data_are_no_snapshot(content):
     with pytest.raises(UserError, match="not a CUDA memory snapshot"):
         explain_snapshot(content)
-
-
-# --- hostile pickles
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

@@ -80,9 +80,6 @@ def test_the_export_looks_as_it_did(name, suffix):
     golden_files.compare(f"troubled.{suffix}", text)
 
 
-# --- numbers as they are shown
-
-
 SHOWN: dict[Any, dict[Any, str]] = {  # in three digits; a column has the largest unit of which there are ten
     units.bytes_text: {0: "0 B", 1023: "1023 B", KIB: "1.00 KiB", 100 * MIB: "100 MiB", 3 * GIB // 2: "1.50 GiB"},
     units.seconds_text: {2.0: "2.00 s", 0.0123: "12.3 ms", 4.5e-6: "4.50 us", 5e-9: "5 ns"},

@@ -24,10 +24,6 @@ from tests.compared_runs import compare_runs
 from tests.make import MIB
 
 
-def _explanation() -> list[Table]:
-    return explanation.tables(longest(), title="transformer:layers=12, segments:k=2 on fake:cuda")
-
-
 def longest() -> Explanation:
     """With names that are longer than any screen."""
     name = "model.decoder.layers.{}.self_attention.projection.that.goes.on"
@@ -112,7 +108,7 @@ MODELS = examples.sweep((2,), device="fake:cuda") + examples.sweep((4,), model="
 VIEWS: dict[str, Callable[[], list[Table]]] = {
     "troubled": lambda: main(examples.table(examples.troubled())),
     "models": lambda: main(examples.table(MODELS)),
-    "explanation": _explanation,
+    "explanation": lambda: explanation.tables(longest(), title="transformer:layers=12, segments:k=2 on fake:cuda"),
     "samples": _samples,
     "reproduction": _reproduction,
     "compare": lambda: comparison.tables(three_runs()),
