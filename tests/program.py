@@ -11,7 +11,6 @@ import sys
 import time
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -82,12 +81,11 @@ def row_names(stdout: str) -> list[str]:
 class Started:
     """The program at work, its stderr read as it comes; the tag finds all of its processes."""
 
-    def __init__(self, *words: str, cwd: Path, tag: str, code: str | None = None, **more: Any) -> None:
-        how = ["-c", code] if code else ["-m", "profiler"]
+    def __init__(self, *words: str, cwd: Path, tag: str) -> None:
         self.stderr = ""
         self._process = subprocess.Popen(
-            [sys.executable, *how, *words], cwd=cwd, env=environment(**{TAG: tag}), stdin=subprocess.DEVNULL,
-            stdout=more.pop("stdout", subprocess.PIPE), stderr=subprocess.PIPE, **more,
+            [sys.executable, "-m", "profiler", *words], cwd=cwd, env=environment(**{TAG: tag}),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self.send = self._process.send_signal
 

@@ -8,7 +8,6 @@ from profiler.analysis.rows import rows
 from profiler.planning import chain as chains
 from profiler.planning.simulator import none, ways
 from profiler.planning.solver import best, frontier
-from profiler.views.plots import frontier as plots
 from profiler.views.tables import Paper, plans, text
 from profiler.views.tables.plans import ComparedPlan
 from tests import golden_files, make
@@ -60,18 +59,3 @@ def test_the_chosen_way_is_marked_and_its_range_and_the_error_of_its_costs_stand
     assert f"{(way.cost.step_seconds / reference / 1.2015 - 1) * 100:+.1f} %" in chosen
     assert f" ±{ceil(0.0021 / reference * 100)} %" in chosen
     golden_files.compare("plan-80.txt", f"{text([table], Paper(80)).plain}\n")
-
-
-def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(plots, "write", lambda figure, **how: drawn.append(figure()))
-
-    plots.plot_plans(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
-
-    (axes,) = drawn[0].axes
-    lines = {line.get_label(): line for line in axes.get_lines()}
-    stairs = list(zip(*lines["plans"].get_data(), strict=True))
-    extra = [(one.step_seconds / NONE.cost.step_seconds - 1) * 100 for one in FRONTIER]
-    assert stairs[:-1] == [(peak / MIB, time) for peak, time in zip(FRONTIER.peak_bytes, extra, strict=True)]
-    assert len(lines["uniform splits"].get_xdata()) == len(lines["the first N"].get_xdata()) == 12
-    assert lines["floor: static bytes and the largest stage"].get_xdata()[0] <= FRONTIER.peak_bytes[0] / MIB

@@ -119,9 +119,6 @@ def test_an_axis_that_does_not_begin_at_zero_says_so():
     assert labels(10, 0.1) == [False, False]
 
 
-# --- over axes: heat, growth, throughput
-
-
 # the ends of each line of the contour: a column ends at its number and a half, and the rows are none, sqrt, all
 FITS = {((2.5, 2.5), (-0.5, 0.5)), ((2.5, 3.5), (0.5, 0.5))}  # none at 64 is out of memory; sqrt at 64 below it is not
 NEEDED = {((1.5, 1.5), (-0.5, 0.5)), ((1.5, 2.5), (0.5, 0.5)), ((2.5, 3.5), (0.5, 0.5))}  # at 16 164 MiB, at 32 228
@@ -148,24 +145,6 @@ def test_every_cell_has_its_peak_or_a_word_and_a_curve_how_it_grows():
     assert {f"{row.readings.peak_bytes / MIB:.1f}" for row in batches() if row.outcome == "ok"} <= set(shown)
     assert (shown["invalid"], shown["·"]) == (1, 1)  # the latter did not run
     assert curves["none\n100 + 4 n"] == 1  # MiB without checkpointing, and 4 a sample
-
-
-def test_names_at_the_ends_keep_apart_and_inside_in_the_order_of_the_peaks():
-    records = [
-        make.record(f"segments:k={k}", case=make.case(f"segments:k={k}", batch_size=size), peak=size * (100 + k))
-        for k in range(2, 14)
-        for size in (8, 16, 32)
-    ]
-
-    axes = draw(examples.table(records), kind="growth").axes[0]
-
-    axes.figure.draw_without_rendering()  # places what leads to a point
-    names = sorted((text for text in axes.texts if "segments" in text.get_text()), key=lambda text: box(text).y0)
-    assert [text.get_text().split("\n")[0] for text in names] == [f"segments:k={k}" for k in range(2, 14)]
-    assert lie_apart([box(text) for text in names], axes.get_window_extent())
-
-
-# --- a step over time
 
 
 STRATEGIES = ("none", "segments:k=2", "all")
@@ -209,9 +188,6 @@ def test_a_panel_for_each_strategy_in_their_order_has_its_recomputes_shaded_and_
         assert highest * 1024 == pytest.approx(max(held))
         assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([held.index(max(held))], [max(held) / 1024])
         assert any(text.startswith(f"peak {bytes_text(max(held))}: ") for text in texts(axes))
-
-
-# --- styles
 
 
 def cropped(figure: Figure) -> list[str]:
