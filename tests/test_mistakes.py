@@ -36,9 +36,7 @@ MISTAKES = {  # what is typed -> what is said, or the hint
     "explain mlp:wdth=3": "did you mean 'mlp:width=3'?",
     "explain model:GPT": "name the function that makes it with its batch: model:make\n",
     "explain loop.py:make": "hint: gcprof rehearse -- python loop.py runs it as it is; or write a function",
-    "run mlp --segments 4,x": "whole numbers from 1 to 1,000,000: 1,2,4, or 1..32",
     "run mlp --device h100": "--device fake:h100 predicts for it, --device rehearse:h100 rehearses it",
-    "explain hf:gpt2 --seq-len 512": "a model's options follow its name: hf:gpt2:sequence=512",
     "blocks train.py": "name it: train.py:make\n",  # which is not imported
     "predict mlp --memory 1GiB": "gcprof fit MODEL --memory SIZE",
     "run mlp --gpus 0,1": "--gpus: '0' is not a kind of GPU",

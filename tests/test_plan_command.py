@@ -29,13 +29,6 @@ WHOLE = 1424 * MIB  # its peak without checkpointing
 SMALL = "transformer:layers=4,width=32"
 
 
-@pytest.fixture
-def named(here: Path) -> Path:
-    """Costs of stages that name their modules."""
-    (here / "named.json").write_bytes(encode_indented(with_modules(CHAIN)))
-    return Path("named.json")
-
-
 def plan(*words: object) -> int:
     return answer(["plan", *map(str, words)])
 
@@ -57,9 +50,10 @@ def test_one_document_holds_the_frontier_and_the_fastest_plan_that_fits(capsys):
 
 
 def test_a_plan_file_names_its_modules_replaces_what_is_there_by_force_alone_and_gives_its_code_without_torch(
-    named, capsys
+    here, capsys
 ):
-    words = ("--stages", named, "--budget", "60%")
+    (here / "named.json").write_bytes(encode_indented(with_modules(CHAIN)))
+    words = ("--stages", "named.json", "--budget", "60%")
     Path("plan.json").write_text("mine")
     assert plan(*words, "-o", "plan.json") == 2
     assert Path("plan.json").read_text() == "mine"

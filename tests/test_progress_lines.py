@@ -4,7 +4,6 @@ import io
 import re
 import signal
 import sys
-from collections.abc import Sequence
 from threading import Event
 
 import pytest
@@ -12,7 +11,6 @@ from rich.console import Console
 
 from profiler.analysis import progress
 from profiler.cli import answer, output
-from profiler.core.case import Case
 from profiler.engines.local import Local
 from profiler.views.tables.progress import Follow
 from tests import examples, golden_files, make
@@ -29,13 +27,6 @@ def test_of_every_failure_the_last_words_are_told(tmp_path):
     assert file.getvalue().count("a loss of integers") == len(progress.FAILURES) > 0
 
 
-def live(clock: list[float], cases: Sequence[Case]) -> Follow:
-    """Of a run at whose start, and then, it is so late as the clock's last says. Seconds."""
-    follow = Follow(io.StringIO(), cases, clock=lambda: clock[-1])
-    follow._console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
-    return follow
-
-
 def drawn(follow: Follow) -> str:
     """What the terminal shows, without what turns."""
     with follow._console.capture() as captured:
@@ -45,7 +36,9 @@ def drawn(follow: Follow) -> str:
 
 def test_a_terminal_shows_the_table_as_far_as_it_has_come():
     clock, records = [0.0], examples.sweep((1, 2))
-    follow = live(clock, [record.case for record in (*records, *records)])
+    cases = [record.case for record in (*records, *records)]
+    follow = Follow(io.StringIO(), cases, clock=lambda: clock[-1])  # seconds
+    follow._console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
     shown = [drawn(follow)]
 
     for seconds, record in zip((8.0, 20.0, 30.0), records, strict=True):

@@ -13,7 +13,7 @@ from profiler.core.case import Choice
 from profiler.core.record import Built, Note
 from profiler.views.tables import comparison
 from profiler.workflows import reproduce, spec
-from profiler.workflows.reproduce import SIZES, System
+from profiler.workflows.reproduce import SIZES
 from tests import examples, make
 from tests.make import MIB, case, failed, record
 
@@ -21,18 +21,14 @@ NAMES = reproduce.names()
 RANDOM_STATE = 5056  # bytes of the CPU's, which every checkpoint keeps
 
 
-def cases(system: System, size: str, device: str = "cuda:0"):
-    request = getattr(system, size).request
-    return list(dict.fromkeys(trial.case for trial in spec.check(request, lambda word: device).trials))
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_figure_is_about_exactly_one_case_of_its_plan_or_is_fitted_to_at_least_three(name, size):
-    system = reproduce.find(name)
-    planned = cases(system, size, device="cpu" if size == "cpu" else "cuda:0")
+    system = getattr(reproduce.find(name), size)
+    trials = spec.check(system.request, lambda word: "cpu" if size == "cpu" else "cuda:0").trials
+    planned = {trial.case for trial in trials}
 
-    for wanted in getattr(system, size).wanted:
+    for wanted in system.wanted:
         chosen = sum(wanted.chooses(case) for case in planned)
         is_fitted = wanted.quantity.endswith("_growth")
         assert chosen >= 3 if is_fitted else chosen == 1, (wanted.label, wanted.quantity, chosen)
