@@ -40,6 +40,8 @@ def test_a_terminal_shows_the_table_as_far_as_it_has_come():
     follow = Follow(io.StringIO(), cases, clock=lambda: clock[-1])  # seconds
     follow._console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
     shown = [drawn(follow)]
+    clock.append(11.0)
+    assert follow.line() == "0/6  0:00:11"  # longer than the guess, which is not shown any more
 
     for seconds, record in zip((8.0, 20.0, 30.0), records, strict=True):
         clock.append(seconds)
