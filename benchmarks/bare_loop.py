@@ -124,33 +124,18 @@ def prepared(row: dict[str, Any], device: str = "cuda") -> tuple[nn.Module, list
     return module, blocks, step
 
 
-def run(row: dict[str, Any], *, timed: int = 0, gradients: dict[str, torch.Tensor] | None = None) -> dict[str, Any]:
-    """Return the bytes of one step: its peak, what the forward saves, and what the allocator holds at most.
-
-    On a real device, the milliseconds of so many `timed` steps too; `gradients` gets those of the first step.
-    """
-    module, blocks, step = prepared(row)
+def run(row: dict[str, Any]) -> dict[str, int]:
+    """Return the bytes of one step: its peak, what the forward saves, and what the allocator holds at most."""
+    _module, blocks, step = prepared(row)
     step()
-    if gradients is not None:
-        gradients |= {name: weight.grad.cpu() for name, weight in module.named_parameters() if weight.grad is not None}
     torch.cuda.reset_peak_memory_stats()
     saved = step()
-    figures = {
+    return {
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "saved_bytes": saved,
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "num_blocks": len(blocks),
     }
-    return figures | ({"milliseconds": [_milliseconds(step) for _ in range(timed)]} if timed else {})
-
-
-def _milliseconds(step: Callable[[], object]) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    step()
-    end.record()
-    end.synchronize()
-    return round(begin.elapsed_time(end), 3)
 
 
 def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -53,17 +53,15 @@ class Step(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where the archive goes")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of all steps together")
     parser.add_argument("--only", default="", help="steps, by commas")
     parser.add_argument("--patience", type=float, default=1.0, help="times as many seconds, for a dry run")
     parser.add_argument("--small", action="store_true", help="small models: a dry run")
     asked = parser.parse_args()
-    until = time.monotonic() + asked.seconds * asked.patience
+    until = time.monotonic() + SECONDS * asked.patience
     asked.folder.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="gcprof-gpu-"))
     codes: list[int] = []
-    every = steps(work, asked.device, patience=asked.patience, small=asked.small)
+    every = steps(work, patience=asked.patience, small=asked.small)
     assert sum(step.seconds for step in every if step.name not in LATER) <= SECONDS
     for step in every:
         if asked.only and step.name not in asked.only.split(","):
@@ -77,33 +75,31 @@ def main() -> int:
     return int(any(codes))
 
 
-def steps(work: Path, device: str, *, patience: float = 1.0, small: bool = False) -> list[Step]:
+def steps(work: Path, *, patience: float, small: bool) -> list[Step]:
     """What is run, in order. The rows and the tests beside them are of bytes, which neighbors leave as they are."""
-    there = f"--device {device}"
     sweep = "--model mnist-cnn:channels=8 --batch-size 8" if small else ""
     bytes_tests = "-n 0 tests/test_predict.py -k static_bytes" if small else f"-n 5 --dist worksteal {BYTES}"
-    published = "--predict" if small else there
+    published = "--predict" if small else "--device cuda:0"
     plan = "transformer:layers=4,width=256 --batch-size 16" if small else BERT
     tests = "tests/test_gpu.py -k bare_loop" if small else OTHERS
     rows = f"python -m benchmarks.gpu_rows {work}/rows.jsonl --seconds {75 * patience}"
     commands = {  # by step, with its seconds
         ("facts", 45): {
-            "facts": f"python -m benchmarks.gpu_rows --facts {device}",
+            "facts": "python -m benchmarks.gpu_rows --facts cuda:0",
             "imports": f"python -c '{IMPORTED}'",  # read from a cold disk
             "environment": "python -m torch.utils.collect_env",
         },
-        ("sweep", 110): f"gcprof run {sweep} --segments 1,2,4,8,16,32 --predict {there} -o {work}/sweep",
+        ("sweep", 110): f"gcprof run {sweep} --segments 1,2,4,8,16,32 --predict --device cuda:0 -o {work}/sweep",
         ("rows", 110): {
             "rows": f"{rows} --most 3 --workers 2" if small else rows,
             "tests-bytes": f"pytest {bytes_tests}",
         },
-        ("bare", 40): f"python -m benchmarks.gpu_rows --bare {'mnist' if small else ''}",
         ("bert", 100): f"gcprof reproduce bert {published} -o {work}/bert",
-        ("trainer", 40): f"gcprof reproduce hf-trainer {there} -o {work}/trainer",
+        ("trainer", 40): f"gcprof reproduce hf-trainer --device cuda:0 -o {work}/trainer",
         ("resnet152", 65): f"gcprof reproduce resnet152 {published} -o {work}/resnet152",
-        ("plan", 60): f"gcprof plan {plan} {there} --budget 75% --rounds 1 -o {work}/plan.json",
+        ("plan", 60): f"gcprof plan {plan} --device cuda:0 --budget 75% --rounds 1 -o {work}/plan.json",
         ("tests", 60): f"pytest -n 0 {tests}",
-        ("compiled", 45): f"gcprof run {COMPILED} --rounds 1 {there} -o {work}/compiled",
+        ("compiled", 45): f"gcprof run {COMPILED} --rounds 1 --device cuda:0 -o {work}/compiled",
     }
     if small:
         del commands["trainer", 40]  # which a hollow device refuses

@@ -6,13 +6,9 @@ a line, as they come: a run that is cut off loses what was at work. `--against` 
 measured the file's rows it rehearses and predicts the same steps for the GPU that the records name, and prints how far
 each is from what was measured.
 
-`--bare [WORD ...]` runs loops of plain PyTorch there instead (`benchmarks.bare_loop`), of the models that a word names.
-Each line has what `torch.cuda.max_memory_allocated` and events say, and whether the gradients of the first step equal
-those of the plain loop to the bit. A second plain loop shows whether the step is deterministic at all. `--facts DEVICE`
-prints the card's own numbers beside its file in configs/devices, and two ceilings.
+`--facts DEVICE` prints the card's own numbers beside its file in configs/devices, and two ceilings.
 """
 
-import json
 import os
 import random
 import sys
@@ -21,14 +17,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
-from benchmarks import Row, keep, kept, parser, record
-from benchmarks.instrument import HEAD, READINGS, rows
+from benchmarks import keep, kept, parser, record
+from benchmarks.instrument import READINGS, rows
 from profiler.core import gpu_specs
 from profiler.core.case import OPERATORS, Case
 from profiler.core.gpu_specs import FAKE, REHEARSE
@@ -36,29 +29,17 @@ from profiler.core.record import Record
 from profiler.engines.local import Local
 from profiler.rehearsal.device import open_if_asked
 
-STEPS, WARMUP = 13, 3
-LOOPS = (
-    Row(model="mnist-cnn:channels=32,layers=30", batch_size=64, strategy="segments:k=8"),
-    Row(model=f"hf:bert:{HEAD},intermediate_size=1024", batch_size=256, optimizer="adamw", strategy="hf"),
-    Row(model="torchvision:resnet50", batch_size=32, strategy="all"),
-)
-
 
 def main() -> int:
-    arguments = parser(__doc__, "the file; with --bare, words of models")
+    arguments = parser(__doc__, "the file")
     arguments.add_argument("--workers", type=int, default=6)
     arguments.add_argument("--seconds", type=float, default=120.0, help="no row begins later")
     arguments.add_argument("--most", type=int, help="rows")
     arguments.add_argument("--against", action="store_true", help="rehearse and predict what the file holds")
-    arguments.add_argument("--bare", action="store_true", help="loops of plain PyTorch")
     arguments.add_argument("--facts", metavar="DEVICE", help="what the card is")
     asked = arguments.parse_args()
-    if asked.bare or asked.facts:
-        open_if_asked()  # of a dry run: before torch is imported
-        for row in LOOPS if asked.bare else ():
-            if not asked.names or any(word in row.model for word in asked.names):
-                bare(row)
-        return facts(asked.facts) if asked.facts else 0
+    if asked.facts:
+        return facts(asked.facts)
     (file,) = map(Path, asked.names)
     if asked.against:
         return against(file, asked.most)
@@ -113,29 +94,9 @@ def _apart(measured: Record, other: Record) -> str:
     return " ".join(f"{theirs / own - 1:+9.3%}" if own and theirs is not None else f"{'-':>9}" for own, theirs in pairs)
 
 
-def bare(row: Row) -> None:
-    """Print what loops of plain PyTorch take: without the row's strategy, again, and under it."""
-    import torch
-
-    from benchmarks import bare_loop
-
-    plain: dict[str, torch.Tensor] = {}
-    for name in ("none", "none again", row.strategy):
-        torch._C._cuda_clearCublasWorkspaces()  # which torch keeps before 2.15
-        torch.cuda.empty_cache()
-        torch.manual_seed(0)
-        began, gradients = time.monotonic(), dict[str, torch.Tensor]()
-        under = {**to_builtins(row), "strategy": name.partition(" ")[0]}
-        figures: dict[str, Any] = bare_loop.run(under, timed=STEPS, gradients=gradients)
-        plain = plain or gradients
-        figures["equal"] = all(torch.equal(plain[key], gradients[key]) for key in plain)
-        figures["median_milliseconds"] = median(figures["milliseconds"][WARMUP:])
-        named = {"model": row.model, "batch_size": row.batch_size, "strategy": name}
-        print(json.dumps({**named, **figures, "seconds": round(time.monotonic() - began, 1)}), flush=True)
-
-
 def facts(device_name: str) -> int:
     """Print what the card is beside its file in configs/devices, and two ceilings."""
+    open_if_asked()  # of a dry run: before torch is imported
     import torch
     from torch.utils.benchmark import Timer
 
