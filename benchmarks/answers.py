@@ -6,7 +6,7 @@ smallest and largest; on the clock, and of the processor's time, which other wor
 is a run to its first complete table, of one round; `run` has all rounds. `trial` is the time from the request to
 the worker's first line, and that of a whole tiny trial with all three passes, over a new interpreter's imports, in the
 quickest of three engines, since what others do only adds to them. Fails where a ratio on the clock is above its goal;
-the goals are of 2 quiet cores, and the load is printed. `--turns N` and names of lines choose.
+the goals are of 2 quiet cores, and the load is printed. Names of lines choose.
 """
 
 import os
@@ -59,15 +59,13 @@ QUESTIONS = {
 
 
 def main() -> int:
-    arguments = parser(__doc__, f"of trial, {', '.join(QUESTIONS)}")
-    arguments.add_argument("--turns", type=int)
-    asked = arguments.parse_args()
+    asked = parser(__doc__, f"of trial, {', '.join(QUESTIONS)}").parse_args()
     print(f"load before {_load()}", flush=True)
     names = asked.names or ["trial", *QUESTIONS]
     misses, seconds = _trial() if "trial" in names else 0, dict[str, float]()
     for name in names:
         if question := QUESTIONS.get(name):
-            missed, seconds[name] = _ask(name, question, turns=asked.turns or question.turns)
+            missed, seconds[name] = _ask(name, question)
             misses += missed
     if {"rehearse", "rehearse-7"} <= seconds.keys():
         further = (seconds["rehearse-7"] - seconds["rehearse"]) / SEVEN.count(",")
@@ -76,10 +74,10 @@ def main() -> int:
     return int(misses > 0)
 
 
-def _ask(name: str, question: Question, *, turns: int) -> tuple[bool, float]:
+def _ask(name: str, question: Question) -> tuple[bool, float]:
     """Print the line of a command; return whether it missed its goal, and the command's seconds."""
     clock, processor, seconds = [], [], []
-    for _ in range(turns):
+    for _ in range(question.turns):
         with tempfile.TemporaryDirectory() as folder:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             if "--" in question.words:

@@ -130,7 +130,6 @@ class Fits(Struct, frozen=True, kw_only=True):
 
 def main() -> int:
     arguments = parser(__doc__, "of steps")
-    arguments.add_argument("--no-compiled", action="store_true", help="leave the compiled budget out: it takes minutes")
     arguments.add_argument("--twins", action="store_true", help="measure small steps on this CPU, on quiet cores")
     asked = arguments.parse_args()
     folder = asked.output or FOLDER
@@ -138,8 +137,7 @@ def main() -> int:
     known = {one.name: one for one in kept(folder / "fit.jsonl", Fits)}
     for name in asked.names or [step.name for step in STEPS]:
         if not asked.twins:
-            way = "uncompiled" if asked.no_compiled else ""
-            known[name] = decode(spent(called("benchmarks.fit", "judged", name, way), stderr=None).output, Fits)
+            known[name] = decode(spent(called("benchmarks.fit", "judged", name), stderr=None).output, Fits)
             keep(folder / "fit.jsonl", known[name])
             for result in known[name].results:
                 print(name, *result.cells, f"{result.took_seconds:.0f} s", sep=" | ", flush=True)
@@ -152,24 +150,23 @@ def main() -> int:
     return int(bool(missed) and not asked.twins)
 
 
-def judged(name: str, without: str) -> Fits:
+def judged(name: str) -> Fits:
     """Run the step by each way."""
     (step,) = (step for step in STEPS if step.name == name)
-    limit, results, floor = _scripted() if name == SCRIPT.stem else _by_each(step, compiles=not without)
+    limit, results, floor = _scripted() if name == SCRIPT.stem else _by_each(step)
     return Fits(
         name=name, model=step.model, batch_size=step.batch_size, precision=step.precision, limit_bytes=limit,
         results=tuple(results), floor_bytes=floor,
     )  # fmt: skip
 
 
-def _by_each(step: Step, *, compiles: bool) -> tuple[int, list[Result], int | None]:
+def _by_each(step: Step) -> tuple[int, list[Result], int | None]:
     """Return the limit, what each way does, and the floor that gcprof proves."""
     with ModelOnDevice(step.request(to_rehearse(DEVICE))) as model:
         rivals = Rivals(model, tempfile.mkdtemp())
         reserved = rivals.none.readings.reserved_bytes or 0
         rivals.limit = limit = int(step.limit_gib * GIB if step.limit_gib else SHARE * reserved)
-        results = [rivals.result(*way) for way in WAYS]
-        results += [*([rivals.compiled()] if compiles else []), rivals.milp(), rivals.greedy()]
+        results = [*(rivals.result(*way) for way in WAYS), rivals.compiled(), rivals.milp(), rivals.greedy()]
     began = time.monotonic()
     words = replace(step, model=step.model.replace(FILE, str(Path(FILE).resolve()))).request(to_rehearse(DEVICE))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -147,18 +148,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> int:
     arguments = parser(__doc__, "rows in which all of these stand: hf: t4", minutes=MOST_MINUTES)
     arguments.add_argument("--rows", type=int, help="so many, spread over all")
-    arguments.add_argument("--no-estimate", action="store_true", help="leave the estimate out")
     arguments.add_argument("--layouts", action="store_true", help="operators on other layouts")
     asked = arguments.parse_args()
     everything = layouts() if asked.layouts else rows()
     chosen = [row for row in everything if all(word in str(row) for word in asked.names)]
     random.Random(0).shuffle(chosen)  # so that a part of them is spread over all
     with engine(rehearses=True) as rehearsing, engine(rehearses=False) as plain:
-
-        def found(row: Row) -> Judged:
-            return judge(row, rehearsing, None if asked.no_estimate else plain)
-
-        judged = resumed(chosen[: asked.rows], Judged, asked, found)
+        judged = resumed(chosen[: asked.rows], Judged, asked, partial(judge, rehearsing=rehearsing, estimating=plain))
     judged.sort(key=lambda one: everything.index(one.row))
     text = f"{made('instrument' + ' --layouts' * asked.layouts)}\n\n{_summary(judged)}\n"
     if not asked.layouts:
@@ -205,13 +201,13 @@ def engine(*, rehearses: bool) -> Local:
     return Local(stage_seconds=600.0, rehearses=rehearses, measures=rehearses)
 
 
-def judge(row: Row, rehearsing: Local, estimating: Local | None) -> Judged:
+def judge(row: Row, rehearsing: Local, estimating: Local) -> Judged:
     """Rehearse the row, run its bare loop where it is not refused, and estimate it meanwhile."""
     with ThreadPoolExecutor() as pool:
-        guess = pool.submit(record, estimating, row.case(FAKE + row.device)) if estimating else None
+        guess = pool.submit(record, estimating, row.case(FAKE + row.device))
         rehearsed = record(rehearsing, row.case(REHEARSE + row.device))
         truth = bare(row, sizes=_sizes(rehearsed)) if rehearsed.outcome != "skipped" else {}
-        estimated = guess.result() if guess else None
+        estimated = guess.result()
     if rehearsed.outcome == "skipped":
         return Judged(row=row, refused=rehearsed.detail)
     error = truth.get("error")
@@ -222,8 +218,8 @@ def judge(row: Row, rehearsing: Local, estimating: Local | None) -> Judged:
         failed = f"the bare loop has other blocks than gcprof's {rehearsed.built.num_blocks}"
     if failed is not None:
         return Judged(row=row, failed=f"{rehearsed.outcome}: {failed}")
-    is_estimated = estimated is not None and estimated.outcome == "ok"
-    return Judged(row=row, rehearsed=_bytes(rehearsed), truth=truth, estimate=_bytes(estimated) if is_estimated else {})
+    estimate = _bytes(estimated) if estimated.outcome == "ok" else {}
+    return Judged(row=row, rehearsed=_bytes(rehearsed), truth=truth, estimate=estimate)
 
 
 def bare(row: Row, *, sizes: Sequence[int] = (), segments: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
@@ -247,8 +243,7 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
     return bare_loop.answer(row)
 
 
-def _bytes(found: Record | None) -> dict[str, int]:
-    assert found is not None
+def _bytes(found: Record) -> dict[str, int]:
     return {name: getattr(found.readings, name) or 0 for name in READINGS}
 
 
