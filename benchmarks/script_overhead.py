@@ -1,46 +1,38 @@
 """What the watch costs a training script: `just bench-script-overhead`; on quiet cores.
 
 A step of about 10 ms on the CPU, of four transformer blocks, in pairs of one process: with the watch's hooks, and with
-none. Fails above 2 %. The same step on a hollow GPU, where the watch also reads and resets the allocator's counters and
-writes its lines: the difference in milliseconds, which a real GPU's host would pay too, without a bound. Whole
-rehearsals of scripts are lines of `benchmarks.answers`.
+none. Fails above 2 %. Whole rehearsals of scripts, on a hollow GPU, are lines of `benchmarks.answers`.
 """
 
 import inspect
-import json
 import sys
 import tempfile
 from collections.abc import Callable
-from statistics import median, quantiles
+from statistics import median
 
 from msgspec import UNSET
 
-from benchmarks import GCPROF, called, spent
+from benchmarks import called, spent
 from profiler.core.stats import ratio_of_pairs
 from profiler.scripts.launch import INJECT
 from tests.scripts import runs
 
 STEPS, WARM_UP, STEP_RATIO = 400, 20, 1.02
 WORDS = called("benchmarks.script_overhead", "paired_steps")
-REHEARSE = (*GCPROF, "rehearse", "--device", runs.DEVICE, "--quiet", "--", *WORDS, "cuda")
 
 
 def main() -> int:
     """Print what the watch costs a step; the exit code says whether it is too much on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
-        on_cpu = spent((*WORDS, "cpu"), env=runs.environment(GCPROF_WATCH=folder)).answer
-        hollow = json.loads(spent(REHEARSE, env=runs.environment()).output.splitlines()[0])
-    ratio, limits = ratio_of_pairs([watched / plain for watched, plain in on_cpu])
+        pairs = spent(WORDS, env=runs.environment(GCPROF_WATCH=folder)).answer
+    ratio, limits = ratio_of_pairs([watched / plain for watched, plain in pairs])
     low, high = limits or (ratio, ratio)
-    plain = median(plain for _, plain in on_cpu) * 1e3
+    plain = median(plain for _, plain in pairs) * 1e3
     print(f"step on the CPU, {plain:.1f} ms: {ratio:.4f} ({low:.4f} to {high:.4f}) of it with the watch", flush=True)
-    low, more, high = (1e3 * value for value in quantiles([watched - plain for watched, plain in hollow], n=4))
-    plain = median(plain for _, plain in hollow) * 1e3
-    print(f"step on a hollow GPU, {plain:.1f} ms of the host: {more:.2f} ms ({low:.2f} to {high:.2f}) more")
     return int(ratio > STEP_RATIO)
 
 
-def paired_steps(device: str) -> list[tuple[float, float]]:
+def paired_steps() -> list[tuple[float, float]]:
     """Return the seconds of pairs of steps: with the watch, and without. In a process of its own."""
     import torch
     from torch import nn
@@ -48,17 +40,16 @@ def paired_steps(device: str) -> list[tuple[float, float]]:
     from profiler.measuring.devices import open_device
     from profiler.measuring.meters import time as timing
 
-    if device == "cpu":
-        sys.path.insert(0, str(INJECT))
-        vars(torch._C).pop("_cuda_attach_out_of_memory_observer", None)  # asks for a driver
-        import gcprof_watch  # type: ignore[import-not-found, unused-ignore]
+    sys.path.insert(0, str(INJECT))
+    vars(torch._C).pop("_cuda_attach_out_of_memory_observer", None)  # asks for a driver
+    import gcprof_watch  # type: ignore[import-not-found, unused-ignore]
 
-        gcprof_watch.Watch().begin()
+    gcprof_watch.Watch().begin()
     torch.set_num_threads(1)
     blocks = [nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0) for _ in range(4)]
-    model = nn.Sequential(*blocks, nn.Linear(64, 64)).to(device)
+    model = nn.Sequential(*blocks, nn.Linear(64, 64))
     optimizer = torch.optim.AdamW(model.parameters())
-    x = torch.randn(8, 40, 64, device=device)
+    x = torch.randn(8, 40, 64)
 
     def step(mark: Callable[[str], None]) -> None:
         mark("forward")
@@ -70,8 +61,7 @@ def paired_steps(device: str) -> list[tuple[float, float]]:
         mark("end")
 
     step(lambda phase: None)  # hooks are there from here on
-    host = open_device("cpu")
-    found = timing.read(host, step, warmup=WARM_UP, samples=STEPS, sampling=UNSET, switch=_switch())
+    found = timing.read(open_device("cpu"), step, warmup=WARM_UP, samples=STEPS, sampling=UNSET, switch=_switch())
     return list(zip(found["step_seconds"], found["plain_step_seconds"], strict=True))
 
 
