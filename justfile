@@ -43,40 +43,40 @@ pictures *words:
 
 # the first ten minutes on a CUDA machine, in the order of their worth: all results in one archive
 gpu folder="results/gpu" *words:
-    {{python}} -m benchmarks.gpu {{folder}} {{words}}
+    {{python}} -m benchmarks gpu {{folder}} {{words}}
 
-# what a CUDA machine with torch lacks of gcprof's needs, for `python3 -m benchmarks.gpu` there
+# what a CUDA machine with torch lacks of gcprof's needs, for `python3 -m benchmarks gpu` there
 gpu-packages version="3.12":
     {{python}} -m pip install --quiet --upgrade --target build/gpu-site --python-version {{version}} --only-binary :all: --no-deps msgspec
 
 # what a trial costs beyond its steps, and the help, beside the imports of a new interpreter
 bench-startup *words:
-    {{python}} -m benchmarks.answers trial help {{words}}
+    {{python}} -m benchmarks answers trial help {{words}}
 
 # measured ratios, against loops of plain PyTorch in processes of their own: writes docs/tables/loops.md; on quiet cores
 bench-loops:
-    {{python}} -m benchmarks.loops -o docs/tables/loops.md
+    {{python}} -m benchmarks loops -o docs/tables/loops.md
 
 # whole commands, each beside an import of torch; on quiet cores
 bench-answers *words:
-    {{python}} -m benchmarks.answers {{words}}
+    {{python}} -m benchmarks answers {{words}}
 
 # the best plans of long chains, timed
 bench-planner:
-    {{python}} -m benchmarks.planner
+    {{python}} -m benchmarks planner
 
 # ten steps under a limit: which ways fit, and how much longer a step then takes; writes results/fit; on quiet cores
 # --twins: small steps of the same families, measured
 bench-fit *words:
-    {{python}} -m benchmarks.fit {{words}}
+    {{python}} -m benchmarks fit {{words}}
 
 # whether the chosen plan is as fast as those beside it, measured anew
 bench-worth *names:
-    {{python}} -m benchmarks.chosen {{names}}
+    {{python}} -m benchmarks chosen {{names}}
 
 # a run of 10,000 records, shown and exported; beside a plain reader of its file
 bench-readers:
-    {{python}} -m benchmarks.readers
+    {{python}} -m benchmarks readers
 
 # kill -9 of a whole run at random moments
 bench-kill times="50":
@@ -84,7 +84,7 @@ bench-kill times="50":
 
 # how often times are told apart that should be, and should not, beside busy processes too: writes docs/tables/noise.md
 bench-noise *words:
-    {{python}} -m benchmarks.noise -o docs/tables/noise.md {{words}}
+    {{python}} -m benchmarks noise -o docs/tables/noise.md {{words}}
 
 # every published system at CPU size, two minutes each
 bench-published *names:
@@ -101,35 +101,35 @@ bench-families *words:
 
 # when sampling stops, on simulated steps of which the median is known
 bench-sampling:
-    {{python}} -m benchmarks.sampling
+    {{python}} -m benchmarks sampling
 
 # rehearsed bytes and estimates against bare loops of PyTorch on the hollow device: writes docs/tables/accuracy.md; an hour
 bench-instrument *words:
-    {{python}} -m benchmarks.instrument -o docs/tables/accuracy.md {{words}}
+    {{python}} -m benchmarks instrument -o docs/tables/accuracy.md {{words}}
 
 # 204 operators on inputs and gradients that are not contiguous, against bare loops: writes its part of docs/tables/accuracy.md
 bench-layouts *words:
-    {{python}} -m benchmarks.instrument --layouts -o docs/tables/accuracy.md {{words}}
+    {{python}} -m benchmarks instrument --layouts -o docs/tables/accuracy.md {{words}}
 
 # plans at 70 % of the peak of 20 models, run: writes its part of docs/tables/accuracy.md
 bench-plans *words:
-    {{python}} -m benchmarks.plans -o docs/tables/accuracy.md {{words}}
+    {{python}} -m benchmarks plans -o docs/tables/accuracy.md {{words}}
 
 # models at full size on GPUs that are not there: seconds and the host's memory, with bounds; writes docs/tables/rehearsed.md
 bench-rehearse *words:
-    {{python}} -m benchmarks.rehearse -o docs/tables/rehearsed.md {{words}}
+    {{python}} -m benchmarks rehearse -o docs/tables/rehearsed.md {{words}}
 
 # bytes that others measured and published, beside the same step rehearsed and predicted: writes docs/tables/published-memory.md
 bench-published-memory *words:
-    {{python}} -m benchmarks.published_memory -o docs/tables/published-memory.md {{words}}
+    {{python}} -m benchmarks published_memory.figures -o docs/tables/published-memory.md {{words}}
 
 # training scripts as people write them, rehearsed and run without the watch: writes docs/tables/scripts.md; --traps: its second table
 bench-scripts *words:
-    {{python}} -m benchmarks.scripts -o docs/tables/scripts.md {{words}}
+    {{python}} -m benchmarks scripts -o docs/tables/scripts.md {{words}}
 
 # what the watch costs a step of a training script; on quiet cores. Whole rehearsals are lines of bench-answers
 bench-script-overhead:
-    {{python}} -m benchmarks.script_overhead
+    {{python}} -m benchmarks script_overhead
 
 # the documentation: pages made from the code, then the site, strictly
 docs:

@@ -178,7 +178,7 @@ def table(head: str, rows: Iterable[Sequence[object]]) -> str:
 def made(words: str, *, on_cores: bool = False) -> str:
     """Return by what a page was made."""
     cores = f", on {os.cpu_count()} cores that other work shared" if on_cores else ""
-    return f"Made by `python -m benchmarks.{words}` with gcprof {__version__} and torch {version('torch')}{cores}."
+    return f"Made by `python -m benchmarks {words}` with gcprof {__version__} and torch {version('torch')}{cores}."
 
 
 def write(page: Path | None, name: str, text: str) -> None:

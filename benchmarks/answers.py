@@ -124,7 +124,3 @@ def _trials() -> tuple[list[float], list[float]]:
 
 def _load() -> str:
     return f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

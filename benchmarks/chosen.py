@@ -29,11 +29,13 @@ MODELS = {  # with their batches and budgets: between the lowest peak of a plan 
 
 def main() -> int:
     """Print the chosen way and those beside it, measured anew; the exit code says whether a line is missed."""
-    num_missed, off, words = 0, list[float](), sys.argv[1:]
+    num_missed, off, names = 0, list[float](), sys.argv[1:]
     for model, (batch_size, budget) in MODELS.items():
-        if words and not any(word in model for word in words):
+        if names and not any(name in model for name in names):
             continue
-        planned = plan(PlanRequest(words=Row(model=model, batch_size=batch_size).request("cpu"), budget=budget))
+        words = Row(model=model, batch_size=batch_size).request("cpu")
+        with tempfile.TemporaryDirectory() as folder, chdir(folder):  # where the run is kept
+            planned = plan(PlanRequest(words=words, budget=budget))
         print(f"{model}, batch {batch_size}, at most {budget}", flush=True)
         comparison = planned.comparison
         if comparison is None or comparison.chosen is None:
@@ -57,9 +59,3 @@ def main() -> int:
             print(f"  {way.way.name:<24} {bytes_text(peak)}, by costs {change_text(by_costs)}, measured {told}  {mark}")
             num_missed += missed
     return int(is_missed(f"points off, median of {len(off)} ways", median(off or [1.0]) * 100, MOST_OFF) or num_missed)
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder, chdir(folder):  # where the runs are kept
-        code = main()
-    sys.exit(code)

@@ -337,7 +337,3 @@ def _summary(steps: list[Fits]) -> str:
             text += f"- {one.name}: gcprof {ours.time_ratio - 1:+.1%}, the fastest other that fits {min(extra):+.1%}\n"
     mean = f"On average that is {fmean(shares):.0%} of the other's extra time" if shares else "No other has a time"
     return f"{text}\n{mean}, as estimated for the GPU: none of these times is measured.\n"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

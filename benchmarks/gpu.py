@@ -1,10 +1,10 @@
-"""The first minutes on a GPU, in the order of their worth: `just gpu [FOLDER]`, or `python3 -m benchmarks.gpu FOLDER`.
+"""The first minutes on a GPU, in the order of their worth: `just gpu [FOLDER]`, or `python3 -m benchmarks gpu FOLDER`.
 
 Nothing is installed there: if msgspec is missing, it is found in build/gpu-site, which `just gpu-packages` fills. Each
 step has its own limit and prints to files of its own. After each, all that is there goes into FOLDER/evidence.tar.gz,
 so that a run that is cut off loses one step at most; none stops another. The steps of the first call fit into its
 seconds, those that follow are for a second one (`--only tests,compiled`). What needs no device is not done there:
-`python -m benchmarks.gpu_rows rows.jsonl --against` rehearses and predicts the same steps elsewhere.
+`python -m benchmarks gpu_rows rows.jsonl --against` rehearses and predicts the same steps elsewhere.
 On a hollow device (`GCPROF_HOLLOW=h100`) all this is a dry run, which takes some `--patience`, or is `--small`.
 """
 
@@ -82,10 +82,10 @@ def steps(work: Path, *, patience: float, small: bool) -> list[Step]:
     published = "--predict" if small else "--device cuda:0"
     plan = "transformer:layers=4,width=256 --batch-size 16" if small else BERT
     tests = "tests/test_gpu.py -k bare_loop" if small else OTHERS
-    rows = f"python -m benchmarks.gpu_rows {work}/rows.jsonl --seconds {75 * patience}"
+    rows = f"python -m benchmarks gpu_rows {work}/rows.jsonl --seconds {75 * patience}"
     commands = {  # by step, with its seconds
         ("facts", 45): {
-            "facts": "python -m benchmarks.gpu_rows --facts cuda:0",
+            "facts": "python -m benchmarks gpu_rows --facts cuda:0",
             "imports": f"python -c '{IMPORTED}'",  # read from a cold disk
             "environment": "python -m torch.utils.collect_env",
         },
@@ -141,7 +141,3 @@ def pack(work: Path, folder: Path) -> None:
     with tarfile.open(new, "w:gz", compresslevel=1) as archive:
         archive.add(work, "evidence")
     new.replace(folder / "evidence.tar.gz")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Steps on the CUDA device that is here, several at a time, for their bytes: `python -m benchmarks.gpu_rows FILE`.
+"""Steps on the CUDA device that is here, several at a time, for their bytes: `python -m benchmarks gpu_rows FILE`.
 
 The rows are those of `benchmarks.instrument`, shuffled, so that a part of them is spread over all. Each is a trial in
 a process of its own, whose allocator counts for itself, so that neighbors change no figure. The records go to FILE, one
@@ -39,7 +39,9 @@ def main() -> int:
     arguments.add_argument("--facts", metavar="DEVICE", help="what the card is")
     asked = arguments.parse_args()
     if asked.facts:
-        return facts(asked.facts)
+        facts(asked.facts)
+        sys.stdout.flush()
+        os._exit(0)  # with a thread of torch's still there, a hollow device's process may abort at its end
     (file,) = map(Path, asked.names)
     if asked.against:
         return against(file, asked.most)
@@ -94,7 +96,7 @@ def _apart(measured: Record, other: Record) -> str:
     return " ".join(f"{theirs / own - 1:+9.3%}" if own and theirs is not None else f"{'-':>9}" for own, theirs in pairs)
 
 
-def facts(device_name: str) -> int:
+def facts(device_name: str) -> None:
     """Print what the card is beside its file in configs/devices, and two ceilings."""
     open_if_asked()  # of a dry run: before torch is imported
     import torch
@@ -118,10 +120,3 @@ def facts(device_name: str) -> int:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         squared = Timer("square @ square", globals={"square": torch.randn(8192, 8192, device="cuda").to(dtype)})
         print(f"{dtype} {2 * 8192**3 / squared.timeit(10).mean / 1e12:.0f} TFLOP/s")
-    return 0
-
-
-if __name__ == "__main__":
-    ended = main()
-    sys.stdout.flush()
-    os._exit(ended)  # with a thread of torch's still there, a hollow device's process may abort at its end

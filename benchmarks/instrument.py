@@ -14,7 +14,6 @@ devices, as a strategy's models do.
 
 import multiprocessing
 import random
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -295,7 +294,3 @@ def _differing(judged: Sequence[Judged]) -> str:
         lines.append((words, *(f"{error:+.3%}" for error in one.errors), one.cause or "not found"))
     text = table("differing row | peak: | saved: | reserved: | cause", lines)
     return text + "".join(f"\n- `{one.row}`: {one.failed}" for one in judged if one.failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

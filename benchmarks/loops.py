@@ -10,7 +10,6 @@ those of the loops, so that measuring would slow what is measured. Writes docs/t
 
 import csv
 import os
-import sys
 import tempfile
 import timeit
 from statistics import median
@@ -81,7 +80,3 @@ def main() -> int:
 
 def _text(ratio: float, low: float, high: float) -> str:
     return f"{ratio - 1:+.1%} ({low - 1:+.1%}..{high - 1:+.1%})"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,6 @@ runs with a planted delay, with so many processes that only compute beside them.
 
 import os
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -168,7 +167,3 @@ def main() -> int:
     write(asked.output, "simulated", "\n".join(text for text, _ in tables))
     write(asked.output, "measured", f"{of_loads}\nOn {os.cpu_count()} cores, by one thread.")
     return int(missed_real or any(missed for _, missed in tables))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

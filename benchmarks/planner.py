@@ -4,7 +4,6 @@ Prints the processor seconds of whole frontiers, median of a few, against bounds
 the plans are the best ones is held by tests: against every plan of small chains, and files of a peer.
 """
 
-import sys
 import time
 from itertools import product
 from statistics import median
@@ -55,7 +54,3 @@ def main() -> int:
         told = f"s, {len(found)} plans, {found.lost_fraction:.2%} lost at most"
         num_missed += is_missed(title, median(seconds), bound, told)
     return int(num_missed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

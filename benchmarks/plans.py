@@ -6,7 +6,6 @@ the plan is to be at most 1 % slower, by the costs of its stages, than the faste
 docs/tables/accuracy.md with -o.
 """
 
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -139,7 +138,3 @@ def _brute_force(row: Row, planned: Planned) -> dict[str, Any]:
             fitting.append((simulate(chain, candidate).step_seconds, render(candidate)))
     seconds, best = min(fitting, default=(0.0, ""))
     return {"best": best, "best_seconds": seconds, "num_run": number}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -88,7 +88,3 @@ def _taken(code: str, words: list[str]) -> tuple[float, float]:
     """Processor seconds, and the most MiB that the process itself held (0 if it does not say)."""
     used = spent([sys.executable, "-c", code, *words])
     return used.processor, int((used.output.split() or [b"0"])[-1]) / 1024
-
-
-if __name__ == "__main__":
-    sys.exit(main())

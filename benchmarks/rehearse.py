@@ -5,7 +5,6 @@ takes more than 40 s or 12 GiB of the host's memory, or ends otherwise than it s
 held to the arithmetic of sharding by tests. `-o` writes the table.
 """
 
-import sys
 from typing import Any
 
 import benchmarks
@@ -99,7 +98,3 @@ def alone(text: str) -> Record:
     case = decode(text, Case)
     with Local(rehearses=case.is_rehearsed) as engine:
         return record(engine, case)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,6 @@ more noise the last of its steps are no slower than others.
 """
 
 import random
-import sys
 from collections.abc import Callable
 from itertools import product
 from math import exp
@@ -62,7 +61,3 @@ def _sampled(draw: Callable[[], float], first: tuple[float, ...]) -> list[float]
     while len(series) < LEAST or stop_reason(series, TARGET, least=LEAST) is None:
         series.append(draw())
     return series
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -84,7 +84,3 @@ def _switch() -> Callable[[bool], None]:
             out_of.clear()
 
     return switch
-
-
-if __name__ == "__main__":
-    sys.exit(main())

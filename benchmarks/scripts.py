@@ -192,7 +192,3 @@ def compare(rows: list[dict[str, Any]], device: str) -> int:
 
 def _rows(done: Run) -> list[list[Any]]:
     return [[figures.rank, figures.peak_bytes, figures.reserved_bytes] for figures in done.figures]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

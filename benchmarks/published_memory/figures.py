@@ -5,7 +5,6 @@ convolutional one is missed by more than rehearsed rows say. `-o` writes the tab
 """
 
 import os
-import sys
 import tomllib
 from collections.abc import Sequence
 from importlib.metadata import distributions
@@ -161,7 +160,7 @@ def _summary(held: Sequence[Held]) -> str:
 def document(held: Sequence[Held]) -> str:
     """Returns the tables, one for each source."""
     cudnn = next(wheel.version for wheel in distributions() if wheel.name.startswith("nvidia-cudnn-"))
-    versions = made("published_memory").replace(" and torch", ", torch").removesuffix(".")
+    versions = made("published_memory.figures").replace(" and torch", ", torch").removesuffix(".")
     text = f"{versions} and cuDNN {cudnn}.\n\n{_summary(held)}\n\n"
     for key, source in SOURCES.items():
         if own := [one.cells for one in held if one.figure.source == key]:
@@ -181,7 +180,3 @@ def _convolutions(held: Sequence[Held]) -> str:
         for rank, one in enumerate(sorted(held, key=lambda one: -abs(one.missed(one.nbytes))))
     ]
     return table("what | without: | with cuDNN's plans: | cause", rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
