@@ -9,7 +9,6 @@ and fit.jsonl; `--twins` measures small steps of the same families on this CPU i
 import contextlib
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import fmean
 
@@ -104,10 +103,8 @@ class Result(Struct, frozen=True, kw_only=True):
     way: str
     label: str  # the strategy with its levers, or why there is none
     reserved_bytes: int | None = None
-    peak_bytes: int | None = None
     time_ratio: float | None = None  # to the step as it is, estimated for the GPU
     fits: bool = False
-    took_seconds: float = 0.0
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -140,7 +137,7 @@ def main() -> int:
             known[name] = decode(spent(called("benchmarks.fit", "judged", name), stderr=None).output, Fits)
             keep(folder / "fit.jsonl", known[name])
             for result in known[name].results:
-                print(name, *result.cells, f"{result.took_seconds:.0f} s", sep=" | ", flush=True)
+                print(name, *result.cells, sep=" | ", flush=True)
         elif name in TWINS and name in known:  # the limit is the part of its own peak that is the large step's
             measured = twin(name, known[name].limit_bytes / (known[name].results[0].reserved_bytes or 1))
             keep(folder / "twins.jsonl", measured)
@@ -167,7 +164,6 @@ def _by_each(step: Step) -> tuple[int, list[Result], int | None]:
         reserved = rivals.none.readings.reserved_bytes or 0
         rivals.limit = limit = int(step.limit_gib * GIB if step.limit_gib else SHARE * reserved)
         results = [*(rivals.result(*way) for way in WAYS), rivals.compiled(), rivals.milp(), rivals.greedy()]
-    began = time.monotonic()
     words = replace(step, model=step.model.replace(FILE, str(Path(FILE).resolve()))).request(to_rehearse(DEVICE))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         fitted = fit(FitRequest(words=words, limit=limit, context_bytes=0))
@@ -175,8 +171,7 @@ def _by_each(step: Step) -> tuple[int, list[Result], int | None]:
     plan = f" {fitted.plan.plan}" if fitted.plan else ""
     ours = Result(
         way="gcprof fit", label=_label(row.case) + plan, reserved_bytes=row.readings.reserved_bytes,
-        peak_bytes=row.readings.peak_bytes, time_ratio=row.time_ratio, fits=fitted.chosen is not None,
-        took_seconds=time.monotonic() - began,
+        time_ratio=row.time_ratio, fits=fitted.chosen is not None,
     )  # fmt: skip
     return limit, [results[0], ours, *results[1:]], min(fitted.floors.values(), default=None)
 
@@ -192,7 +187,6 @@ def _scripted() -> tuple[int, list[Result], int | None]:
     results = [
         Result(
             way=str(way), label=str(one.label), reserved_bytes=one.needed_bytes,
-            peak_bytes=one.variant.largest.peak_bytes,
             time_ratio=one.step_seconds / whole.step_seconds, fits=one.fits(limit),
         )
         for way, one in ways.items()
@@ -251,10 +245,8 @@ class Rivals:
             return Result(way=way, label=f"{label}: {record.outcome}: {record.detail}")
         (row,) = (row for row in read_rows([self.none, record]) if row.case == record.case)
         reserved = bytes_needed(record.readings, record.case.device, 0)
-        return Result(
-            way=way, label=label, reserved_bytes=reserved, peak_bytes=record.readings.peak_bytes,
-            time_ratio=row.time_ratio, fits=reserved is not None and reserved <= self.limit,
-        )  # fmt: skip
+        fits = reserved is not None and reserved <= self.limit
+        return Result(way=way, label=label, reserved_bytes=reserved, time_ratio=row.time_ratio, fits=fits)
 
     def compiled(self) -> Result:
         """Return the step with the largest compiled budget that fits, else with the smallest."""

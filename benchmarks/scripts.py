@@ -5,8 +5,8 @@ line at its end that says what PyTorch's allocator says, and once under `gcprof 
 agree to the byte. With `--traps` the programs are others of tests/scripts, each run once, under the watch. `-o`
 writes the table into its part of the document; `--keep FILE` goes on with the rows of an earlier run that was cut.
 
-`--here --keep FILE` needs a CUDA device: each script that one GPU can run, alone on it (with `--hollow DEVICE` a dry
-run), and where counters can be put in by hand, the peak of each phase. `--against DEVICE --keep FILE` then rehearses
+`--here --keep FILE` needs a CUDA device: each script that one GPU can run, alone on it (`--here h100`: on a hollow
+one), and where counters can be put in by hand, the peak of each phase. `--against DEVICE --keep FILE` then rehearses
 the same scripts without the device, under the same torch, and fails where a byte differs.
 """
 
@@ -93,8 +93,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> int:
     arguments = parser(__doc__, "only these scripts", minutes=600)
     arguments.add_argument("--traps", action="store_true", help="programs of which each trips over something")
-    arguments.add_argument("--here", action="store_true", help="run them on the device that is here")
-    arguments.add_argument("--hollow", default="", help="on a hollow device: a dry run")
+    arguments.add_argument("--here", nargs="?", const="", help="run them on the device that is here, or a hollow one")
     arguments.add_argument("--against", default="", help="the device of the rows, by its word: rehearse them")
     asked = arguments.parse_args()
     if asked.against:
@@ -104,7 +103,7 @@ def main() -> int:
     chosen = [script for script in scripts if not asked.names or script.name in asked.names]
     absent = "".join(f"\nNot run: {script.name}: {', '.join(script.missing)}.\n" for script in chosen if script.missing)
     chosen = [script for script in chosen if not script.missing]
-    if asked.here:
+    if asked.here is not None:
         return run_here([script for script in chosen if script.num_gpus == 1], asked)
     rows = resumed(chosen, Watched, asked, run_trap if asked.traps else run)
     num_good = sum(row.is_good for row in rows)
@@ -156,16 +155,16 @@ def _alone(script: Script, device: str = runs.DEVICE, *, is_marked: bool = False
 
 def run_here(chosen: list[Script], asked: argparse.Namespace) -> int:
     """Run each script as it is, and with counters put in by hand where that is known."""
-    if asked.hollow:
+    if asked.here:
         proven_libraries()  # once, before several processes open them
 
     def measured(script: Script) -> dict[str, Any]:
-        done = _alone(script, asked.hollow)
+        done = _alone(script, asked.here)
         row = {"script": script.name, "exit_code": done.exit_code, "seconds": done.seconds, "figures": _rows(done)}
         if done.exit_code:
             row["said"] = done.said[-2000:]
         if script.name in by_hand.MARKS:
-            row["phases"] = by_hand.peaks(by_hand.rows(_alone(script, asked.hollow, is_marked=True).said))
+            row["phases"] = by_hand.peaks(by_hand.rows(_alone(script, asked.here, is_marked=True).said))
         return row
 
     with ThreadPoolExecutor(WORKERS) as pool:
