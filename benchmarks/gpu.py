@@ -17,7 +17,6 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks import GCPROF, ROOT
 
@@ -42,14 +41,6 @@ BERT = "hf:bert:head=classification,sequence=128 --batch-size 64 --optimizer ada
 COMPILED = "transformer:layers=4,width=256 --strategies all,compile-budget"
 
 
-class Step(NamedTuple):
-    """Commands side by side, by the name of their output, and the most seconds that they may take."""
-
-    name: str
-    seconds: float
-    commands: dict[str, str]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where the archive goes")
@@ -62,61 +53,60 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="gcprof-gpu-"))
     codes: list[int] = []
     every = steps(work, patience=asked.patience, small=asked.small)
-    assert sum(step.seconds for step in every if step.name not in LATER) <= SECONDS
-    for step in every:
-        if asked.only and step.name not in asked.only.split(","):
+    assert sum(seconds for seconds, commands in every if next(iter(commands)) not in LATER) <= SECONDS
+    for seconds, commands in every:
+        name = next(iter(commands))
+        if asked.only and name not in asked.only.split(","):
             continue
         left = until - time.monotonic() - GRACE_SECONDS
         if left < LEAST_SECONDS:
-            _note(work, f"{step.name} left out: {left:.0f} s are left")
+            _note(work, f"{name} left out: {left:.0f} s are left")
         else:
-            codes += run(step, work, min(step.seconds * asked.patience, left))
+            codes += run(commands, work, min(seconds * asked.patience, left))
         pack(work, asked.folder)
     return int(any(codes))
 
 
-def steps(work: Path, *, patience: float, small: bool) -> list[Step]:
-    """What is run, in order. The rows and the tests beside them are of bytes, which neighbors leave as they are."""
+def steps(work: Path, *, patience: float, small: bool) -> list[tuple[float, dict[str, str]]]:
+    """What is run, in order: seconds, and commands side by side by the name of their output, the first the step's.
+
+    The rows and the tests beside them are of bytes, which neighbors leave as they are.
+    """
     sweep = "--model mnist-cnn:channels=8 --batch-size 8" if small else ""
     bytes_tests = "-n 0 tests/test_predict.py -k static_bytes" if small else f"-n 5 --dist worksteal {BYTES}"
     published = "--predict" if small else "--device cuda:0"
     plan = "transformer:layers=4,width=256 --batch-size 16" if small else BERT
     tests = "tests/test_gpu.py -k bare_loop" if small else OTHERS
     rows = f"python -m benchmarks gpu_rows {work}/rows.jsonl --seconds {75 * patience}"
-    commands = {  # by step, with its seconds
-        ("facts", 45): {
+    return [
+        (45, {
             "facts": "python -m benchmarks gpu_rows --facts cuda:0",
             "imports": f"python -c '{IMPORTED}'",  # read from a cold disk
             "environment": "python -m torch.utils.collect_env",
-        },
-        ("sweep", 110): f"gcprof run {sweep} --segments 1,2,4,8,16,32 --predict --device cuda:0 -o {work}/sweep",
-        ("rows", 110): {
+        }),
+        (110, {"sweep": f"gcprof run {sweep} --segments 1,2,4,8,16,32 --predict --device cuda:0 -o {work}/sweep"}),
+        (110, {
             "rows": f"{rows} --most 3 --workers 2" if small else rows,
             "tests-bytes": f"pytest {bytes_tests}",
-        },
-        ("bert", 100): f"gcprof reproduce bert {published} -o {work}/bert",
-        ("trainer", 40): f"gcprof reproduce hf-trainer --device cuda:0 -o {work}/trainer",
-        ("resnet152", 65): f"gcprof reproduce resnet152 {published} -o {work}/resnet152",
-        ("plan", 60): f"gcprof plan {plan} --device cuda:0 --budget 75% --rounds 1 -o {work}/plan.json",
-        ("tests", 60): f"pytest -n 0 {tests}",
-        ("compiled", 45): f"gcprof run {COMPILED} --rounds 1 --device cuda:0 -o {work}/compiled",
-    }
-    if small:
-        del commands["trainer", 40]  # which a hollow device refuses
-    return [
-        Step(name, seconds, given if isinstance(given, dict) else {name: given})
-        for (name, seconds), given in commands.items()
-    ]
+        }),
+        (100, {"bert": f"gcprof reproduce bert {published} -o {work}/bert"}),
+        # which a hollow device refuses
+        *([] if small else [(40, {"trainer": f"gcprof reproduce hf-trainer --device cuda:0 -o {work}/trainer"})]),
+        (65, {"resnet152": f"gcprof reproduce resnet152 {published} -o {work}/resnet152"}),
+        (60, {"plan": f"gcprof plan {plan} --device cuda:0 --budget 75% --rounds 1 -o {work}/plan.json"}),
+        (60, {"tests": f"pytest -n 0 {tests}"}),
+        (45, {"compiled": f"gcprof run {COMPILED} --rounds 1 --device cuda:0 -o {work}/compiled"}),
+    ]  # fmt: skip
 
 
-def run(step: Step, work: Path, seconds: float) -> list[int]:
-    """The exit codes of the step's commands; all are interrupted and then killed when the seconds are over."""
+def run(commands: dict[str, str], work: Path, seconds: float) -> list[int]:
+    """The exit codes of a step's commands; all are interrupted and then killed when the seconds are over."""
     began = time.monotonic()
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     own = {"PYTHONPATH": path, "MPLCONFIGDIR": str(work / "matplotlib")}
     environment = {"HOME": str(work), **os.environ, **ENVIRONMENT, **own}
     limit, started = ("timeout", "--signal=INT", f"--kill-after={GRACE_SECONDS}", str(seconds)), {}
-    for name, command in step.commands.items():
+    for name, command in commands.items():
         first, *words = shlex.split(command)
         with (work / f"{name}.txt").open("wb") as output:
             started[name] = subprocess.Popen(
