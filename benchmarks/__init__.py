@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,14 +124,11 @@ def spent(words: Sequence[str], *, may_fail: bool = False, **how: Any) -> Spent:
 def busy(number: int) -> Iterator[None]:
     """Run so many processes that only compute beside this one; each ends with it."""
     code = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
-    started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(number)]
-    try:
+    with ExitStack() as started:
+        for _ in range(number):
+            started.callback(started.enter_context(subprocess.Popen([sys.executable, "-c", code])).kill)
         time.sleep(1.0 if number else 0.0)
         yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
 
 
 def is_missed(title: str, value: float, bound: float, more: str = "") -> bool:

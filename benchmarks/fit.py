@@ -23,7 +23,7 @@ from profiler.core.case import Case, Choice, Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import MOST_BYTES, rehearsed, to_rehearse
 from profiler.core.record import Record, bytes_needed
-from profiler.core.units import bytes_text
+from profiler.core.units import GIB, bytes_text
 from profiler.scripts.report import Asked
 from profiler.training import resolved_label
 from profiler.workflows import fit_command
@@ -37,7 +37,6 @@ FILE = "benchmarks/fit_models.py"
 LLAMA = "hf:llama:sequence=2048,vocab_size=128256,hidden_size=2048,intermediate_size=8192,num_hidden_layers=16"
 LLAMA += ",num_attention_heads=32,num_key_value_heads=8,tie_word_embeddings=True"  # Llama 3.2 1B
 FOLDER = Path("results/fit")
-GIB = 1 << 30
 BUDGETS = (0.75, 0.5, 0.25)  # of a compiled budget besides 0, the largest that fits
 WAYS = (("as it is", "none"), ("all", "all"), ("save_on_cpu", "offload"))
 LADDER = ("chunk-loss", "fused", "offload-inputs", "in-backward", *(f"micro-batches:n={n}" for n in (2, 4, 8)))

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice, decode
+from profiler.core.units import GIB
 from profiler.engines.worker import tell
 from profiler.predicting.fake_tensors import fake_tensors, unseen
 from profiler.rehearsal import device as rehearsed_device
@@ -25,7 +26,6 @@ from profiler.training import models
 from profiler.training.assemble import assemble
 from profiler.training.workload import Workload
 
-GIB = 1 << 30
 SECONDS = 30  # of each ILP
 ROOFLINE, GPU = "operator-level-cost-model", "NVIDIA H100"
 TRIES = (1.6, 1.3, 1.0, 0.8, 0.6)  # of the memory besides the optimizer's state: its estimate may be off either way
