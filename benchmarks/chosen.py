@@ -7,6 +7,7 @@ the costs said beforehand is off by 3 points of a step at the median. Exit code 
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import chdir
 from statistics import median
 
@@ -28,14 +29,17 @@ MODELS = {  # with their batches and budgets: between the lowest peak of a plan 
 
 
 def main() -> int:
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):  # where the runs are kept
+        return judged(sys.argv[1:])
+
+
+def judged(names: Sequence[str]) -> int:
     """Print the chosen way and those beside it, measured anew; the exit code says whether a line is missed."""
-    num_missed, off, names = 0, list[float](), sys.argv[1:]
+    num_missed, off = 0, list[float]()
     for model, (batch_size, budget) in MODELS.items():
         if names and not any(name in model for name in names):
             continue
-        words = Row(model=model, batch_size=batch_size).request("cpu")
-        with tempfile.TemporaryDirectory() as folder, chdir(folder):  # where the run is kept
-            planned = plan(PlanRequest(words=words, budget=budget))
+        planned = plan(PlanRequest(words=Row(model=model, batch_size=batch_size).request("cpu"), budget=budget))
         print(f"{model}, batch {batch_size}, at most {budget}", flush=True)
         comparison = planned.comparison
         if comparison is None or comparison.chosen is None:
