@@ -37,8 +37,6 @@ LABELS = [
     "none",
     "none+chunk-loss:rows=64,by=parts",
     "none+chunk-loss:rows=64",
-    "none+in-backward",
-    "none+bf16-state",
     "none+micro-batches:n=4",
     "recursive+offload-inputs:least=1",
     "all+chunk-loss:rows=64,by=parts+micro-batches:n=2+fused",

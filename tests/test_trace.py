@@ -216,8 +216,8 @@ def choice(hooks: str) -> Choice:
     return Choice.of(f"{HOOKS}:make", {"hooks": hooks})
 
 
-def predicted(hooks: str, strategy: str = "none"):
-    return predict(Trial(case=make.case(strategy, model=choice(hooks), batch_size=ROWS, device="fake:cpu"))).readings
+def predicted(hooks: str):
+    return predict(Trial(case=make.case("none", model=choice(hooks), batch_size=ROWS, device="fake:cpu"))).readings
 
 
 @pytest.mark.slow
