@@ -9,15 +9,18 @@ import torch
 from msgspec import UNSET
 from torch.utils import _pytree as pytree
 
+from profiler.core import catalogue
 from profiler.core.case import Case, Choice, Trial, decode, encode, split_choices
 from profiler.core.errors import Unsupported, UserError
 from profiler.measuring.trial import measure
 from profiler.training import chunked_loss, optimizers, resolved_label
 from profiler.training.assemble import assemble
+from profiler.training.models import TABLE
 from profiler.training.workload import Workload, compared
 from profiler.workflows import spec
 from profiler.workflows.spec import Request
 from tests import make
+from tests.families import FAMILIES, LLAMA
 from tests.small_heads import STEPS, reading, step
 
 _case = partial(make.case, model=Choice("mlp"), optimizer=Choice("adamw"), batch_size=8)
@@ -309,3 +312,20 @@ def test_micro_batches_under_batchnorm_are_refused():
 
     with pytest.raises(Unsupported, match="BatchNorm"):
         _built(build, "micro-batches:n=2")
+
+
+HEADED = (*(model for model in FAMILIES if "hf:" in model and ":vit:" not in model), f"hf:gemma2:{LLAMA},head_dim=16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", HEADED, ids=lambda model: model.split(":")[1])
+def test_the_head_of_a_family_of_transformers_is_found(model):
+    pytest.importorskip("transformers")
+    build, options = catalogue.load(catalogue.resolve(Choice(model), TABLE), TABLE)
+    made = build(batch_size=2, **{"sequence": 16, **options})
+    made.module.eval()  # without dropout the loss can be compared
+
+    chunked, _ = chunked_loss.apply(made, _case(), rows=8, by="parts")
+
+    with torch.no_grad():
+        assert float(chunked.loss(made.module, made.batch)) == pytest.approx(float(made.loss(made.module, made.batch)))

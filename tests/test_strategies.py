@@ -1,6 +1,7 @@
 """What strategies do to a module."""
 
 import inspect
+from dataclasses import dataclass
 from functools import partial, partialmethod
 
 import pytest
@@ -66,12 +67,22 @@ def test_every_strategy_computes_each_block_as_often_as_it_says(strategy, expect
     assert [1 + applied.recomputes.get(index, 0) for index in range(6)] == expected
 
 
+@dataclass
+class Boxed:
+    x: torch.Tensor
+
+
+class Unboxing(Counted):
+    def forward(self, x: torch.Tensor | Boxed) -> torch.Tensor:
+        return super().forward(x.x if isinstance(x, Boxed) else x)
+
+
 class Tapped(nn.Module):
     """Each block feeds the next one, and something else besides."""
 
     def __init__(self, tap) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Counted() for _ in range(4)])
+        self.layers = nn.ModuleList([Unboxing() for _ in range(4)])
         self.tap = tap
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -87,6 +98,7 @@ TAPS = {
     "by an item": lambda x, index, total, kept: total.__setitem__(index, x.detach()) or x,
     "by what is returned": lambda x, index, total, kept: kept.append(x) or x,
     "written over": lambda x, index, total, kept: x.relu_(),
+    "a dataclass": lambda x, index, total, kept: Boxed(x) if index < 3 else x,
 }
 
 
@@ -96,7 +108,7 @@ def test_a_module_that_does_more_than_chain_its_blocks_is_unsupported_and_not_ch
     module, x = Tapped(TAPS[tap]), torch.ones(2, 3)
     expected = module(x)
 
-    with pytest.raises(Unsupported, match="cannot be run together"):
+    with pytest.raises(Unsupported, match=f"cannot be run together.*{tap if 'class' in tap else ''}"):
         profiler.apply(module, strategy, example=x)
     with pytest.raises(Unsupported, match="pass a batch as example="):
         profiler.apply(module, strategy)
@@ -294,3 +306,18 @@ def test_an_observation_counts_what_each_block_saves():
     state = torch.get_rng_state().nbytes  # every checkpoint keeps it, on the CPU in the memory that is measured
     assert chain.inputs == (64 * 10 * 4 + state, *[relu + state] * 4)
     assert chain.tail == 64 * 5 * 4 + 4  # log-softmax and the loss's weight
+
+
+def test_the_words_of_a_blocks_call_are_its_own():
+    class Block(nn.Module):
+        def forward(self, x, given=1, output=2):
+            return x * given + output
+
+    class Model(nn.Sequential):
+        def forward(self, x):
+            return self[1](self[0](x, given=2, output=1), given=2, output=1).sum()
+
+    batch, module = torch.ones(2, requires_grad=True), Model(Block(), Block())
+    workload = Workload(module=module, blocks=("0", "1"), batch=batch, loss=lambda module, x: module(x))
+
+    assert observe(workload).linked[0]

@@ -25,6 +25,10 @@ from tests.user_models import gradients, saved_hooks
 ERROR = 0.001  # of the peak, what is promised
 MLP = "mlp"
 TRANSFORMER = "transformer:layers=4,width=32,heads=2,sequence=16,vocabulary=64"
+CALIBRATED = {  # by model the batch size; what oneDNN keeps for an LSTM is not known
+    "mnist-cnn:channels=8": 4,
+    **{f"tests/user_models/architectures.py:recurrent:kind={kind},layers=2": None for kind in ("GRU", "RNN")},
+}
 EVERY = ("none", "segments:k=2", "all", "recursive", "from-start", "selective:save=matmul", "offload", "plan")
 
 
@@ -103,6 +107,20 @@ def test_on_cuda_dropout_keeps_a_mask_of_one_byte_an_element_and_storages_are_mu
     assert 4 * 16 * 32 in {one.nbytes for one in with_dropout if one.category == "saved"}  # batch, time, width
     assert not without
     assert all(one.nbytes % 512 == 0 for one in traced(MLP, device="fake:cuda").allocations)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["none", "all"])
+@pytest.mark.parametrize(("model", "size"), CALIBRATED.items())
+def test_on_a_cpu_what_is_hidden_in_none_is_that_of_every_strategy(model, size, strategy):
+    hidden = measure(Trial(case=case(model, batch_size=size), passes=(OPERATORS,))).readings.hidden_bytes
+    real = measure(Trial(case=case(model, strategy, batch_size=size), passes=("memory",))).readings
+
+    fake = case(model, strategy, device="fake:cpu", batch_size=size)
+    calibrated = predict(Trial(case=fake, calibration=Calibration(hidden_bytes=hidden))).readings
+
+    assert calibrated.saved_bytes == pytest.approx(real.saved_bytes, rel=ERROR)
+    assert calibrated.peak_bytes == pytest.approx(real.peak_bytes, rel=ERROR)
 
 
 INSTRUCTIONS = st.lists(
