@@ -6,7 +6,7 @@ import platform
 import re
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain, groupby, pairwise, zip_longest
 from operator import itemgetter
 from sys import intern  # of the 100,000 cells of a column only a few hundred differ
@@ -180,10 +180,9 @@ def _grid(columns: Sequence[Column], widths: Sequence[int], bases: Sequence[str]
     lines.append([(GAP.join("-" * size for size in widths), "")])
     parts = []  # of each column, for each row the lines of its cell
     for column, size in sized:
-        lines_of = {
-            cell: [_pad(line, size, right=column.is_number) for line in broken(cell, size)] for cell in {*column.cells}
-        }
-        parts.append(map(lines_of.__getitem__, column.cells))
+        lines_of = partial(_padded, size=size, right=column.is_number)
+        is_repeated = 2 * len({*column.cells}) < len(column.cells)
+        parts.append(map(cache(lines_of) if is_repeated else lines_of, column.cells))
     blanks, is_styled = [" " * size for size in widths], any(column.styles for column in columns)
     for row, (cells, base) in enumerate(zip(zip(*parts, strict=True), bases, strict=True)):
         styles = [column.styles[row] if column.styles else "" for column in columns] if is_styled else ()
@@ -277,6 +276,10 @@ def _widths(sizes: Sequence[tuple[int, int]], width: int | None) -> list[int] | 
 def _length(text: str) -> int:
     """Return the width of the text on a screen, in columns."""
     return len(text) if text.isascii() else cell_len(text)
+
+
+def _padded(cell: str, size: int, *, right: bool) -> list[str]:
+    return [_pad(line, size, right=right) for line in broken(cell, size)]
 
 
 def _pad(text: str, width: int, *, right: bool = False) -> str:
