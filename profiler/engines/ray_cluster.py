@@ -120,7 +120,7 @@ class RayCluster:
 
     def ask(self, entry: str, text: str, *, failing: str, rehearses: bool = False) -> dict[str, Any]:
         """Call `entry` ("module:function") with `text` on some node; return its answer. Raises as `Local.ask` does."""
-        return self._answer(self._asked("cpu", entry, text, failing), self.wait + self.stage_seconds)
+        return self._answer(self._asked("cpu", entry, text, failing, rehearses), self.wait + self.stage_seconds)
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         """Yield one record for each trial that is owed. Closing the iterator cancels queued and running trials.
@@ -252,9 +252,9 @@ class RayCluster:
             resources[ACCELERATOR + needs["accelerator_type"]] = MARKED
         return any(all(node.get(name, 0) >= number for name, number in resources.items()) for node in self._nodes())
 
-    def _asked(self, device: str, entry: str, text: str, failing: str) -> Any:
+    def _asked(self, device: str, entry: str, text: str, failing: str, rehearses: bool = False) -> Any:
         task = self._ray.remote(max_retries=3, max_calls=0)(ask).options(**self._needs(device))  # 0 calls: no limit
-        return task.remote(entry, text, failing, self.stage_seconds)
+        return task.remote(entry, text, failing, self.stage_seconds, rehearses)
 
     def _answer(self, task: Any, seconds: float) -> dict[str, Any]:
         """Return the answer of a task. Raises UserError if it failed, Ray's GetTimeoutError if it is late."""
@@ -288,9 +288,9 @@ def run_trial(request: bytes, stage_seconds: float) -> tuple[bytes, bytes]:
         return record.take_line(), log.read_bytes() if log.exists() else b""
 
 
-def ask(entry: str, text: str, failing: str, stage_seconds: float) -> dict[str, Any]:
+def ask(entry: str, text: str, failing: str, stage_seconds: float, rehearses: bool) -> dict[str, Any]:
     """Call a function with a text, in a child of the worker's fork server; return its answer."""
-    return _local(stage_seconds).ask(entry, text, failing=failing)
+    return _local(stage_seconds).ask(entry, text, failing=failing, rehearses=rehearses)
 
 
 def _local(stage_seconds: float) -> Local:

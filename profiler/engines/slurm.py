@@ -122,7 +122,7 @@ class Slurm:
     def ask(self, entry: str, text: str, *, failing: str, rehearses: bool = False) -> dict[str, Any]:
         """Answer on this machine: a question about a model needs no device."""
         with Local(stage_seconds=self.stage_seconds) as local:
-            return local.ask(entry, text, failing=failing)
+            return local.ask(entry, text, failing=failing, rehearses=rehearses)
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         """Yield the records of earlier jobs, then those that the jobs of this call write.

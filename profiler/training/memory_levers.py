@@ -299,10 +299,8 @@ class _Reductions(TorchFunctionMode):
 
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-ARGUMENTS = {  # of what drops, in order
-    **dict.fromkeys(DROPOUTS, ("input", "p", "training", "inplace")),
-    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
-}
+ATTENTION = "scaled_dot_product_attention"
+PLACE = 4  # of `dropout_p` among its arguments
 
 
 @contextmanager
@@ -311,15 +309,21 @@ def without_dropout(met: set[str]) -> Iterator[None]:
 
     def off(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(own)
-        def undropped(*arguments: Any, **keywords: Any) -> Any:
-            given = dict(zip(ARGUMENTS[name], arguments, strict=False)) | keywords
-            drops = given.get("p", 0.5) and given.get("training", True) if name in DROPOUTS else given.get("dropout_p")
-            met.update([name] if drops else [])
-            return own(**{**given, **({"training": False} if name in DROPOUTS else {"dropout_p": 0.0})})
+        def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            met.update([name] if p and training else [])
+            return own(input, p, False, inplace)
 
-        return undropped
+        @wraps(own)
+        def attention(*arguments: Any, **keywords: Any) -> Any:
+            given = arguments[PLACE] if len(arguments) > PLACE else keywords.get("dropout_p", 0.0)
+            met.update([name] if given else [])
+            if len(arguments) > PLACE:
+                arguments = (*arguments[:PLACE], 0.0, *arguments[PLACE + 1 :])
+            return own(*arguments, **({**keywords, "dropout_p": 0.0} if "dropout_p" in keywords else keywords))
+
+        return attention if name == ATTENTION else dropout
 
     with ExitStack() as stack:  # in all threads, since a backward on a GPU recomputes in one of its own
-        for name in ARGUMENTS:
+        for name in (*DROPOUTS, ATTENTION):
             stack.enter_context(patch.object(F, name, off(name, getattr(F, name))))
         yield

@@ -30,8 +30,7 @@ Entry = Mapping[str, Any]
 LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]")
 STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-STRATEGIES = os.path.join(PACKAGE, "training") + os.sep  # gcprof's, which is no library where it is installed to edit
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(HERE))) + os.sep  # no library where it is installed to edit
 GENERATED = os.sep + "torchinductor_"  # folders of code that torch.compile made
 
 
@@ -237,7 +236,7 @@ def is_the_users(file: str) -> bool:
     """Whether a file is neither a library's, nor made by torch.compile, nor gcprof's."""
     path = os.path.realpath(file)
     is_generated = GENERATED in path or path.startswith(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0"))
-    is_ours = is_generated or path.startswith((STANDARD, HERE, STRATEGIES))
+    is_ours = is_generated or path.startswith((STANDARD, PACKAGE))
     return not LIBRARY.search(path) and not is_ours and (os.path.isfile(path) or file in _cells())
 
 

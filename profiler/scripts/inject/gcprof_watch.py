@@ -422,7 +422,9 @@ class Watch:
             self.end_unknown("assumed size", f"{why}: {sized[0]}", line)
         with suppress(Exception):  # within the allocator: what it raises would hide the script's own error
             row = {"kind": "out of memory", "device": device, "asked": asked, **self.now}
-            held = self.holders.now(self.phase, self.line, device)
+            held: list[dict[str, Any]] = []
+            with suppress(Exception):
+                held = self.holders.now(self.phase, self.line, device)
             _write({**row, "line": lines.line_now() or self.line, "holders": held})
 
     def _raised(self, plain: Callable[..., None], kind: Any, error: BaseException, trace: Any) -> None:
