@@ -10,12 +10,12 @@ from tests.program import environment
 PREDICT = """
 import sys
 from profiler.core.case import Choice, Trial
-from profiler.engines import forkserver
+from profiler.engines import late_compiler
 from profiler.predicting.prediction import predict
 from tests import make
 
 if {late}:
-    forkserver.defer_compiler()
+    late_compiler.install()
 case = make.case("segments:k=2", model=Choice("transformer:layers=2,width=32"), batch_size=2, device="fake:cuda")
 print(predict(Trial(case=case, passes=("memory",))).readings)
 print("torch._dynamo.eval_frame" in sys.modules, file=sys.stderr)
@@ -37,10 +37,10 @@ def test_a_prediction_is_the_same_without_the_compiler():
 MODEL_LIBRARIES = """
 import sys
 import torch
-from profiler.engines import forkserver
+from profiler.engines import late_compiler
 from profiler.training.own_checkpoints import num_compiled
 
-forkserver.defer_compiler()
+late_compiler.install()
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.utils import is_compile_supported
 from scipy.optimize import linear_sum_assignment

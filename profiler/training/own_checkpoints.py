@@ -24,7 +24,7 @@ from profiler.core.own_thread import replaced
 from profiler.core.record import Note
 
 COUNTERS = "torch._dynamo.utils"
-GRAPHS = "torch._dynamo.output_graph"  # not imported as long as stand-ins replace Dynamo (engines/forkserver.py)
+GRAPHS = "torch._dynamo.output_graph"  # not imported as long as stand-ins replace Dynamo (engines/late_compiler.py)
 CACHES = "torch._functorch.config"
 TAGGED = "tag_activation_checkpoint"  # the name of a torch.utils.checkpoint call in a graph
 
