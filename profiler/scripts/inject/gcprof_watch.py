@@ -437,9 +437,7 @@ class Watch:
         """Write that this error ends the process, or the watch."""
         if os.getpid() == self.process and not self.is_told:
             self.is_told = True
-            frames = [
-                frame for frame in traceback.extract_tb(error.__traceback__) if lines.is_the_users(frame.filename)
-            ]
+            frames = [one for one in traceback.extract_tb(error.__traceback__) if lines.is_the_users(one.filename)]
             where = f"{lines.short(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
             text = {"error": type(error).__name__, "text": str(error)[:500], "line": where}
             _write({"kind": "raised", **text, "time": time.time()})
