@@ -138,6 +138,7 @@ def test_the_rank_that_ended_without_a_word_is_not_the_one_that_its_launcher_end
     ended = run(Asked(words=words, gpus=gpu_specs.rehearsed("t4")), on_line=lambda line: None)
 
     assert ended.lost == ("0" if "kill" in how else None)
+    assert ended.exit_code == 1  # of torchrun, which is found without an active environment too
 
 
 @pytest.mark.nightly
