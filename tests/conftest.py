@@ -78,7 +78,7 @@ def _frozen() -> None:
 @pytest.fixture
 def with_test_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """The BatchNorm chain of the tests, as if it were in the table."""
-    monkeypatch.setitem(models.TABLE, "batchnorm", "tests.batchnorm:build")
+    monkeypatch.setitem(models.TABLE, "batchnorm", "tests.chain_models:batchnorm")
 
 
 @pytest.fixture(scope="session")
@@ -181,12 +181,6 @@ def _digests(baseline: Case, _builder: str | None) -> dict[str, str] | None:
 
     equality = measure(Trial(case=baseline, passes=("equality",))).equality
     return equality.digests if equality else None
-
-
-def run_folder(root: Path) -> Path:
-    """The one run folder below a folder."""
-    (folder,) = (path.parent for path in root.glob("**/manifest.json"))
-    return folder
 
 
 @pytest.fixture

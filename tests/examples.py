@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from profiler.analysis.rows import Row, rows
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Built, Environment, Equality, Note, Readings, Record
 from profiler.runs import store
@@ -107,10 +106,6 @@ def batches(*, device: str = "cuda:0", limit: int = 300 * MIB, **fields: Any) ->
 def untimed_readings(readings: Readings) -> Readings:
     nothing = dict.fromkeys(("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds"))
     return msgspec.structs.replace(readings, **nothing)
-
-
-def table(records: list[Record]) -> tuple[Row, ...]:
-    return rows(records)
 
 
 def run(

@@ -9,17 +9,7 @@ from profiler.core.record import Conditions, Record
 from tests import make
 
 NOTES = (Path(__file__).parent.parent / "docs" / "notes.md").read_text(encoding="utf-8")
-
-
 CALM = (0.100, 0.101, 0.099, 0.100, 0.101, 0.099)
-
-
-THROTTLED = Conditions(
-    at_seconds=1.0, clock_hertz=1.41e9, highest_clock_hertz=1.98e9, celsius=84, watts=690, limit_watts=700,
-    held_by=("heat",),
-)  # fmt: skip
-
-
 WELL = Conditions(at_seconds=0.0, clock_hertz=1.98e9, highest_clock_hertz=1.98e9, celsius=60, watts=400)
 
 

@@ -38,7 +38,7 @@ class Room(NamedTuple):
     """Files to mutate, and the tests that are to notice."""
 
     files: tuple[str, ...]  # patterns
-    tests: tuple[str, ...]
+    tests: str  # words: `rows` is tests/test_rows.py; a part of the path may stand before it
     left_out: str = "nothing"  # an expression of pytest's -k: tests that take seconds and repeat what quick ones show
     arguments: tuple[str, ...] = ()  # of pytest, besides ARGUMENTS
 
@@ -52,19 +52,8 @@ ROOMS = {
             "profiler/measuring/meters/time.py",
             "profiler/measuring/trial.py",
         ),
-        (
-            "tests/test_meters.py",
-            "tests/test_memory.py",
-            "tests/test_sampling.py",
-            "tests/test_leaks.py",
-            "tests/test_growth.py",
-            "tests/test_needless_graph.py",
-            "tests/test_own_recomputes.py",
-            "tests/test_silent_errors.py",
-            "tests/test_interleaved_timing.py",
-            "tests/test_paired_time.py",
-            "tests/faults/test_clocks.py",
-        ),
+        "meters memory sampling leaks growth needless_graph own_recomputes silent_errors interleaved_timing "
+        "paired_time faults/clocks",
         left_out="mnist or transformer or compiled or llama or bert or cifar-resnet or (leaves_no_byte and not offload)"
         " or (checkpoint_sequential and (8 or 32))",
         arguments=("--hollow", "h100"),  # for what only CUDA's allocator tells
@@ -76,63 +65,21 @@ ROOMS = {
             "profiler/measuring/equality_pass.py",
             "profiler/measuring/trial.py",
         ),
-        (
-            "tests/test_meters.py",
-            "tests/test_memory.py",
-            "tests/test_equality_pass.py",
-            "tests/test_equality.py",
-            "tests/test_step_digests.py",
-            "tests/test_ranks.py",
-            "tests/test_levers.py",
-            "tests/test_growth.py",
-            "tests/test_interleaved_timing.py",
-        ),
+        "meters memory equality_pass equality step_digests ranks levers growth interleaved_timing",
         left_out="mnist or transformer or cifar or llama or dense-chain or it_is_compiled or when_compiled or budget",
     ),
     "planning": Room(
         ("profiler/planning/*.py",),
-        (
-            "tests/test_lever_code.py",
-            "tests/test_planning_chain.py",
-            "tests/test_planning_offload.py",
-            "tests/test_planning_plan.py",
-            "tests/test_planning_rules.py",
-            "tests/test_planning_solver.py",
-            "tests/test_emit.py",
-            "tests/test_plan_views.py",
-        ),
+        "lever_code planning_chain planning_offload planning_plan planning_rules planning_solver emit plan_views",
         left_out="wider or picture or any_word or switch or fsdp_the"
         " or (brute_force and not (equal_stages or [4] or [5])) or (options_pins and not 1)"
         " or loop_of_plain_pytorch or segments_grow or trainer_trains or accelerates_loop or code_of_what_fits",
     ),
     "analysis": Room(
         ("profiler/analysis/*.py",),
-        (
-            "tests/test_advice.py",
-            "tests/test_axes.py",
-            "tests/test_comparison.py",
-            "tests/test_cost.py",
-            "tests/test_explanation.py",
-            "tests/test_peak_floor.py",
-            "tests/test_published.py",
-            "tests/test_rows.py",
-            "tests/test_search.py",
-            "tests/test_timing_doubts.py",
-            "tests/test_run_folders.py",
-            "tests/test_paired_time.py",
-            "tests/test_time_ratio.py",
-            "tests/test_views.py",
-            "tests/test_plots.py",
-            "tests/test_progress_lines.py",
-            "tests/test_tables.py",
-            "tests/test_snapshot.py",
-            "tests/test_hostile_sizes.py",
-            "tests/test_three_kinds.py",
-            "tests/test_compare_command.py",
-            "tests/faults/test_conditions.py",
-            "tests/faults/test_device_memory.py",
-            "tests/faults/test_results.py",
-        ),
+        "advice axes comparison cost explanation peak_floor published rows search timing_doubts run_folders "
+        "paired_time time_ratio views plots progress_lines tables snapshot hostile_sizes three_kinds "
+        "compare_command faults/conditions faults/device_memory faults/results",
         left_out="wider or cropped or names_peak or below_their_unit or record_is_whole or device_that_answers",
     ),
 }
@@ -168,6 +115,10 @@ def files_of(room: Room) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in paths)
 
 
+def tests_of(room: str) -> list[str]:
+    return [re.sub(r"\w+$", r"test_\g<0>.py", f"tests/{word}") for word in ROOMS[room].tests.split()]
+
+
 def prepare(room: str, files: list[str]) -> None:
     """Copies what the tests need to the room's folder, with mutmut's settings.
 
@@ -187,7 +138,7 @@ def prepare(room: str, files: list[str]) -> None:
         "only_mutate": files,
         "also_copy": [name for name in COPIED if name not in ("profiler", "tests", "pyproject.toml")],
         "pytest_add_cli_args": [*ARGUMENTS, *ROOMS[room].arguments, "-k", f"not ({ROOMS[room].left_out})"],
-        "pytest_add_cli_args_test_selection": list(ROOMS[room].tests),
+        "pytest_add_cli_args_test_selection": tests_of(room),
         "process_isolation": "forkserver",
         "use_git_change_detection": False,
     }

@@ -29,9 +29,9 @@ def apply(code: str, module: nn.Module) -> None:
     namespace["apply_plan"](module)
 
 
-def named(model: str) -> Workload:
+def named(model: str, batch_size: int = 2) -> Workload:
     build, options = catalogue.load(Choice(model), models.TABLE)
-    built = build(batch_size=2, **options)
+    built = build(batch_size=batch_size, **options)
     names = built.blocks or find_blocks(built.module)
     return Workload(module=built.module, blocks=names, batch=built.batch, loss=built.loss)
 

@@ -6,7 +6,7 @@ import pytest
 from profiler.analysis import axes
 from profiler.analysis.advice import holds, samples_per_second, throughput_frontier
 from profiler.analysis.axes import Space, exponent, nearest_growth
-from profiler.analysis.rows import Row
+from profiler.analysis.rows import Row, rows
 from profiler.core.case import Case, Choice
 from profiler.core.record import Record
 from tests import examples, make
@@ -24,7 +24,7 @@ def resnet(options: str = "", **fields: object) -> Case:
 
 
 def only(*records: Record) -> list[Row]:
-    return list(examples.table(list(records)))
+    return list(rows(records))
 
 
 # --- which settings vary
@@ -140,13 +140,13 @@ def test_samples_a_second_count_all_micro_batches():
 
 def test_the_stairs_are_the_rows_that_nothing_smaller_beats_and_that_fit():
     points = {"none": (100, 0.10), "a": (80, 0.08), "b": (60, 0.12), "c": (50, 0.16), "d": (50, 0.15), "e": (120, 0.07)}
-    rows = only(*(make.record(name, peak=peak * MIB, seconds=(time,)) for name, (peak, time) in points.items()))
+    found = only(*(make.record(name, peak=peak * MIB, seconds=(time,)) for name, (peak, time) in points.items()))
     small, large = predicted(400), predicted(401)
     out_of_memory, wrong, never_run = ("none", 64), ("sqrt", 8), ("all", 64)
 
-    on = {(row.case.strategy, row.case.batch_size) for row in throughput_frontier(examples.table(examples.batches()))}
+    on = {(row.case.strategy, row.case.batch_size) for row in throughput_frontier(rows(examples.batches()))}
 
-    assert [row.case.strategy for row in throughput_frontier(rows)] == ["d", "b", "a", "e"]
+    assert [row.case.strategy for row in throughput_frontier(found)] == ["d", "b", "a", "e"]
     assert throughput_frontier([small, large]) == [small]
     assert not on & {out_of_memory, wrong, never_run}
     assert ("none", 32) in on

@@ -203,7 +203,7 @@ def test_code_that_draws_otherwise_when_compiled_is_compared_with_a_compile_with
         is_wrong and config.activation_memory_budget < 1 and double_a_gradient(backward)
     )
 
-    record = measured("tests.compiled_draw:build", "compile-budget:budget=0.9", passes=PASSES)
+    record = measured("tests.chain_models:drawing", "compile-budget:budget=0.9", passes=PASSES)
 
     assert record.outcome == ("invalid" if is_wrong else "ok"), record.detail
     assert record.equality.against == "compile-budget:budget=1.0"
@@ -222,16 +222,19 @@ def double_a_gradient(backward):
     backward.recompile()
 
 
+SMALL_LOSS = "tests.chain_models:small_loss"
+
+
 @pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])
 def test_gradients_that_would_vanish_in_half_precision_are_compared_as_they_are_trained(precision):
-    record = measured("tests.small_loss:build", "_planted:fault=random-state", passes=PASSES, precision=precision)
+    record = measured(SMALL_LOSS, "_planted:fault=random-state", passes=PASSES, precision=precision)
 
     assert record.outcome == "invalid"
     assert record.equality.largest_difference > 0.01
 
 
 def test_gradients_that_are_all_zero_are_not_verifiable():
-    vanished = measured("tests.small_loss:build:scale=0.0", "_planted:fault=random-state", passes=PASSES)
+    vanished = measured(f"{SMALL_LOSS}:scale=0.0", "_planted:fault=random-state", passes=PASSES)
 
     assert vanished.equality.gradients_equal
     assert "GCP014" in {note.code for note in vanished.notes}

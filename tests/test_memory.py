@@ -11,7 +11,7 @@ from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.training import OPTIMIZERS
 from tests.conftest import measured
-from tests.unpatched import plain
+from tests.pasted import named
 
 
 def allocations(tree: list, found: list[tuple[int, int]], marks: list[int]) -> None:
@@ -24,18 +24,21 @@ def allocations(tree: list, found: list[tuple[int, int]], marks: list[int]) -> N
         allocations(event.children, found, marks)
 
 
-def peak_of_a_plain_loop(build, optimizer, *, accumulate: int = 1, keep_gradients: bool = False) -> int:
+def peak_of_a_plain_loop(
+    model, optimizer, *, change=lambda module: None, accumulate: int = 1, keep_gradients: bool = False
+) -> int:
     """The largest sum of the allocator's events from before the model was built, in the second step of a plain loop."""
     make_optimizer, _ = catalogue.load(Choice(optimizer), OPTIMIZERS)
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        module, batch, loss = build()
-        stepper = make_optimizer(module.parameters())
+        work = named(model, 8)
+        change(work.module)
+        stepper = make_optimizer(work.module.parameters())
         for number in range(2):
             with record_function("the step" if number else "the first step"):
                 stepper.zero_grad(set_to_none=not keep_gradients)
                 for _ in range(accumulate):
-                    (loss(module, batch) / accumulate).backward()
+                    (work.loss(work.module, work.batch) / accumulate).backward()
                 stepper.step()
     found, marks = [], []
     allocations(profiled.profiler.kineto_results.experimental_event_tree(), found, marks)
@@ -56,7 +59,7 @@ def peak_of_a_plain_loop(build, optimizer, *, accumulate: int = 1, keep_gradient
     ],
 )
 def test_the_peak_is_the_sum_of_the_allocator_events_of_a_plain_loop(model, optimizer, settings):
-    expected = peak_of_a_plain_loop(plain(model, 8), optimizer, **settings)
+    expected = peak_of_a_plain_loop(model, optimizer, **settings)
 
     readings = measured(model, "none", optimizer=Choice(optimizer), **settings).readings
 
@@ -70,7 +73,7 @@ def test_the_peak_under_segments_is_that_of_checkpoint_sequential(k):
         trunk = list(module.trunk)
         module.trunk.forward = lambda x: checkpoint_sequential(trunk, k, x, use_reentrant=False)
 
-    expected = peak_of_a_plain_loop(plain("mnist-cnn:channels=8", 8, with_checkpoints), "sgd")
+    expected = peak_of_a_plain_loop("mnist-cnn:channels=8", "sgd", change=with_checkpoints)
 
     readings = measured("mnist-cnn:channels=8", f"segments:k={k}").readings
 

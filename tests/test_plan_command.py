@@ -14,7 +14,6 @@ from profiler.planning.plan_code import emit
 from profiler.planning.solver import best, frontier
 from profiler.runs import store
 from profiler.workflows.planner import file_of
-from tests.conftest import run_folder
 from tests.plan_text import parse
 from tests.planning_chains import FOLDER, equal_stages, with_modules
 from tests.program import modules_after, next_words
@@ -113,7 +112,8 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
         assert way["gradients"] == "bit-equal"
         assert way["measured_peak_bytes"] == way["predicted_peak_bytes"]
         assert way["measured_time_ratio"] > 0
-    run = store.load(run_folder(here / "results"))
+    (folder,) = (here / "results").glob("*plan*")
+    run = store.load(folder)
     assert set(run.manifest.sources) == {str(path) for path in (Path("results") / run.folder.name / "plans").iterdir()}
     assert run.manifest.sources == store.code_digests(trial.case for trial in run.manifest.plan)
     (chosen,) = (way for way in found["ways"] if way["chosen"])

@@ -26,7 +26,7 @@ from profiler.training.workload import Workload
 from tests import make
 from tests.chain_models import Counted, workload
 from tests.conftest import measured
-from tests.unpatched import plain
+from tests.pasted import named
 
 TRANSFORMER = "transformer:layers=12,width=64,sequence=32,dropout=0"
 BY_BLOCKS = ("segments:k=1", "sqrt", "recursive", "from-start", "all", "every:k=1", "first:n=1", "selective:save=mm")
@@ -298,8 +298,7 @@ def test_the_last_segment_is_checkpointed_only_where_head_and_loss_hold_much():
 
 
 def test_an_observation_counts_what_each_block_saves():
-    module, batch, loss = plain("mlp", 64)()
-    chain = observe(Workload(module=module, blocks=("0", "1", "2", "3", "4"), batch=batch, loss=loss)).chain
+    chain = observe(named("mlp", 64)).chain
 
     relu = 64 * 20 * 4
     assert chain.saved == (0, relu, 0, relu, 0)  # Linear saves its input, which is the batch or is counted already

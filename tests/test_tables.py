@@ -73,7 +73,7 @@ def test_parquet_is_not_written_to_a_terminal_and_a_missing_pyarrow_is_named(her
 
 @pytest.mark.parametrize(("name", "suffix"), [("csv", "csv"), ("markdown", "md"), ("latex", "tex")])
 def test_the_export_looks_as_it_did(name, suffix):
-    table = examples.table(examples.troubled())
+    table = rows(examples.troubled())
 
     text = export.csv_table(table) if name == "csv" else getattr(export, name)(main(table))
 

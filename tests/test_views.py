@@ -12,6 +12,7 @@ from profiler.analysis.comparison import Comparison
 from profiler.analysis.explanation import Explanation, Reason, Remedy
 from profiler.analysis.live_bytes import Floor, Peak, Share
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
+from profiler.analysis.rows import rows
 from profiler.core.case import Choice
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
@@ -63,7 +64,7 @@ def _samples() -> list[Table]:
             make.record(seconds=(0.1 * number, 0.2, 0.3)).readings, warmup_seconds=warmup, stopped=stopped))
         for number, warmup, stopped in ((1, (0.9, 0.5, 0.4), "seconds"), (2, (0.8, 0.6), "target"))
     ]  # fmt: skip
-    return details.samples(examples.table([*rounds, noisy, make.failed("all", "skipped", "not here")]))
+    return details.samples(rows([*rounds, noisy, make.failed("all", "skipped", "not here")]))
 
 
 def _reproduction() -> list[Table]:
@@ -106,13 +107,13 @@ def three_runs() -> Comparison:
 
 MODELS = examples.sweep((2,), device="fake:cuda") + examples.sweep((4,), model="mlp:width=4096")
 VIEWS: dict[str, Callable[[], list[Table]]] = {
-    "troubled": lambda: main(examples.table(examples.troubled())),
-    "models": lambda: main(examples.table(MODELS)),
+    "troubled": lambda: main(rows(examples.troubled())),
+    "models": lambda: main(rows(MODELS)),
     "explanation": lambda: explanation.tables(longest(), title="transformer:layers=12, segments:k=2 on fake:cuda"),
     "samples": _samples,
     "reproduction": _reproduction,
     "compare": lambda: comparison.tables(three_runs()),
-    "axes": lambda: details.over_axes(examples.table(examples.batches()), over=["batch_size"]),
+    "axes": lambda: details.over_axes(rows(examples.batches()), over=["batch_size"]),
 }
 
 
@@ -152,7 +153,7 @@ def test_a_baseline_without_a_time_is_no_baseline_of_times():
     record = make.record("none")
     untimed = replace(record, readings=examples.untimed_readings(record.readings))
 
-    found = group_table(examples.table([untimed, make.record("all")]))
+    found = group_table(rows([untimed, make.record("all")]))
 
     heads = {column.label: column.cells[0] for column in found.columns}
     assert "time against none" not in heads
@@ -164,7 +165,7 @@ def test_a_terminal_gets_savings_in_green_and_failures_in_red_and_a_pipe_gets_no
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     failed = make.failed("sqrt", "out_of_memory", "no room")
-    tables = main(examples.table([make.record("none"), make.record("all", peak=60 * MIB), failed]))
+    tables = main(rows([make.record("none"), make.record("all", peak=60 * MIB), failed]))
     screen, pipe = io.StringIO(), io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: True)
 

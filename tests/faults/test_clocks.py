@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
-from profiler.core.record import Conditions
 from profiler.core.stats import MOST_STEPS
 from profiler.measuring.meters import time as timing
 from tests.conftest import measured
+from tests.scripted_steps import Scripted
 
 YEAR = 365 * 24 * 3600.0
 
@@ -29,34 +29,27 @@ def test_fault_50_no_duration_knows_of_the_wall_clock(monkeypatch):
     assert all(0 <= one < YEAR for one in (*seconds, *(one.at_seconds for one in found.readings.conditions)))
 
 
-class Ticking:
+class Ticking(Scripted):
     """A device on which a step takes `seconds`, and whose clock tells whole ticks alone."""
 
-    is_asynchronous = False
-
     def __init__(self, *, seconds: float, tick: float) -> None:
-        self.tick_seconds, self._step, self._now, self.num_steps = tick, seconds, 0.0, 0
-
-    def synchronize(self) -> None: ...
+        super().__init__([])
+        self.tick_seconds, self._step, self.num_steps = tick, seconds, 0
 
     def stopwatch(self) -> Ticking:
         self._marks: list[float] = []
         return self
 
     def mark(self) -> None:
-        self._marks.append(self._now // self.tick_seconds * self.tick_seconds)
+        self._marks.append(self.num_steps * self._step // self.tick_seconds * self.tick_seconds)
 
     def run(self, mark: Callable[[str], None]) -> None:
         mark("forward")
         self.num_steps += 1
-        self._now += self._step
         mark("end")
 
     def seconds(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self._marks, self._marks[1:], strict=False)]
-
-    def conditions(self) -> Conditions:
-        return Conditions(at_seconds=self._now)
+        return [later - earlier for earlier, later in pairwise(self._marks)]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import msgspec
 import pandas as pd
 import pytest
 
+from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice, encode
 from profiler.runs import store
@@ -99,7 +100,7 @@ def test_fault_56_no_csv_cell_is_a_formula_and_pandas_reads_them_back(text):
         make.failed("", "failed", text, case=failed),
     ]
 
-    written = csv_view.csv_table(examples.table(records))
+    written = csv_view.csv_table(rows(records))
 
     found = pd.read_csv(io.StringIO(written), dtype=str, keep_default_na=False)
     assert not any(cell.startswith(csv_view.FORMULA) for column in ("model", "strategy") for cell in found[column])
