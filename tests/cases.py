@@ -27,7 +27,6 @@ from tests import make
 from tests.pages import DOCS
 from tests.plain_steps import Forward, apart, chain, judged, two_steps, under
 from tests.user_models import (
-    breaks,
     causes,
     draws,
     experts,
@@ -215,14 +214,6 @@ def data_dependent() -> dict[str, Facts]:
     return {"none": {"outcome": "skipped", "detail": "depends on its data (aten.nonzero"}}
 
 
-def breaking() -> dict[str, Facts]:
-    with pytest.raises(RuntimeError) as raised:
-        two_steps(breaks.make)
-    last = raised.traceback[-1]
-    detail = f"RuntimeError: {raised.value} ({last.path.name}:{last.lineno + 1})"
-    return {"none": {"outcome": "failed", "detail": detail}}
-
-
 # --- bytes
 
 FLOAT, RANDOM_STATE = 4, 5056  # bytes: a number in fp32; the CPU's random state, which a checkpoint keeps
@@ -294,7 +285,6 @@ CASES = (
     Step(CAUSES, "causes.py:squaring", ("all",), on_ctx),
     Step(ROUTED, "experts.py:make", BOTH, routed),
     Step(ROUTED, "data_dependent.py:positive", ("none",), data_dependent, is_predicted=True),
-    Step(CAUSES, "breaks.py:make", ("none",), breaking),
 )
 
 

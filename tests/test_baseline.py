@@ -14,7 +14,7 @@ from profiler.measuring import failure_causes
 from profiler.predicting.prediction import predict
 from profiler.runs import store
 from tests.conftest import measured
-from tests.user_models import breaks, gradients, own_checkpoint, switched
+from tests.user_models import broken, gradients, own_checkpoint, switched
 
 
 def notes(record, code):
@@ -137,13 +137,13 @@ def outcomes(folder):
 @pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("words", [("run", *QUICK, "--rounds", "2"), ("predict",)], ids=" ".join)
 def test_a_model_whose_own_step_fails_is_told_once_in_the_users_frames_and_stops(here, capsys, words):
-    code = answer([*words, f"{breaks.__file__}:make", "--strategies", "none,all,sqrt", "-o", "run"])
+    code = answer([*words, f"{broken.__file__}:no_product", "--strategies", "none,all,sqrt", "-o", "run"])
 
     out, err = capsys.readouterr()
     frames = [line.strip().rpartition("/")[2] for line in err.splitlines() if line.strip().startswith("File ")]
     assert (code, out) == (1, "")
     assert outcomes(here) == [("none", 1, "failed")]
-    assert frames == ['breaks.py", line 13, in forward', 'breaks.py", line 16, in mix']
+    assert frames == ['broken.py", line 41, in <lambda>', 'broken.py", line 37, in mixed']
     assert err.count("RuntimeError: ") == 2  # of the row and of the traceback
     assert "nothing to compare; 2 other rows not run" in err
     assert answer(["run", "--resume", "run"]) == 1  # nothing is owed

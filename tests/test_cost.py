@@ -109,22 +109,3 @@ def test_a_dry_run_refuses_blocks_that_no_model_has(here, shared, capsys, models
     assert f"no blocks match '{pattern}'; where none are named they are" in refused
     assert ("gcprof: no model has such blocks" in said.err) == bool(code)
     assert bool(said.out) != bool(code)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("strategy", ["none", "all"])
-@pytest.mark.parametrize("sampling", [None, Sampling(max_seconds=0.05)])
-def test_a_real_trial_takes_the_steps_that_were_told(engine, strategy, sampling):
-    fields: dict[str, Any] = {"sampling": sampling} if sampling else {}
-    asked = trial(strategy, device="cpu", model=Choice("mlp"), batch_size=4, samples=5, **fields)
-    planned = [asked] if strategy == "none" else [msgspec.structs.replace(asked, case=asked.case.baseline), asked]
-
-    *_, record = engine.run(planned)
-
-    readings = record.readings
-    timed = 2 * (len(readings.step_seconds) + len(readings.warmup_seconds) - 1)
-    as_samples = record.num_steps - timed * (readings.steps_per_sample - 1)  # as if each sample was one step
-    told = num_steps(asked)
-    assert told.least <= as_samples <= told.most
-    if not sampling:
-        assert as_samples == told.least

@@ -357,30 +357,3 @@ def test_a_rank_that_is_killed_ends_the_others(libraries, tmp_path, seed):
     assert {code for code, _ in ended.values()} == {7}, ended
     assert any(f"for rank {victim}, which" in said for _, (said,) in ended.values()), ended
     assert not list(tmp_path.iterdir())
-
-
-PROFILED = """
-import subprocess, torch
-from torch.profiler import profile
-query = ["nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
-print(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
-torch.cuda.memory._record_memory_history(max_entries=10)
-start, end = (torch.cuda.Event(enable_timing=True) for _ in "se")
-start.record()
-with profile() as found:
-    torch.nn.Linear(8, 8).cuda()(torch.randn(2, 8, device="cuda")).sum().backward()
-end.record()
-print("profiled", any(event.key == "aten::linear" for event in found.key_averages()), start.elapsed_time(end))
-"""
-
-
-@pytest.mark.nightly
-def test_the_profiler_and_the_drivers_program_do_not_end_a_script(hollow, tmp_path):
-    (tmp_path / "profiled.py").write_text(PROFILED)
-    done = rehearsed(("python", "profiled.py"), cwd=tmp_path, num_gpus=2)
-    assert done.exit_code == 0, done.said
-    assert "profiled True" in done.said
-    (variant,) = done.document["variants"]
-    assert "records the allocator's history itself" in variant["processes"][0]["holders_why"]
-    mebibytes = variant["gpu_bytes"] // MIB
-    assert all(f"{index}, Hollow Tesla T4, {mebibytes}" in done.said for index in range(2))

@@ -71,7 +71,7 @@ def test_every_setting_is_followed(setting):
     assert found.peak_bytes == pytest.approx(real.peak_bytes, rel=ERROR)
 
 
-@pytest.mark.parametrize("factory", ["cnn", "shared_weights", "segmentation", "decoder"])
+@pytest.mark.parametrize("factory", ["shared_weights", "segmentation"])
 def test_what_users_write_is_followed(factory):
     model = f"tests/user_models/architectures.py:{factory}"
     real = measure(Trial(case=case(model, batch_size=None), passes=("memory", OPERATORS))).readings

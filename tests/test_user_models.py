@@ -16,10 +16,7 @@ from tests.conftest import measured
 
 HERE = Path(__file__).parent / "user_models"
 FACTORIES = {
-    **dict.fromkeys(
-        ("dataclass_batch", "decoder", "shared_weights", "cnn", "potential", "recurrent", "segmentation"),
-        "architectures",
-    ),
+    **dict.fromkeys(("dataclass_batch", "shared_weights", "potential", "recurrent", "segmentation"), "architectures"),
     "words": "optimizers",
     "make": "optimizers",
     "router": "data_dependent",
@@ -50,7 +47,7 @@ def test_every_strategy_gives_a_users_model_its_gradients_or_says_why_not(name):
         assert record.outcome == "ok", (strategy, record.detail)
         assert record.equality.gradients_equal, strategy
         assert record.equality.loss_equal, strategy
-        assert record.equality.buffers_equal == (name != "cnn"), strategy
+        assert record.equality.buffers_equal, strategy
 
 
 def test_sparse_gradients_are_counted_and_cannot_be_foreseen():

@@ -9,18 +9,6 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
 
-def normed(inputs, outputs):
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
-
-
-def cnn(batch_size=8):
-    """BatchNorm, and ReLUs in place."""
-    features = nn.Sequential(normed(3, 8), normed(8, 8), nn.MaxPool2d(2), normed(8, 16), normed(16, 16))
-    classifier = nn.Sequential(nn.Flatten(), nn.Linear(16 * 8 * 8, 32), nn.ReLU(inplace=True), nn.Linear(32, 10))
-    batch = torch.randn(batch_size, 3, 16, 16), torch.randint(10, (batch_size,))
-    return nn.Sequential(features, classifier), batch, nn.CrossEntropyLoss()
-
-
 class Layered(nn.Module):
     def __init__(self, *layers):
         super().__init__()
@@ -47,47 +35,6 @@ def dataclass_batch(batch_size=16, width=32):
     return model, batch, lambda output, batch: ((output - batch.target) ** 2).mean()
 
 
-class DecoderLayer(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
-        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim))
-
-    def forward(self, x, mask, *, rotation, scale=1.0):
-        q, k = self.q(x) * rotation, self.k(x) * rotation
-        scores = q @ k.transpose(-2, -1) * scale
-        x = x + self.o(scores.masked_fill(mask, float("-inf")).softmax(-1) @ self.v(x))
-        return x + self.mlp(x)
-
-
-class Decoder(nn.Module):
-    """Its loop passes a mask and a table of rotations to every layer."""
-
-    def __init__(self, vocab, dim):
-        super().__init__()
-        self.embed = nn.Embedding(vocab, dim)
-        self.layers = nn.ModuleList([DecoderLayer(dim) for _ in range(6)])
-        self.lm_head = nn.Linear(dim, vocab)
-
-    def forward(self, ids):
-        length = ids.shape[1]
-        mask = torch.ones(length, length, dtype=torch.bool, device=ids.device).triu(1)
-        rotation = torch.arange(length, device=ids.device).float().cos()[:, None]
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x, mask, rotation=rotation, scale=x.shape[-1] ** -0.5)
-        return self.lm_head(x)
-
-
-def cross_entropy(logits, targets):
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
-
-
-def decoder(batch_size: int = 4, *, dim: int = 32):
-    ids = torch.randint(0, 50, (batch_size, 17))
-    return Decoder(50, dim), (ids[:, :-1], ids[:, 1:]), cross_entropy
-
-
 class Tied(nn.Module):
     """ALBERT-like: one layer run many times, and an embedding tied to the output."""
 
@@ -107,7 +54,8 @@ class Tied(nn.Module):
 
 def shared_weights():
     ids = torch.randint(0, 40, (4, 12))
-    return {"module": Tied(), "batch": (ids, ids), "loss": cross_entropy}
+    loss = lambda logits, targets: F.cross_entropy(logits.flatten(0, -2), targets.flatten())  # noqa: E731
+    return {"module": Tied(), "batch": (ids, ids), "loss": loss}
 
 
 class Tagger(nn.Module):

@@ -31,3 +31,11 @@ def loss_before_batch():
 
 def loss_of_integers():
     return Net(), torch.randn(2, 4), lambda output: (output > 0).sum()
+
+
+def mixed(output):
+    return output @ torch.ones(3, 3)
+
+
+def no_product():
+    return Net(), torch.randn(2, 4), lambda output: mixed(output).sum()

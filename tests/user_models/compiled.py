@@ -6,25 +6,22 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
-    def __init__(self, width, drop, own, breaks):
+    def __init__(self, width, own):
         super().__init__()
-        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(drop)
+        self.norm, self.own = nn.LayerNorm(width), own
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.own, self.breaks = own, breaks
 
     def inner(self, x):
-        if self.breaks:
-            torch._dynamo.graph_break()
-        return self.drop(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+        return self.down(nn.functional.gelu(self.up(self.norm(x))))
 
     def forward(self, x):
         return x + (checkpoint(self.inner, x, use_reentrant=False) if self.own else self.inner(x))
 
 
 class Net(nn.Module):
-    def __init__(self, width=64, depth=4, drop=0.0, own=False, breaks=False):
+    def __init__(self, width=64, depth=4, own=False):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(width, drop, own, breaks) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, own) for _ in range(depth))
         self.head = nn.Linear(width, 1)
 
     def forward(self, x):
@@ -39,9 +36,8 @@ class Decorated(Net):
         return super().forward(x)
 
 
-def make(way: str = "module", backend: str = "inductor", own: bool = False, breaks: bool = False, drop: float = 0.0,
-         batch_size: int = 32):  # fmt: skip
-    net = (Decorated if way == "decorated" else Net)(drop=drop, own=own, breaks=breaks)
+def make(way: str = "module", backend: str = "inductor", own: bool = False, batch_size: int = 32):
+    net = (Decorated if way == "decorated" else Net)(own=own)
     if way == "module":
         net.compile(backend=backend)
     if way == "wrapped":

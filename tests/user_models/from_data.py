@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 ROWS, BATCH, WIDTH, KINDS = 256, 32, 64, 10
 
@@ -17,25 +17,6 @@ def network(kinds=KINDS, linear=nn.Linear):
 
 def rows():
     return TensorDataset(torch.randn(ROWS, WIDTH), torch.arange(ROWS) % KINDS)
-
-
-class Arrays(Dataset):
-    def __init__(self):
-        self.x = numpy.random.randn(ROWS, WIDTH).astype("float32")
-
-    def __len__(self):
-        return ROWS
-
-    def __getitem__(self, row):
-        return torch.from_numpy(self.x[row]), row % KINDS
-
-
-def padded(lists):
-    """Pads token lists to the longest, and keeps the first token of each as a row of WIDTH."""
-    tokens = torch.zeros(len(lists), max(len(tokens) for tokens in lists), dtype=torch.long)
-    for row, given in enumerate(lists):
-        tokens[row, : len(given)] = torch.tensor(given)
-    return nn.functional.one_hot(tokens[:, 0], WIDTH).float(), tokens[:, 0] % KINDS
 
 
 def statistics():
@@ -56,15 +37,13 @@ BATCHES = {
     "drawn": lambda: (torch.randn(BATCH, WIDTH), torch.randint(0, KINDS, (BATCH,))),
     "shuffled": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True))),
     "workers": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True, num_workers=2, pin_memory=True))),
-    "arrays": lambda: next(iter(DataLoader(Arrays(), BATCH, shuffle=True))),
-    "padded": lambda: next(iter(DataLoader([[row] * (row + 1) for row in range(BATCH)], BATCH, collate_fn=padded))),
     "statistics": statistics,
     "chosen": chosen,
 }
 
 
 def make(source="drawn"):
-    return network(), tuple(BATCHES[source]()), nn.CrossEntropyLoss()
+    return network(), BATCHES[source](), nn.CrossEntropyLoss()
 
 
 def lazy():
@@ -85,8 +64,7 @@ def assigned():
     return module, BATCHES["shuffled"](), nn.CrossEntropyLoss()
 
 
-def saved(path="from_data.pt"):
-    """The batch is read from a file."""
-    stored = torch.load(path)
-    rows = TensorDataset(stored["x"], stored["y"])
-    return network(int(stored["y"].max()) + 1), next(iter(DataLoader(rows, BATCH, shuffle=True))), nn.CrossEntropyLoss()
+def saved(path):
+    """The batch, and how many kinds there are, are read from a file."""
+    x, y = torch.load(path)
+    return network(int(y.max()) + 1), (x[:BATCH], y[:BATCH]), nn.CrossEntropyLoss()
