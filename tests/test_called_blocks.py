@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import profiler
+from profiler.core import plan_file
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported, UserError
 from profiler.planning.plan_code import emit
@@ -96,17 +97,19 @@ def test_what_is_saved_is_what_the_cut_says():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDS)
-def test_a_plan_over_calls_fits_and_is_measured_as_predicted(name):
+def test_a_plan_over_calls_fits_and_is_measured_as_predicted_from_its_file(name, here):
     build, blocks = BUILDS[name]
     whole = profiler.predict(build, device="cpu", blocks=blocks).readings.peak_bytes
 
     plan = profiler.plan(build, budget="92%", device="cpu", blocks=blocks)
 
     record = profiler.measure(build, strategy=plan, samples=1, blocks=blocks)
-    predicted = profiler.predict(build, strategy=plan, device="cpu", blocks=blocks).readings
+    plan.save("plan.json")
+    predicted = profiler.predict(build, strategy=here / "plan.json", device="cpu", blocks=blocks).readings
     assert (record.outcome, record.equality.gradients_equal) == ("ok", True)
     assert record.readings.peak_bytes == predicted.peak_bytes <= 0.92 * whole
     assert [name.partition("#")[2] for name in plan.fingerprint] == list("123456")
+    assert 0 < sum(len(plan_file.names(one)) for one in plan.segments) < len(plan.fingerprint)
     with pytest.raises(UserError, match="is a call, not a module"):
         emit(plan, "python")
 

@@ -30,7 +30,7 @@ def verified(file: Any, factory: str, strategy: str = "all", blocks: str | None 
     return none, attempt(trial, on_pass=lambda name: None, by=measure)
 
 
-@pytest.mark.parametrize("factory", ["fading", "averaging", "caching"])
+@pytest.mark.parametrize("factory", ["averaging", "caching"])
 def test_what_is_right_in_the_first_step_and_wrong_in_the_second_is_invalid(factory):
     build = getattr(keeps, factory)
     plain, recomputed = two_steps(build), two_steps(build, chain())

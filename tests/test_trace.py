@@ -223,7 +223,6 @@ PACKED = 2 * LAYERS * ACTIVATION + (LAYERS - 1) * WEIGHT  # squares' and layers'
 INSIDE = (2 * LAYERS - 1) * ACTIVATION  # without the weights and the batch, which are there in every step
 PACKED_BYTES = {  # with the loss
     "half": PACKED // 2 + FLOAT,
-    "object": PACKED // 2 + FLOAT,
     "save_on_cpu": INSIDE + FLOAT,  # on a CPU, nothing is copied
     "recomputed": (LAYERS - 1) * ACTIVATION + FLOAT,
 }

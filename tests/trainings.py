@@ -62,7 +62,9 @@ class Counter:
 
 
 def hooked() -> nn.Module:
+    """Hooks on two modules, and on all modules and optimizers until it is closed."""
     net, seen, ema, calls, draw = mlp(), [], torch.zeros(WIDTH), 0, np.random.default_rng(5).random
+    counts = {"modules": 0, "optimizers": 0}
     own = torch.Generator().manual_seed(6)
 
     def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
@@ -72,37 +74,18 @@ def hooked() -> nn.Module:
         ema.mul_(0.9).add_(output.detach().mean(0))
         return output + draw() * 1e-3 + torch.rand(output.shape, generator=own)
 
-    net[1].register_forward_hook(hook)
-    net[2].register_forward_hook(Counter())
-    net.observed = lambda: [calls, len(seen), ema.tolist()]
-    return net
-
-
-def observed() -> nn.Module:
-    """Hooks on all modules and optimizers, until it is closed."""
-    net, counts = mlp(), {"modules": 0, "optimizers": 0}
-
     def count(what: str, *given: Any) -> None:
         counts[what] += 1
 
+    net[1].register_forward_hook(hook)
+    net[2].register_forward_hook(Counter())
     handles = [
         nn.modules.module.register_module_forward_hook(partial(count, "modules")),
         register_optimizer_step_post_hook(partial(count, "optimizers")),
     ]
     net.close = lambda: [handle.remove() for handle in handles]
-    net.observed = lambda: [*counts.items()]
+    net.observed = lambda: [calls, len(seen), ema.tolist(), *counts.items()]
     return net
-
-
-class Recomputing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_block() for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False)
-        return x
 
 
 @lru_cache
@@ -111,7 +94,7 @@ def mask(size: int) -> torch.Tensor:
 
 
 class Remembering(nn.Module):
-    """Changes its buffers, its attributes and its class in the forward."""
+    """Changes its buffers, its attributes and its class in the forward, and recomputes its layers."""
 
     num_forwards = 0
     latest: torch.Tensor | None = None
@@ -129,7 +112,10 @@ class Remembering(nn.Module):
         self.mean.mul_(0.9).add_(x.mean(0))
         self.last = x.detach()
         self.history.append(x.detach())
-        return self.layers(x) + self.mean * mask(x.shape[-1])
+        shift = self.mean * mask(x.shape[-1])
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x + shift
 
 
 def compiled() -> nn.Module:
@@ -144,8 +130,6 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "lazy": lazy,
     "ddp": data_parallel,
     "hooked": hooked,
-    "observed": observed,
-    "checkpointed": Recomputing,
     "remembering": Remembering,
     "compiled": compiled,
 }

@@ -15,13 +15,6 @@ class Block(nn.Module):
         return torch.tanh(self.layer(x))
 
 
-class Fading(Block):
-    """Full strength in its first two calls, 0.4 of it afterwards."""
-
-    def forward(self, x):
-        return super().forward(x) * (1.0 if self.calls < 3 else 0.4)
-
-
 class Averaging(Block):
     """Divides by the mean of what it has seen so far."""
 
@@ -42,10 +35,6 @@ class Caching(Block):
 
 def counting(batch_size: int = 4, kind: type[Block] = Block):
     return nn.Sequential(*(kind() for _ in range(3))), torch.randn(batch_size, 8), lambda out: out.square().sum()
-
-
-def fading(batch_size: int = 4):
-    return counting(batch_size, Fading)
 
 
 def averaging(batch_size: int = 4):

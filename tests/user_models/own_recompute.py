@@ -28,20 +28,6 @@ class OwnCheckpoint(torch.autograd.Function):
         return (None, None, *input_grads)
 
 
-class Looking(torch.autograd.Function):
-    """Runs a layer in its backward, to look at it, without gradients; its input is an attribute of ctx."""
-
-    @staticmethod
-    def forward(ctx, x, layer):
-        ctx.x, ctx.layer = x, layer
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.layer(ctx.x)
-        return gradient * 2, None
-
-
 class Saving(torch.autograd.Function):
     """Its backward asks for a saved tensor, where a checkpoint around it begins to recompute."""
 
@@ -71,7 +57,6 @@ class Block(nn.Module):
             "class": lambda: CheckpointFunction.apply(self._forward, True, x),
             "reentrant": lambda: checkpoint(self._forward, x, use_reentrant=True),
             "non-reentrant": lambda: checkpoint(self._forward, x, use_reentrant=False),
-            "looking": lambda: self._forward(Looking.apply(x, self.second_of_x)),
             "hooked": lambda: self._hooked(x, self.second_of_x),
             "critic": lambda: self._hooked(x, torch.enable_grad()(self.critic)),  # only the backward runs it
             "saving": lambda: Saving.apply(self._forward(x)),

@@ -4,20 +4,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-
-class Packed:
-    """A plain object that holds the packed tensor."""
-
-    def __init__(self, tensor):
-        self.values, self.dtype = tensor.half(), tensor.dtype
-
-    def unpack(self):
-        return self.values.to(self.dtype)
-
-
 HOOKS = {
     "half": lambda: (torch.Tensor.half, torch.Tensor.float),
-    "object": lambda: (Packed, Packed.unpack),
     "pinned_host": lambda: (
         lambda tensor: torch.empty(tensor.shape, pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True),
         lambda packed: packed.cuda() if torch.cuda.is_available() else packed,

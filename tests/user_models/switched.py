@@ -14,14 +14,6 @@ def bert(is_on: bool = True, batch_size: int = 2):
     return model, {"input_ids": tokens, "labels": tokens}
 
 
-def vit(is_on: bool = True, batch_size: int = 2):
-    import timm
-
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, embed_dim=32, num_heads=2).train()
-    model.set_grad_checkpointing(is_on)
-    return model, torch.randn(batch_size, 3, 32, 32), lambda output: output.square().mean()
-
-
 def gpt2(use_cache: bool = True, batch_size: int = 2):
     from transformers import GPT2Config, GPT2LMHeadModel
 
