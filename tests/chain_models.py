@@ -66,10 +66,10 @@ def batchnorm(batch_size: int = 8) -> Workload:
     return _squared([layer for _ in range(3) for layer in (nn.Linear(8, 8), nn.BatchNorm1d(8))], batch_size)
 
 
-def small_loss(batch_size: int = 8, *, scale: float = 1e-6) -> Workload:
+def small_loss(batch_size: int = 8) -> Workload:
     """A loss so small that its gradients are zero in half precision, unless they are scaled."""
     layers = [layer for _ in range(3) for layer in (nn.Linear(8, 8), nn.Dropout(0.5), nn.Tanh())]
-    return _squared(layers, batch_size, scale)
+    return _squared(layers, batch_size, 1e-6)
 
 
 def _squared(layers: list[nn.Module], batch_size: int, scale: float = 1.0) -> Workload:
