@@ -17,7 +17,6 @@ from functools import lru_cache
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -356,17 +355,14 @@ def write_derived(run: Run) -> Iterator[Path]:
     is_shown = any(row.outcome == "ok" and row.readings.peak_bytes is not None for row in table)
     has_frontier = any(row.on_frontier for row in table) and len(groups(table)) <= MANY
     for kind in [*["heat"] * (is_shown and has_plane(table)), *["frontier"] * has_frontier]:
-        yield _plotting().plot(table, kind=kind, path=folder / f"{kind}.png", force=True)
+        plots = load_module("profiler.views.plots", needs="matplotlib")
+        yield plots.plot(table, kind=kind, path=folder / f"{kind}.png", force=True)
 
 
 def prepare_pictures() -> None:
     """Imports matplotlib ahead of time, if that works: the import is slow and can overlap with waiting."""
     with suppress(UserError):
-        _plotting()
-
-
-def _plotting() -> ModuleType:
-    return load_module("profiler.views.plots", needs="matplotlib")
+        load_module("profiler.views.plots", needs="matplotlib")
 
 
 def render_parquet(run: Run) -> bytes:

@@ -91,21 +91,18 @@ LEVELS = ("default", "all", "none")
 
 def redacted(runs: Iterable[Run], *, level: str) -> list[Run]:
     """Return the runs redacted at one of LEVELS. Cases that would look alike after redaction are numbered."""
-    return [run if level == "none" else _redacted(run, number, level) for number, run in enumerate(runs, start=1)]
-
-
-def _redacted(run: Run, number: int, level: str) -> Run:
-    is_all, words = level == "all", hidden(run.manifest.command).split(" ")  # a word that has a slash counts as a path
-    redact = _Redaction(run.records, is_all=is_all)
-    command = " ".join(re.sub(r"^((?:--?[\w-]+=)?).*[\\/]", r"\1[path]/", word) for word in words)
-    manifest = msgspec.structs.replace(
-        run.manifest,
-        command=HIDDEN if is_all else command,
-        plan=(),
-        environment=redact(run.manifest.environment),
-    )
-    folder = Path(f"run {number}") if is_all else run.folder
-    return msgspec.structs.replace(run, folder=folder, manifest=manifest, records=redact(run.records))
+    if level == "none":
+        return list(runs)
+    is_all, shown = level == "all", []
+    for number, run in enumerate(runs, start=1):
+        redact = _Redaction(run.records, is_all=is_all)
+        words = hidden(run.manifest.command).split(" ")  # a word that has a slash counts as a path
+        command = " ".join(re.sub(r"^((?:--?[\w-]+=)?).*[\\/]", r"\1[path]/", word) for word in words)
+        environment, command = redact(run.manifest.environment), HIDDEN if is_all else command
+        manifest = msgspec.structs.replace(run.manifest, command=command, plan=(), environment=environment)
+        folder = Path(f"run {number}") if is_all else run.folder
+        shown.append(msgspec.structs.replace(run, folder=folder, manifest=manifest, records=redact(run.records)))
+    return shown
 
 
 class _Redaction:

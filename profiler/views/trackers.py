@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.analysis.rows import Row, rows
+from profiler.analysis.rows import rows
 from profiler.core.errors import UserError, load_module
 from profiler.core.record import moment
 from profiler.runs.store import Run
@@ -54,36 +54,38 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def entries(run: Run) -> list[LoggedRow]:
     """Return what is logged of each row, in order."""
-    return [_entry(row, run) for row in rows(run.records)]
-
-
-def _entry(row: Row, run: Run) -> LoggedRow:
-    mark = "" if row.evidence == "measured" else f"{row.evidence}_"  # names of metrics say if they were not measured
-    environment = row.environment
-    started = moment(environment.started if environment else None) or moment(run.manifest.created)
-    if started is None:
-        raise UserError(f"'{run.manifest.created}' is not a valid time for a run to begin", exit_code=4)
-    fields = {name: value for name, value in msgspec.structs.asdict(row.case).items() if value is not None}
-    tags = {
-        "gcprof.run": run.folder.name,
-        "outcome": row.outcome,
-        "detail": row.detail,
-        "gradients": row.gradients,
-        "kind": row.evidence,
-        "device_name": environment.device_name if environment else None,
-        "torch": environment.torch if environment else None,
-        "gcprof": environment.gcprof if environment else None,
-    }
-    metrics = {name: getattr(row.readings, name) for name in READ} | {name: getattr(row, name) for name in DERIVED}
-    return LoggedRow(
-        id=hashlib.sha256(f"{run.folder.name}/{row.case.id}".encode()).hexdigest()[:16],
-        name=str(row.case.label),
-        started=started.timestamp(),
-        parameters={name: value if isinstance(value, bool | int) else str(value) for name, value in fields.items()},
-        tags={name: str(value) for name, value in tags.items() if value is not None},
-        metrics={f"{mark}{name}": float(value) for name, value in metrics.items() if value is not None},
-        samples={f"{mark}{name}": seconds for name in TIMES if (seconds := getattr(row.readings, name))},
-    )
+    logged = []
+    for row in rows(run.records):
+        mark = (
+            "" if row.evidence == "measured" else f"{row.evidence}_"
+        )  # names of metrics say if they were not measured
+        environment = row.environment
+        started = moment(environment.started if environment else None) or moment(run.manifest.created)
+        if started is None:
+            raise UserError(f"'{run.manifest.created}' is not a valid time for a run to begin", exit_code=4)
+        fields = {name: value for name, value in msgspec.structs.asdict(row.case).items() if value is not None}
+        tags = {
+            "gcprof.run": run.folder.name,
+            "outcome": row.outcome,
+            "detail": row.detail,
+            "gradients": row.gradients,
+            "kind": row.evidence,
+            "device_name": environment.device_name if environment else None,
+            "torch": environment.torch if environment else None,
+            "gcprof": environment.gcprof if environment else None,
+        }
+        metrics = {name: getattr(row.readings, name) for name in READ} | {name: getattr(row, name) for name in DERIVED}
+        entry = LoggedRow(
+            id=hashlib.sha256(f"{run.folder.name}/{row.case.id}".encode()).hexdigest()[:16],
+            name=str(row.case.label),
+            started=started.timestamp(),
+            parameters={name: value if isinstance(value, bool | int) else str(value) for name, value in fields.items()},
+            tags={name: str(value) for name, value in tags.items() if value is not None},
+            metrics={f"{mark}{name}": float(value) for name, value in metrics.items() if value is not None},
+            samples={f"{mark}{name}": seconds for name in TIMES if (seconds := getattr(row.readings, name))},
+        )
+        logged.append(entry)
+    return logged
 
 
 # ---- TensorBoard: event files

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from profiler.planning import simulator
 from profiler.planning.chain import Chain
 from profiler.planning.simulator import KINDS, Cost, largest_stage, none
 from profiler.planning.solver import Point
-from profiler.views.plots import Panel, Plot, alike, picture, theme, write
+from profiler.views.plots import Plot, alike, picture, theme, write
 from profiler.views.plots.theme import (
     BLUE,
     GREEN,
@@ -51,7 +51,17 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
     _, second_name = second_unit(row.step_seconds for row in shown)
     at, spans = positions(shown)
-    _limits(axes, list(at.values()), spans.values())
+    # memory from zero, unless all peaks are close together; the points decide the range of times, and intervals extend
+    # it by at most its width on each side
+    peaks, times = zip(*at.values(), strict=True)
+    low, high = min(times), max(times)
+    wide = (max(peaks) - min(peaks)) or max(peaks) or 1
+    tall = (high - low) or high or 1
+    ends = [end for span in spans.values() for end in span]
+    least, most = max(min(ends), low - tall, 0), min(max(ends), high + tall)
+    is_close = 0.7 * max(peaks) < min(peaks) < max(peaks)  # then a little below the lowest
+    axes.set_xlim(min(peaks) - 0.3 * wide if is_close else 0.0, max(peaks) + 0.22 * wide)
+    axes.set_ylim(max(0, min(low - 0.14 * tall, least - 0.02 * tall)), max(high + 0.18 * tall, most + 0.02 * tall))
     crosses = _crosses(axes, rows, size)
     lines = [_frontier(axes, [row.case for row in shown if row.on_frontier], at, spans)]
     lines += _points(axes, shown, at, spans)
@@ -77,22 +87,6 @@ def positions(rows: Sequence[Row]) -> tuple[dict[Case, Pair], dict[Case, Pair]]:
     spans = dict(zip((row.case for row in rows), time_spans(rows), strict=True))
     at = {row.case: ((row.readings.peak_bytes or 0) / size, spans[row.case][1] / second) for row in rows}
     return at, {case: (low / second, high / second) for case, (low, _, high) in spans.items()}
-
-
-def _limits(axes: Axes, points: Sequence[Pair], spans: Iterable[Pair]) -> None:
-    """Sets the limits: memory from zero, unless all peaks are close together; room for labels on all sides.
-
-    The points decide the range of times; intervals extend it by at most its width on each side, and are cut off there.
-    """
-    peaks, times = zip(*points, strict=True)
-    low, high = min(times), max(times)
-    wide = (max(peaks) - min(peaks)) or max(peaks) or 1
-    tall = (high - low) or high or 1
-    ends = [end for span in spans for end in span]
-    least, most = max(min(ends), low - tall, 0), min(max(ends), high + tall)
-    is_close = 0.7 * max(peaks) < min(peaks) < max(peaks)  # then a little below the lowest
-    axes.set_xlim(min(peaks) - 0.3 * wide if is_close else 0.0, max(peaks) + 0.22 * wide)
-    axes.set_ylim(max(0, min(low - 0.14 * tall, least - 0.02 * tall)), max(high + 0.18 * tall, most + 0.02 * tall))
 
 
 def _frontier(axes: Axes, cases: Sequence[Case], at: Mapping[Case, Pair], spans: Mapping[Case, Pair]) -> list[Pair]:
@@ -187,7 +181,8 @@ def plot_plans(points: Sequence[Point], chain: Chain, *, title: str, path: Path,
 
     Raises UserError if the suffix is not that of a picture, or if the file exists, without `force`.
     """
-    return _plot(partial(_plans, points=points, chain=chain), title=title, path=path, force=force)
+    draw = partial(_plans, points=points, chain=chain)
+    return write(lambda: picture([draw], [SIZE[1]], width=SIZE[0], title=title), path=path, force=force)
 
 
 def plot_levers(
@@ -198,11 +193,7 @@ def plot_levers(
     Raises UserError as `plot_plans` does.
     """
     draw = partial(_levers, curves=curves, rows=rows, chosen=chosen, limit=limit)
-    return _plot(draw, title=heading(rows), path=path, force=force)
-
-
-def _plot(draw: Panel, *, title: str, path: Path, force: bool) -> Path:
-    return write(lambda: picture([draw], [SIZE[1]], width=SIZE[0], title=title), path=path, force=force)
+    return write(lambda: picture([draw], [SIZE[1]], width=SIZE[0], title=heading(rows)), path=path, force=force)
 
 
 def _plans(axes: Axes, *, points: Sequence[Point], chain: Chain) -> None:

@@ -111,7 +111,9 @@ def _samples(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     margin = 0.06 * (high - low) or 0.05 * high or 1
     axes.set_xlim(low - margin, high + margin)
     for at, row in drawn.items():
-        samples = _thinned(samples_of(row, "step"))
+        every = samples_of(row, "step")  # of many are drawn some, evenly chosen, the smallest and the largest
+        some = {*range(0, len(every), ceil(len(every) / MOST_DOTS)), every.index(min(every)), every.index(max(every))}
+        samples = [every[index] for index in sorted(some)]
         gap = 2 * BAND / max(1, len(samples) - 1)
         ys = [at - BAND + gap * index if len(samples) > 1 else at for index in range(len(samples))]
         xs = [sample / size for sample in samples]
@@ -120,13 +122,6 @@ def _samples(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
         middle, ends = (row.step_seconds or 0) / size, (at - BAND - 0.1, at + BAND + 0.1)
         axes.plot([middle, middle], ends, color=INK, linewidth=sized(2), zorder=2, label="median")
     _named(axes, rows, drawn, f"step time ({unit})")
-
-
-def _thinned(samples: Sequence[float]) -> list[float]:
-    """Return at most MOST_DOTS + 2 samples in their order: evenly chosen ones, the smallest and the largest."""
-    every = max(1, ceil(len(samples) / MOST_DOTS))
-    kept = {*range(0, len(samples), every), samples.index(min(samples)), samples.index(max(samples))}
-    return [samples[at] for at in sorted(kept)]
 
 
 def _named(axes: Axes, rows: Sequence[Row], drawn: dict[int, Row], label: str) -> None:
@@ -144,12 +139,12 @@ def _named(axes: Axes, rows: Sequence[Row], drawn: dict[int, Row], label: str) -
     axes.set_xlabel(label)
 
 
-def _height(rows: Sequence[Row], width: float) -> float:
-    """Return the height in inches of a panel with one bar per row."""
-    return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
-
-
-_bar_plot = partial(Plot, panels=alike, height=_height, width=WIDTH)
+_bar_plot = partial(
+    Plot,
+    panels=alike,
+    height=lambda rows, width: 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES),
+    width=WIDTH,
+)
 MEMORY = _bar_plot(has=attrgetter("has_peak"), draw=_memory, needs="a peak")
 TIME = _bar_plot(has=lambda row: row.outcome == "ok" and row.step_seconds is not None, draw=_time, needs="a step time")
 SAMPLES = _bar_plot(
@@ -351,26 +346,7 @@ def _panel(axes: Axes, *, step: Step, size: int, unit: str, limits: Mapping[str,
     axes.grid(visible=False, axis="x")
     theme.number_axis(axes.xaxis)
     theme.number_axis(axes.yaxis, most=4)
-    _stack(axes, step, size)
-    labels = _phase_labels(axes, step)
-    number, nbytes = step.peak
-    mark = axes.plot([number], [nbytes / size], "v", color=INK, clip_on=False, label="peak")[0]
-    mark.set_transform(mark.get_transform() + ScaledTranslation(0, 4 / 72, axes.figure.dpi_scale_trans))
-    over = {"xycoords": "axes fraction", "offset": (0, 4)}
-    name = theme.note(axes, short(step.name, theme.LONGEST_NAME), (0, 1), size=FONT, ha="left", weight="bold", **over)  # type: ignore[arg-type]
-    peak = theme.note(axes, ": ".join(filter(None, (step.words, step.where))), (1, 1), ha="right", **over)  # type: ignore[arg-type]
-
-    def finish() -> None:
-        for label, first, last in labels:
-            _fit(label, axes, first=first, last=last, is_last=label is labels[-1][0])
-        if name.get_window_extent().x1 + GAP > peak.get_window_extent().x0:
-            peak.set_text(step.words)
-
-    return finish
-
-
-def _stack(axes: Axes, step: Step, size: int) -> None:
-    """Draw the categories as a stack, with those that checkpointing does not change at the bottom."""
+    # those that checkpointing does not change are at the bottom
     present = [category for category in theme.COLOURS if any(step.nbytes.get(category, ()))]
     axes.stackplot(
         step.places,
@@ -382,6 +358,27 @@ def _stack(axes: Axes, step: Step, size: int) -> None:
     for category in present:
         if max(step.nbytes[category]) >= LEAST * axes.get_ylim()[1] * size:
             theme.legend_square(axes, theme.WORDS.get(category, category), theme.COLOURS[category])
+    labels = _phase_labels(axes, step)
+    number, nbytes = step.peak
+    mark = axes.plot([number], [nbytes / size], "v", color=INK, clip_on=False, label="peak")[0]
+    mark.set_transform(mark.get_transform() + ScaledTranslation(0, 4 / 72, axes.figure.dpi_scale_trans))
+    over = {"xycoords": "axes fraction", "offset": (0, 4)}
+    name = theme.note(axes, short(step.name, theme.LONGEST_NAME), (0, 1), size=FONT, ha="left", weight="bold", **over)  # type: ignore[arg-type]
+    peak = theme.note(axes, ": ".join(filter(None, (step.words, step.where))), (1, 1), ha="right", **over)  # type: ignore[arg-type]
+
+    def finish() -> None:
+        for label, first, last in labels:  # one that is wider than its phase goes, unless it is the last and has room
+            left, right = axes.transData.transform([(first - 0.5, 0), (last - 0.5, 0)])[:, 0]
+            width, end = label.get_window_extent().width, axes.get_window_extent().x1
+            if width > right - left and (label is not labels[-1][0] or left + GAP + width > end):
+                label.remove()
+            elif width > right - left:
+                label.xy = (first - 0.5, 1)
+                label.set(position=(GAP * 72 / axes.figure.dpi, -2), horizontalalignment="left")
+        if name.get_window_extent().x1 + GAP > peak.get_window_extent().x0:
+            peak.set_text(step.words)
+
+    return finish
 
 
 def _phase_labels(axes: Axes, step: Step) -> list[tuple[Annotation, int, int]]:
@@ -398,16 +395,3 @@ def _phase_labels(axes: Axes, step: Step) -> list[tuple[Annotation, int, int]]:
             label = theme.note(axes, text, at, offset=(0, -2), size=FONT - 2.5, xycoords=edge, ha="center", va="top")
             labels.append((label, first, last + 1))
     return labels
-
-
-def _fit(label: Annotation, axes: Axes, *, first: int, last: int, is_last: bool) -> None:
-    """Remove a label that is wider than its phase; the last one may extend past its phase if there is room."""
-    left, right = axes.transData.transform([(first - 0.5, 0), (last - 0.5, 0)])[:, 0]
-    width, end = label.get_window_extent().width, axes.get_window_extent().x1
-    if width <= right - left:
-        return
-    if is_last and left + GAP + width <= end:
-        label.xy = (first - 0.5, 1)
-        label.set(position=(GAP * 72 / axes.figure.dpi, -2), horizontalalignment="left")
-    else:
-        label.remove()

@@ -165,18 +165,13 @@ def render_scripts(runs: Sequence[Run], *, redact: str = "default") -> bytes:
     """Return the page in UTF-8; `redact` is default, all or none. Raises UserError if no run has a record."""
     if not any(run.records for run in runs):
         raise UserError("nothing to report: there is no record yet", hint="run the command again")
-    parts = [_script_part(run) for run in redacted(runs, level=redact)]
-    return filled("script.html", script="", parts=parts, redact=redact, hidden="lines")
-
-
-def _script_part(run: Run) -> dict[str, Any]:
-    found = variants(run.records)
-    num = sum(len(variant.processes) for variant in found)
-    left_out = [f"only {MOST_PROCESSES} of {num} processes are shown"] if num > MOST_PROCESSES else []
-    is_cut = ["the command was ended from outside"] if run.status == "partial" else []
-    return {
-        **_about(run, *is_cut, *left_out),
-        "variants": [
+    parts = []
+    for run in redacted(runs, level=redact):
+        found = variants(run.records)
+        num = sum(len(variant.processes) for variant in found)
+        left_out = [f"only {MOST_PROCESSES} of {num} processes are shown"] if num > MOST_PROCESSES else []
+        is_cut = ["the command was ended from outside"] if run.status == "partial" else []
+        shown = [
             {
                 "name": plain(name_of(variant)),
                 "sentence": plain(sentence(variant, found)),
@@ -192,5 +187,6 @@ def _script_part(run: Run) -> dict[str, Any]:
                 ],
             }
             for variant in found
-        ],
-    }
+        ]
+        parts.append({**_about(run, *is_cut, *left_out), "variants": shown})
+    return filled("script.html", script="", parts=parts, redact=redact, hidden="lines")

@@ -214,40 +214,31 @@ def _first(advice: Advice, rows: Sequence[Row]) -> str:
         why = f": {', '.join(outcomes)}" if outcomes else ""
         return f"no row has a peak that could be compared{why}"
     if baseline is None:
-        return _without_baseline(chosen, advice, rows)
+        none = next((row for row in rows if row.case.label == "none"), None)
+        failed = "ran out of memory" if none and none.outcome == "out_of_memory" else "has no result"
+        why = f"none {failed}" if none else "there is no row without checkpointing to compare with"
+        best = "the fastest" if chosen.step_seconds is not None else "the lowest peak"
+        time = f", {_estimated(chosen)}{seconds_text(chosen.step_seconds)} a step" if chosen.step_seconds else ""
+        noisy = ", but the times are noisy" if (chosen.step_spread or 0) > VARYING else ""
+        return f"{why}; {best} of what ran is {name(chosen)} ({_peak(chosen)}{time}){_rivals(advice.rivals)}{noisy}"
     if chosen is baseline:
         return f"keep none: nothing here saves 2 % of its peak of {_peak(chosen)}"
-    ratio = chosen.peak_ratio or 0
+    ratio, slowness = chosen.peak_ratio or 0, chosen.time_ratio or 0
     fall = "halves the peak" if HALF[0] <= ratio <= HALF[1] else f"lowers the peak by {(1 - ratio) * 100:.0f} %"
     sizes = f" ({_peak(baseline)} to {_peak(chosen)})"
-    return f"{name(chosen)} {fall}{sizes} {_time(chosen, advice.certainty)}{_rivals(advice.rivals)}"
-
-
-def _without_baseline(chosen: Row, advice: Advice, rows: Sequence[Row]) -> str:
-    none = next((row for row in rows if row.case.label == "none"), None)
-    failed = "ran out of memory" if none and none.outcome == "out_of_memory" else "has no result"
-    why = f"none {failed}" if none else "there is no row without checkpointing to compare with"
-    best = "the fastest" if chosen.step_seconds is not None else "the lowest peak"
-    time = f", {_estimated(chosen)}{seconds_text(chosen.step_seconds)} a step" if chosen.step_seconds else ""
-    noisy = ", but the times are noisy" if (chosen.step_spread or 0) > VARYING else ""
-    return f"{why}; {best} of what ran is {name(chosen)} ({_peak(chosen)}{time}){_rivals(advice.rivals)}{noisy}"
-
-
-def _time(row: Row, certainty: str) -> str:
-    """Return what the lower peak costs in time, in words."""
-    ratio = row.time_ratio or 0
-    more = f"{abs(ratio - 1) * 100:.0f} % {'more' if ratio >= 1 else 'less'} time"
-    limits = row.time_ratio_range
-    of = "at 95 %" if row.time and row.time.num_pairs else "over the rounds"
+    more = f"{abs(slowness - 1) * 100:.0f} % {'more' if slowness >= 1 else 'less'} time"
+    limits = chosen.time_ratio_range
+    of = "at 95 %" if chosen.time and chosen.time.num_pairs else "over the rounds"
     over = f" ({change_range_text(limits)} % {of})" if limits and limits[0] < limits[1] else ""
-    return {
+    cost = {
         "missing": "at a cost in time that is not known here",
         "estimated": f"for an estimated {more}",
-        "single": f"for {more}, unsure: too few steps" if ratio >= 1 else "in a time that is unsure: too few steps",
+        "single": f"for {more}, unsure: too few steps" if slowness >= 1 else "in a time that is unsure: too few steps",
         "noisy": "in a time that is too noisy to tell",
         "same": f"in a time that cannot be told from that of none{over}",
         "sure": f"for {more}{over}",
-    }[certainty]
+    }[advice.certainty]
+    return f"{name(chosen)} {fall}{sizes} {cost}{_rivals(advice.rivals)}"
 
 
 def _below(advice: Advice) -> str:

@@ -66,7 +66,21 @@ def group_table(rows: Sequence[Row], *, is_bare: bool = False) -> Table:
         words("gradients", "", [row.gradients for row in rows]),
         words("outcome", "", [outcome(row) for row in rows], wrong),
     )
-    memory, time = telling(_memory(rows)), telling(_time(rows))
+    counts = {
+        "saved": [row.readings.saved_bytes for row in rows],
+        "peak": [row.readings.peak_bytes for row in rows],
+        "static": [row.static_bytes for row in rows],
+    }
+    against = [_against_none(row, row.readings.peak_bytes, change_text(row.peak_ratio)) for row in rows]
+    lower = ["green" if row.peak_ratio is not None and row.peak_ratio < SAVES else "" for row in rows]
+    memory = (
+        numbers("split", "", [row.built.split if row.built and row.built.split else MISSING for row in rows]),
+        *byte_columns(counts),
+        words("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
+        numbers("peak", "against none", against, lower),
+        *_prediction(rows),
+    )
+    memory, time = telling(memory), telling(_time(rows))
     return Table(
         title="" if is_bare else heading(rows),
         columns=(words("strategy", "", labels, unbeaten), *memory, *time, *telling(verdict)),
@@ -184,26 +198,6 @@ def lines_below(rows: Sequence[Row]) -> list[str]:
         lines.append(COMPARED)
     notes = [f"note: {remark}" for remark in remarks(rows)]
     return [*lines, *notes, *files_of_labels(row.case.label for row in rows)]
-
-
-def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
-    counts = {
-        "saved": [row.readings.saved_bytes for row in rows],
-        "peak": [row.readings.peak_bytes for row in rows],
-        "static": [row.static_bytes for row in rows],
-    }
-    return (
-        numbers("split", "", [row.built.split if row.built and row.built.split else MISSING for row in rows]),
-        *byte_columns(counts),
-        words("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
-        numbers(
-            "peak",
-            "against none",
-            [_against_none(row, row.readings.peak_bytes, change_text(row.peak_ratio)) for row in rows],
-            ["green" if row.peak_ratio is not None and row.peak_ratio < SAVES else "" for row in rows],
-        ),
-        *_prediction(rows),
-    )
 
 
 def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:

@@ -24,10 +24,10 @@ from profiler.core.units import (
     second_unit,
     spread_text,
 )
-from profiler.scripts.records import WHOLE, Pair
+from profiler.scripts.records import WHOLE
 from profiler.scripts.records import Comparison as ScriptComparison
 from profiler.views.export import csv_text, safe
-from profiler.views.tables import Column, Table, numbers, of_lines, words
+from profiler.views.tables import Table, numbers, of_lines, words
 from profiler.views.tables.columns import SAID, card, device_word
 
 SCHEMA = 1
@@ -75,15 +75,6 @@ def tables(comparison: Comparison) -> list[Table]:
             if name != "strategy"
         ]
         groups.setdefault(", ".join(shared) or "all rows", []).append(match)
-    shown = [_differences(comparison)]
-    for name, matches in groups.items():
-        shown += [_quantity(comparison, name, matches, quantity) for quantity in ("peak", "step")]
-        shown.append(Table(below=tuple(line for match in matches for line in _troubles(comparison, match))))
-    notes = Table(below=tuple(f"note: {remark}" for remark in comparison.remarks))
-    return [*shown, _orders(comparison), *_advice(comparison), notes]
-
-
-def _differences(comparison: Comparison) -> Table:
     is_mixed = _is_mixed(comparison)
     runs = [f"{side.label}: {side.run}{f', {side.evidence}' if is_mixed else ''}" for side in comparison.sides]
     found = comparison.differences
@@ -94,11 +85,16 @@ def _differences(comparison: Comparison) -> Table:
             for place, side in enumerate(comparison.sides)
         ),
     )
-    shared = ", ".join(
+    alike = ", ".join(
         f"{same.what} {device_word(same.values[0])}" for same in comparison.same if same.values[0] != MISSING
     )
-    below = (f"{'' if found else 'nothing differs; '}the same in all: {shared}",) if shared else ()
-    return Table(above=(f"{runs[0]}, the baseline", *runs[1:]), columns=columns if found else (), below=below)
+    below = (f"{'' if found else 'nothing differs; '}the same in all: {alike}",) if alike else ()
+    shown = [Table(above=(f"{runs[0]}, the baseline", *runs[1:]), columns=columns if found else (), below=below)]
+    for name, matches in groups.items():
+        shown += [_quantity(comparison, name, matches, quantity) for quantity in ("peak", "step")]
+        shown.append(Table(below=tuple(line for match in matches for line in _troubles(comparison, match))))
+    notes = Table(below=tuple(f"note: {remark}" for remark in comparison.remarks))
+    return [*shown, _orders(comparison), *_advice(comparison), notes]
 
 
 def _is_mixed(comparison: Comparison) -> bool:
@@ -237,15 +233,34 @@ def _advice(comparison: Comparison) -> list[Table]:
 
 
 def script_tables(comparisons: Sequence[ScriptComparison]) -> list[Table]:
-    """Return a table for each comparison."""
-    return [
-        Table(
-            title=f"{compared.before} -> {compared.after}",
-            columns=_script_columns(compared),
-            below=tuple(f"note: {remark}" for remark in compared.remarks),
-        )
-        for compared in comparisons
-    ]
+    """Return a table for each comparison, without the parts of the key that are the same throughout.
+
+    The line is that at the peak, both where they differ, with an outcome that is not ok.
+    """
+    tables = []
+    for compared in comparisons:
+        size, unit = byte_unit(one.peak_bytes for pair in compared.pairs for one in (pair.before, pair.after) if one)
+        keys = {at: {pair.key[at] for pair in compared.pairs} for at in range(len(SCRIPT_KEYS))}
+        varying = [at for at, values in keys.items() if len(values) > 1 or at == 4]
+        figure_heads = [head for quantity in QUANTITIES for head in (f"{quantity} {unit}", "now", "change")]
+        lines = []
+        for pair in compared.pairs:
+            figures = []
+            for quantity in QUANTITIES:
+                taken = [getattr(point, f"{quantity}_bytes") if point else None for point in (pair.before, pair.after)]
+                ratio = pair.ratio(quantity)
+                figures += [*(scaled(count, size) for count in taken), "same" if ratio == 1 else change_text(ratio)]
+            points = [point for point in (pair.before, pair.after) if point]
+            code = " -> ".join(dict.fromkeys(point.line for point in points if point.line))
+            bad = [point.outcome.replace("_", " ") for point in points if not point.is_ok and pair.key[-1] == WHOLE]
+            code = ", ".join([code, *dict.fromkeys(bad)]) if bad else code
+            lines.append([*(pair.key[at] for at in varying), *figures, code])
+        bold = {at for at, pair in enumerate(compared.pairs) if WHOLE in pair.key}
+        heads = [*(SCRIPT_KEYS[at] for at in varying), *figure_heads, "line"]
+        columns = of_lines(heads, lines, numbers=figure_heads, bold=bold)
+        notes = tuple(f"note: {remark}" for remark in compared.remarks)
+        tables.append(Table(title=f"{compared.before} -> {compared.after}", columns=columns, below=notes))
+    return tables
 
 
 def script_csv(comparisons: Sequence[ScriptComparison]) -> str:
@@ -276,32 +291,6 @@ def script_document(comparisons: Sequence[ScriptComparison], *, gate: Sequence[s
     return encode({"schema": SCHEMA, "exit_code": exit_code, "comparisons": runs, "gate": gate}) + b"\n"
 
 
-def _script_columns(compared: ScriptComparison) -> tuple[Column, ...]:
-    """Return the columns of a table; parts of the key that are the same throughout are left out."""
-    size, unit = byte_unit(one.peak_bytes for pair in compared.pairs for one in (pair.before, pair.after) if one)
-    varying = [at for at, _ in enumerate(SCRIPT_KEYS) if len({pair.key[at] for pair in compared.pairs}) > 1 or at == 4]
-    figure_heads = [head for quantity in QUANTITIES for head in (f"{quantity} {unit}", "now", "change")]
-    lines = []
-    for pair in compared.pairs:
-        figures = []
-        for quantity in QUANTITIES:
-            taken = [getattr(point, f"{quantity}_bytes") if point else None for point in (pair.before, pair.after)]
-            ratio = pair.ratio(quantity)
-            figures += [*(scaled(count, size) for count in taken), "same" if ratio == 1 else change_text(ratio)]
-        lines.append([*(pair.key[at] for at in varying), *figures, _peak_lines(pair)])
-    bold = {at for at, pair in enumerate(compared.pairs) if WHOLE in pair.key}
-    heads = [*(SCRIPT_KEYS[at] for at in varying), *figure_heads, "line"]
-    return of_lines(heads, lines, numbers=figure_heads, bold=bold)
-
-
-def _peak_lines(pair: Pair) -> str:
-    """Return the line at the peak, both where they differ, and an outcome that is not ok."""
-    points = [point for point in (pair.before, pair.after) if point]
-    lines = " -> ".join(dict.fromkeys(point.line for point in points if point.line))
-    bad = [point.outcome.replace("_", " ") for point in points if not point.is_ok and pair.key[-1] == WHOLE]
-    return ", ".join([lines, *dict.fromkeys(bad)]) if bad else lines
-
-
 # ---- published figures beside ours
 
 
@@ -319,7 +308,24 @@ def published_table(reproduction: Reproduction) -> Table:
         numbers("difference", "", map(_difference, lines)),
     )
     title = ", ".join([f"{reproduction.name}: {reproduction.title}", size, name, *evidence, *torch])
-    return Table(title=title, columns=columns, below=tuple(_below(reproduction)))
+    reasons: dict[str, dict[str, None]] = {}
+    for line in lines:
+        if line.reason:
+            reasons.setdefault(line.reason, {})[line.what.partition(": ")[0]] = None
+    below = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    notes = {line.note: line.what for line in reversed(lines) if line.note}
+    below += [f"note: {figure}: {note}" for note, figure in reversed(notes.items())]
+    if any(line.spread is not None for line in lines):
+        below.append(
+            "±: half the interquartile range of the steps, its own or the baseline's, or half the range of the rounds"
+        )
+    if any(line.unit == "M" for line in lines):
+        below.append("M: the source does not say which unit; differences take it for MiB")
+    below.append(f"source: {reproduction.source}")
+    below += [f"the source does not say: {'; '.join(reproduction.unsaid)}"] if reproduction.unsaid else []
+    if reproduction.reduced:
+        below.append(f"reduced for a CPU: {reproduction.reduced}; --full runs the published size")
+    return Table(title=title, columns=columns, below=tuple(below))
 
 
 def published_document(reproduction: Reproduction, *, run: str | None, exit_code: int) -> bytes:
@@ -362,25 +368,3 @@ def _difference(line: ComparedFigure) -> str:
     if line.kind == "number" or line.unit == "B" or line.relative is None:
         return in_unit_text(line.difference, line.unit, signed=True)
     return in_unit_text(100 * line.relative, "%", signed=True)
-
-
-def _below(reproduction: Reproduction) -> list[str]:
-    """Return the lines below the table: reasons, notes, units, the source, what it does not say, what was reduced."""
-    reasons: dict[str, dict[str, None]] = {}
-    for line in reproduction.lines:
-        if line.reason:
-            reasons.setdefault(line.reason, {})[line.what.partition(": ")[0]] = None
-    lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    notes = {line.note: line.what for line in reversed(reproduction.lines) if line.note}
-    lines += [f"note: {figure}: {note}" for note, figure in reversed(notes.items())]
-    if any(line.spread is not None for line in reproduction.lines):
-        lines.append(
-            "±: half the interquartile range of the steps, its own or the baseline's, or half the range of the rounds"
-        )
-    if any(line.unit == "M" for line in reproduction.lines):
-        lines.append("M: the source does not say which unit; differences take it for MiB")
-    lines.append(f"source: {reproduction.source}")
-    lines += [f"the source does not say: {'; '.join(reproduction.unsaid)}"] if reproduction.unsaid else []
-    if reproduction.reduced:
-        lines.append(f"reduced for a CPU: {reproduction.reduced}; --full runs the published size")
-    return lines

@@ -12,7 +12,7 @@ import msgspec
 
 from profiler.analysis import axes, progress
 from profiler.analysis.advice import device_memory, holds, samples_per_second, throughput_frontier
-from profiler.analysis.axes import Axis, Space, Value, grid, nearest_growth, two
+from profiler.analysis.axes import Space, Value, grid, nearest_growth, two
 from profiler.analysis.rows import Row, rows
 from profiler.core import catalogue
 from profiler.core.errors import UserError
@@ -164,7 +164,17 @@ def _plane(rows: Sequence[Row]) -> Iterator[Table]:
     across, up = two(space)
     cells = grid(rows, space, across, up)
     yield Table(title=heading(rows))
-    for quantity in _quantities(rows):
+    size, unit = byte_unit(row.readings.peak_bytes for row in rows)
+    second, second_name = second_unit(row.step_seconds for row in rows)
+    in_bytes, in_seconds = partial(scaled, size=size), partial(scaled, size=second)
+    peak, saved = (f"{marked(name, rows)} ({unit})" for name in ("peak memory", "saved memory"))
+    quantities = (
+        ShownQuantity(peak, lambda row: row.readings.peak_bytes, in_bytes, size, is_peak=True),
+        ShownQuantity(saved, lambda row: row.readings.saved_bytes, in_bytes, size),
+        ShownQuantity(f"step time ({second_name})", lambda row: row.step_seconds, in_seconds, second),
+        ShownQuantity("samples a second", samples_per_second, RATE_TEXT, grows=False),
+    )
+    for quantity in (each for each in quantities if any(each.of(row) is not None for row in rows)):
         columns = [
             words(up.label, "", value_words(up, rows)),
             *(
@@ -185,22 +195,13 @@ def _plane(rows: Sequence[Row]) -> Iterator[Table]:
             numbers("samples", "a second", [RATE_TEXT(samples_per_second(row) or 0.0) for row in best]),
         )
         yield Table(title="the most samples a second up to a peak", columns=stairs)
-    yield Table(below=tuple(_legend(rows, across)))
-
-
-def _quantities(rows: Sequence[Row]) -> list[ShownQuantity]:
-    """Return the quantities that at least one row has."""
-    size, unit = byte_unit(row.readings.peak_bytes for row in rows)
-    second, second_name = second_unit(row.step_seconds for row in rows)
-    in_bytes, in_seconds = partial(scaled, size=size), partial(scaled, size=second)
-    peak, saved = (f"{marked(name, rows)} ({unit})" for name in ("peak memory", "saved memory"))
-    quantities = (
-        ShownQuantity(peak, lambda row: row.readings.peak_bytes, in_bytes, size, is_peak=True),
-        ShownQuantity(saved, lambda row: row.readings.saved_bytes, in_bytes, size),
-        ShownQuantity(f"step time ({second_name})", lambda row: row.step_seconds, in_seconds, second),
-        ShownQuantity("samples a second", samples_per_second, RATE_TEXT, grows=False),
-    )
-    return [quantity for quantity in quantities if any(quantity.of(row) is not None for row in rows)]
+    device_bytes = device_memory(rows)
+    memory = "the device's memory" if device_bytes is None else f"the device's {bytes_text(device_bytes)}"
+    beyond = any(row.outcome == "ok" and holds(row) is False for row in rows)
+    signs = [f"{BEYOND} does not fit {memory}, {COUNTED}"] if beyond else []
+    signs += [f"{OUT}: ran out of memory"] if any(row.outcome == "out_of_memory" for row in rows) else []
+    signs += [f"n: {across.label}"] if across.is_number and len(across.values) > 2 else []
+    yield Table(below=tuple(signs))
 
 
 def _cell(row: Row | None, quantity: ShownQuantity) -> str:
@@ -218,18 +219,6 @@ def _growth(along: Sequence[tuple[Value, Row | None]], quantity: ShownQuantity) 
     measured = [(size, value) for size, value in points if value is not None]
     growth = nearest_growth([size for size, _ in measured], [value for _, value in measured])
     return MISSING if growth is None else growth.text(quantity.unit)
-
-
-def _legend(rows: Sequence[Row], across: Axis) -> list[str]:
-    """Return lines that explain the signs in the cells."""
-    device_bytes = device_memory(rows)
-    memory = "the device's memory" if device_bytes is None else f"the device's {bytes_text(device_bytes)}"
-    beyond = any(row.outcome == "ok" and holds(row) is False for row in rows)
-    return [
-        *([f"{BEYOND} does not fit {memory}, {COUNTED}"] if beyond else []),
-        *([f"{OUT}: ran out of memory"] if any(row.outcome == "out_of_memory" for row in rows) else []),
-        *([f"n: {across.label}"] if across.is_number and len(across.values) > 2 else []),
-    ]
 
 
 def planes(rows: Sequence[Row], over: Sequence[str]) -> list[list[Row]]:

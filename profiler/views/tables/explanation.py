@@ -47,13 +47,25 @@ def tables(explained: Explanation, *, title: str, notes: Sequence[str] = (), wid
     If the lines of code are known, a table of the largest allocations by line adds to these 25.
     """
     title = shortened(title, len(title) if width is None else max(LONGEST_TITLE, width - MARGIN))
-    lines, found = [_peak(explained), _floor(explained)], explained.holders
+    peak, floor, before = explained.peak, explained.floor, explained.baseline_bytes
+    against = [f"{change_text(peak.nbytes / before)} against {bytes_text(before)} of none"] if before else []
+    split = [f"split {shortened(explained.split, LONGEST_SPLIT)}"] if explained.split else []
+    details = f" ({', '.join([*against, *split])})" if against or split else ""
+    at = f" at {shortened(peak.operator, LONGEST_NAME)}" if peak.operator else ""
+    at_work = _at_work(floor.phase, floor.stage or floor.module, floor.operator)
+    work = f"{bytes_text(floor.work_bytes)} in the {' of '.join(filter(None, [floor.phase, at_work]))}"
+    parts = f"{bytes_text(floor.static_bytes)} static, {work}"
+    lines = [
+        f"peak {bytes_text(peak.nbytes)}{details}: {where(peak)}{at}",
+        f"floor {bytes_text(floor.nbytes)}: no checkpoints of these blocks need less ({parts})",
+    ]
     if explained.choices and explained.better:
         lines.append(better_text(explained.choices, explained.better))
     lines += [f"reason: {explained.reason.text}"] if explained.reason else []
     if remedies := explained.remedies[:MOST_REMEDIES]:  # the strongest first, each with an upper bound of its gain
         ways = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in remedies]
         lines.append(f"could lower it by: {', '.join(ways)}")
+    found = explained.holders
     largest = (
         words("largest at the peak", "", [shortened(one.operator, LONGEST_NAME) or BEFORE_STEP for one in found]),
         words("line", "", [shortened(one.line, LONGEST_NAME) or "-" for one in found]),
@@ -84,23 +96,6 @@ def _at_work(phase: str, module: str, operator: str) -> str:
 def module_name(name: str) -> str:
     """Return a module's name, its middle elided if it is long; OUTSIDE for work outside of all modules."""
     return shortened(name, LONGEST_NAME) if name else OUTSIDE
-
-
-def _peak(explained: Explanation) -> str:
-    peak, before = explained.peak, explained.baseline_bytes
-    against = [f"{change_text(peak.nbytes / before)} against {bytes_text(before)} of none"] if before else []
-    split = [f"split {shortened(explained.split, LONGEST_SPLIT)}"] if explained.split else []
-    details = f" ({', '.join([*against, *split])})" if against or split else ""
-    at = f" at {shortened(peak.operator, LONGEST_NAME)}" if peak.operator else ""
-    return f"peak {bytes_text(peak.nbytes)}{details}: {where(peak)}{at}"
-
-
-def _floor(explained: Explanation) -> str:
-    floor = explained.floor
-    at_work = _at_work(floor.phase, floor.stage or floor.module, floor.operator)
-    work = f"{bytes_text(floor.work_bytes)} in the {' of '.join(filter(None, [floor.phase, at_work]))}"
-    parts = f"{bytes_text(floor.static_bytes)} static, {work}"
-    return f"floor {bytes_text(floor.nbytes)}: no checkpoints of these blocks need less ({parts})"
 
 
 def better_text(choices: BlockChoices, better: BlockChoice) -> str:

@@ -70,8 +70,23 @@ class Live:
 
 
 def tables(variants: Sequence[Variant]) -> list[Table]:
-    """Return of each variant its sentence, and a table for processes that agree; then, of several, a row for each."""
-    found = [table for variant in variants for table in _of_variant(variant, variants)]
+    """Return of each variant its sentence, what a strategy did, a table for processes that agree, and notes on them.
+
+    Of several variants, a row for each follows.
+    """
+    found = list[Table]()
+    for variant in variants:
+        found.append(Table(above=(sentence(variant, variants),)))
+        found.append(Table(above=tuple(dict.fromkeys(line for one in variant.processes for line in _applied(one)))))
+        groups: dict[tuple[Any, ...], list[Process]] = {}
+        for process in variant.processes:  # those whose steps took the same: one of them may also evaluate and save
+            steps = [phase for phase in process.phases if phase.name in IN_STEPS]
+            key = [(one.name, one.is_first_step, one.peak_bytes, one.live_bytes, one.reserved_bytes) for one in steps]
+            groups.setdefault(tuple(key), []).append(process)
+        for group in groups.values():
+            found.append(process_table(group, variant.processes))
+            found.append(_held(next((process for process in group if process.shortage_holders), group[0])))
+        found.append(Table(below=tuple(f"note: {remark}" for remark in dict.fromkeys(_remarks(variant)))))
     return [*found, *([summary(variants)] if len(variants) > 1 else [])]
 
 
@@ -204,21 +219,6 @@ def _equality(equality: Gradients, *, is_plain: bool) -> str:
     where = f": {share}{size}, first {equality.parameter} in step {equality.step}" if equality.parameter else ""
     word = "differ within rounding" if equality.verdict == "equal within rounding" else "differ"
     return f"{word}{where}{f'; {equality.detail}' if equality.detail else ''}"
-
-
-def _of_variant(variant: Variant, variants: Sequence[Variant]) -> Iterator[Table]:
-    """Yield its sentence, what a strategy did, a table for each group of processes that agree, and notes on them."""
-    yield Table(above=(sentence(variant, variants),))
-    yield Table(above=tuple(dict.fromkeys(line for process in variant.processes for line in _applied(process))))
-    groups: dict[tuple[Any, ...], list[Process]] = {}
-    for process in variant.processes:  # those whose steps took the same: one of them may also evaluate and save
-        steps = [one for one in process.phases if one.name in IN_STEPS]
-        key = tuple((one.name, one.is_first_step, one.peak_bytes, one.live_bytes, one.reserved_bytes) for one in steps)
-        groups.setdefault(key, []).append(process)
-    for group in groups.values():
-        yield process_table(group, variant.processes)
-        yield _held(next((process for process in group if process.shortage_holders), group[0]))
-    yield Table(below=tuple(f"note: {remark}" for remark in dict.fromkeys(_remarks(variant))))
 
 
 def _applied(process: Process) -> Iterator[str]:
