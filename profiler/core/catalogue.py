@@ -196,26 +196,22 @@ def _text(default: ast.expr | None) -> str | None:
 
 def _values(choice: Choice, declared: Mapping[str, Option]) -> dict[str, Any]:
     """Return the options of a choice, converted to their kinds; undeclared ones as literals. Raises UserError."""
-    return {
-        key: _value(text, declared.get(key) or Option(name=key, kind="value"), choice)
-        for key, text in choice.options.items()
-    }
-
-
-def _value(text: str, option: Option, choice: Choice) -> Any:
-    kind = KINDS.get(option.kind, option.kind)
-    try:
-        value = READ.get(option.kind, str)(text)
-        is_allowed = not option.words or value in option.words
-        if option.kind == "Count":
-            is_allowed = 1 <= value < 2**31
-        elif option.kind == "float":
-            is_allowed = math.isfinite(value)
-    except (ValueError, KeyError):
-        is_allowed = False
-    if not is_allowed:
-        raise UserError(f"'{choice}': {option.name}={text} is not {kind}", hint=f"{option.name} is {kind}")
-    return value
+    values = {}
+    for key, text in choice.options.items():
+        option = declared.get(key) or Option(name=key, kind="value")
+        kind = KINDS.get(option.kind, option.kind)
+        try:
+            values[key] = value = READ.get(option.kind, str)(text)
+            is_allowed = not option.words or value in option.words
+            if option.kind == "Count":
+                is_allowed = 1 <= value < 2**31
+            elif option.kind == "float":
+                is_allowed = math.isfinite(value)
+        except (ValueError, KeyError):
+            is_allowed = False
+        if not is_allowed:
+            raise UserError(f"'{choice}': {key}={text} is not {kind}", hint=f"{key} is {kind}")
+    return values
 
 
 def literal(text: str) -> Any:

@@ -106,7 +106,15 @@ def several(
         hint = "--device cpu measures the CPU; `gcprof doctor` shows more"
         raise UserError("--devices: torch sees no CUDA device here", hint=hint, exit_code=3)
     words = list(cuda) if text == "all" else [word.strip() for word in text.split(",")]
-    chosen = [_one_of(word, cuda) for word in words]
+    by_uuid = {visible(device.device_uuid): device for device in cuda.values() if device.device_uuid}
+    chosen = []
+    for word in words:
+        device = cuda.get(f"cuda:{word.removeprefix('cuda:')}") or (by_uuid.get(visible(word)) if word else None)
+        if device is None or not device.device_uuid:
+            names = ", ".join(name.removeprefix("cuda:") for name in cuda)
+            why = "is not a GPU here" if device is None else "does not tell its UUID"
+            raise UserError(f"--devices: '{word}' {why}", hint=f"all, or some of {names}")
+        chosen.append(device)
     uuids = tuple(visible(device.device_uuid or "") for device in chosen)
     if len(set(uuids)) < len(uuids) and not twice:
         raise UserError(f"--devices: '{text}' names a GPU twice", hint="--allow-parallel runs two trials on it at once")
@@ -121,17 +129,6 @@ def several(
 def visible(uuid: str) -> str:
     """Convert a UUID as torch reports it to what CUDA_VISIBLE_DEVICES takes."""
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-
-
-def _one_of(word: str, cuda: Mapping[str, Environment]) -> Environment:
-    name = f"cuda:{word.removeprefix('cuda:')}"
-    by_uuid = {visible(device.device_uuid): device for device in cuda.values() if device.device_uuid}
-    chosen = cuda.get(name) or (by_uuid.get(visible(word)) if word else None)
-    if chosen is None or not chosen.device_uuid:
-        names = ", ".join(device.removeprefix("cuda:") for device in cuda)
-        why = "is not a GPU here" if chosen is None else "does not tell its UUID"
-        raise UserError(f"--devices: '{word}' {why}", hint=f"all, or some of {names}")
-    return chosen
 
 
 def environment(name: str, devices: Mapping[str, Environment]) -> Environment:

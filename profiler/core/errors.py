@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from traceback import walk_tb
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, ModuleType
 from typing import Any
 
 EXTRAS = ("pyarrow", "tensorboard", "wandb", "mlflow", "submitit", "ray")  # each by the name that pip has for it
@@ -157,20 +157,13 @@ def shipped(*parts: str) -> Path:
 def exited(error: SystemExit) -> Exited:
     """Return the error to raise if the user's code called sys.exit, with its message or the one given to argparse."""
     code = error.code
-    said = _of_argparse(error.__traceback__) if isinstance(code, int | None) else str(code)
+    said = None if isinstance(code, int | None) else str(code)
+    for frame, _ in walk_tb(error.__traceback__) if said is None else ():
+        if frame.f_code.co_name == "error" and Path(frame.f_code.co_filename).name == "argparse.py":
+            said = said or str(frame.f_locals.get("message"))  # ArgumentParser.error exits with 2
     call = f"sys.exit({'' if code is None else code})" if isinstance(code, int | None) else "sys.exit"
     text = f"the model's code called {call}" + (f": {said}" if said else "")
     return Exited(text).with_traceback(error.__traceback__)
-
-
-def _of_argparse(place: TracebackType | None) -> str | None:
-    """Return the message given to `ArgumentParser.error`, which exits with 2; None if it was not called."""
-    while place is not None:
-        code = place.tb_frame.f_code
-        if code.co_name == "error" and Path(code.co_filename).name == "argparse.py":
-            return str(place.tb_frame.f_locals.get("message"))
-        place = place.tb_next
-    return None
 
 
 def frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -55,9 +55,24 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Raise ValueError if a segment is not a run of consecutive blocks, or if segments overlap."""
-        wrong = _fault(self)
-        if wrong:
-            raise ValueError(wrong)
+        blocks = list(self.fingerprint)
+        for segment in every(self.segments):
+            run = names(segment)
+            if unknown := [name for name in run if name not in self.fingerprint]:
+                raise ValueError(f"'{unknown[0]}' is not one of its blocks")
+            if not run or run != blocks[blocks.index(run[0]) :][: len(run)]:
+                raise ValueError(f"segment [{' '.join(run)}] is not a sequence of consecutive blocks")
+            at, named = segment.fetched_at, f"the input of segment [{' '.join(run)}]"
+            if at is not None and at not in blocks[blocks.index(run[-1]) + 1 :]:
+                raise ValueError(f"{named} is fetched at '{at}', no block after it")
+        for inner in (inner for segment in self.segments for inner in every(segment.blocks)):
+            if inner.fetched_at is not None:
+                raise ValueError(f"the input of segment [{' '.join(names(inner))}] is fetched within another segment")
+        if self.schema < OFFLOADING and any(segment.fetched_at for segment in self.segments):
+            raise ValueError(f"inputs in host memory are of schema {OFFLOADING}")
+        counts = Counter(name for segment in self.segments for name in names(segment))
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"'{twice[0]}' is in two segments")
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, replacing any existing file. Raises UserError (exit code 74) if it cannot."""
@@ -86,11 +101,18 @@ def write(plan: PlanFile, path: Path) -> None:
 def changes(plan: PlanFile, fingerprint: dict[str, tuple[str, ...]]) -> list[str]:
     """Return what changed in a model since the plan was made, in words; empty if the plan still fits."""
     before, now = plan.fingerprint, fingerprint
-    return [
-        *(f"block '{name}' is gone" for name in before if name not in now),
-        *(f"block '{name}' is new" for name in now if name not in before),
-        *(line for name in before if name in now for line in _differences(name, before[name], now[name])),
-    ]
+    lines = [f"block '{name}' is gone" for name in before if name not in now]
+    lines += [f"block '{name}' is new" for name in now if name not in before]
+    for block in (name for name in before if name in now):
+        was, are = (
+            {name: rest for name, _, rest in (word.partition(" ") for word in of[block])} for of in (before, now)
+        )
+        lines += [
+            f"{block}.{name} was {was.get(name, 'not there')}, is {are.get(name, 'not there')}"
+            for name in dict.fromkeys([*was, *are])
+            if was.get(name) != are.get(name)
+        ]
+    return lines
 
 
 def operators(save: str) -> tuple[str, ...]:
@@ -156,28 +178,6 @@ def names(item: str | Segment) -> list[str]:
     return [item] if isinstance(item, str) else [name for inner in item.blocks for name in names(inner)]
 
 
-def _fault(plan: PlanFile) -> str | None:
-    """Return why the segments do not match the blocks; None if they do."""
-    blocks = list(plan.fingerprint)
-    for segment in every(plan.segments):
-        run = names(segment)
-        unknown = [name for name in run if name not in plan.fingerprint]
-        if unknown:
-            return f"'{unknown[0]}' is not one of its blocks"
-        if not run or run != blocks[blocks.index(run[0]) :][: len(run)]:
-            return f"segment [{' '.join(run)}] is not a sequence of consecutive blocks"
-        if segment.fetched_at is not None and segment.fetched_at not in blocks[blocks.index(run[-1]) + 1 :]:
-            return f"the input of segment [{' '.join(run)}] is fetched at '{segment.fetched_at}', no block after it"
-    within = [inner for segment in plan.segments for inner in every(segment.blocks) if inner.fetched_at is not None]
-    if within:
-        return f"the input of segment [{' '.join(names(within[0]))}] is fetched within another segment"
-    if plan.schema < OFFLOADING and any(segment.fetched_at for segment in plan.segments):
-        return f"inputs in host memory are of schema {OFFLOADING}"
-    counts = Counter(name for segment in plan.segments for name in names(segment))
-    twice = [name for name, count in counts.items() if count > 1]
-    return f"'{twice[0]}' is in two segments" if twice else None
-
-
 def notation(items: Sequence[str | Segment], places: Mapping[str, tuple[int, str]], *, shortens: bool = False) -> str:
     """Return items in words; `places` are the number and the short name of each block."""
     pieces: list[str] = []
@@ -217,15 +217,6 @@ def _range(first: str, last: str) -> str:
     end = re.search(r"\d*$", last, re.ASCII)[0]  # type: ignore[index]
     is_numbered = end and re.fullmatch(re.escape(last.removesuffix(end)) + r"\d+", first, re.ASCII)
     return f"{first}-{end}" if is_numbered else f"{first} to {last}"
-
-
-def _differences(block: str, before: Iterable[str], now: Iterable[str]) -> list[str]:
-    was, are = ({name: rest for name, _, rest in (word.partition(" ") for word in words)} for words in (before, now))
-    return [
-        f"{block}.{name} was {was.get(name, 'not there')}, is {are.get(name, 'not there')}"
-        for name in dict.fromkeys([*was, *are])
-        if was.get(name) != are.get(name)
-    ]
 
 
 def strategy_label(strategy: Choice) -> str:

@@ -170,7 +170,9 @@ def is_replaceable(path: Path) -> bool:
 
 def hide(text: str) -> str:
     """Return the text without the values of secret environment variables and without secrets of known shapes."""
-    for value in _of_environment():
+    values = {value for name, value in os.environ.items() if NAME.search(name) and len(value) >= SHORTEST}
+    written = values | {repr(value)[1:-1] for value in values} | {json.dumps(value)[1:-1] for value in values}
+    for value in sorted(written, key=len, reverse=True):  # the longest first, since a value may begin with another
         text = text.replace(value, HIDDEN)
     for shape in SHAPES:
         text = shape.sub(rf"\1{HIDDEN}", text)
@@ -186,13 +188,3 @@ def has_secret(text: str) -> bool:
     """Whether a text has a secret, or a `key=value` with a secret's name and a value that is no number or boolean."""
     named = any(OPTION_NAME.search(key) and not HARMLESS.fullmatch(value) for key, value in OPTION.findall(text))
     return named or hide(text) != text
-
-
-def _of_environment() -> list[str]:
-    """Return the secret values in the environment, also as escaped in Python and JSON strings.
-
-    The longest is first, since a value may begin with another.
-    """
-    values = {value for name, value in os.environ.items() if NAME.search(name) and len(value) >= SHORTEST}
-    written = values | {repr(value)[1:-1] for value in values} | {json.dumps(value)[1:-1] for value in values}
-    return sorted(written, key=len, reverse=True)

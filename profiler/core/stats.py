@@ -283,7 +283,12 @@ def drift(series: Sequence[Sequence[float]]) -> float | None:
     if sum(map(len, series)) < FEWEST_DRIFTING:
         return None  # the usual case in a large run
     stretches = [_stretches(values, MOST_STRETCHES) for values in series if len(values) > 1]
-    score = sum(map(_score, stretches))
+    score = 0  # Kendall's: the pairs whose later sample is larger, minus the pairs whose later sample is smaller
+    for values in stretches:
+        before: list[float] = []
+        for sample in values:
+            score += bisect_left(before, sample) - (len(before) - bisect_right(before, sample))
+            insort(before, sample)
 
     def orders(count: int) -> float:  # the variance of the score of so many distinct samples in any order
         return count * (count - 1) * (2 * count + 5) / 18
@@ -302,16 +307,6 @@ def _stretches(samples: Sequence[float], most: int) -> list[float]:
     """Return the samples, or the medians of at most so many stretches of them."""
     size = ceil(len(samples) / most)
     return [median(samples[at : at + size]) for at in range(0, len(samples), size)] if size > 1 else list(samples)
-
-
-def _score(samples: Sequence[float]) -> int:
-    """Return Kendall's score: the pairs whose later sample is larger, minus the pairs whose later sample is smaller."""
-    before: list[float] = []
-    score = 0
-    for sample in samples:
-        score += bisect_left(before, sample) - (len(before) - bisect_right(before, sample))
-        insort(before, sample)
-    return score
 
 
 def highest(values: Sequence[int], num_points: int) -> list[int]:

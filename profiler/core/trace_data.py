@@ -257,7 +257,10 @@ def operator_seconds(operator: Operator, rates: Rates, precision: str) -> float:
         return operator.host_bytes / host_rate(rates) + LAUNCH_SECONDS
     if not (operator.flops or operator.moved_bytes) or operator.name.startswith(FREE):
         return 0.0
-    computing = operator.flops / (COMPUTE_EFFICIENCY * _flops_rate(operator, rates, precision))
+    is_autocast = precision.startswith("amp-")  # in 16 bits: products, convolutions, attention, not the optimizer
+    kind = "fp32" if is_autocast and operator.phase == "optimizer" else precision.removeprefix("amp-")
+    rate: float | None = getattr(rates.flops, kind)
+    computing = operator.flops / (COMPUTE_EFFICIENCY * (rates.flops.fp32 if rate is None else rate))
     moving = operator.moved_bytes / (BANDWIDTH_EFFICIENCY * rates.bandwidth)
     return max(computing, moving) + LAUNCH_SECONDS
 
@@ -265,17 +268,6 @@ def operator_seconds(operator: Operator, rates: Rates, precision: str) -> float:
 def host_rate(rates: Rates) -> float:
     """Return the bytes per second of copies between pinned host memory and the device; 0 where it is not known."""
     return BANDWIDTH_EFFICIENCY * (rates.host_bandwidth or 0.0)
-
-
-def _flops_rate(operator: Operator, rates: Rates, precision: str) -> float:
-    """Return the FLOP per second for an operator.
-
-    Autocast runs in 16 bits all operators whose FLOPs are counted: matrix products, convolutions, attention.
-    """
-    is_autocast = precision.startswith("amp-")
-    kind = "fp32" if is_autocast and operator.phase == "optimizer" else precision.removeprefix("amp-")
-    rate: float | None = getattr(rates.flops, kind)
-    return rates.flops.fp32 if rate is None else rate
 
 
 class Block(NamedTuple):
