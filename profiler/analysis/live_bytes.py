@@ -444,7 +444,15 @@ class _Life(msgspec.Struct, kw_only=True):
 
     @property
     def category(self) -> str:
-        return _category(self.frames) if self.born else BEFORE
+        """What it is for, by the files and functions of its stack, the innermost first."""
+        if not self.born:
+            return BEFORE
+        places = [(frame["filename"].replace("\\", "/"), frame["name"]) for frame in self.frames]
+        if not places:
+            return THREADS
+        if any("torch/nn/modules/" in place and name in MAKING for place, name in places):
+            return "parameters"
+        return next((name for place, _ in places for part, name in BY_FILE.items() if part in place), "other")
 
 
 def _lives(events: Sequence[Fields], at_end: Mapping[int, Fields]) -> list[_Life]:
@@ -469,17 +477,6 @@ def _lives(events: Sequence[Fields], at_end: Mapping[int, Fields]) -> list[_Life
         elif address not in touched:
             before.append(_Life(nbytes=block["size"], born=0, died=len(events), frames=block.get("frames", ())))
     return before + given
-
-
-def _category(frames: Any) -> str:
-    """Return what a block is for, by the files and functions of its stack, the innermost first."""
-    places = [(frame["filename"].replace("\\", "/"), frame["name"]) for frame in frames]
-    if not places:
-        return THREADS
-    if any("torch/nn/modules/" in place and name in MAKING for place, name in places):
-        return "parameters"
-    named = (name for place, _ in places for part, name in BY_FILE.items() if part in place)
-    return next(named, "other")
 
 
 def _grown(lives: Iterable[_Life]) -> list[_Life]:

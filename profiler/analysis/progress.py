@@ -281,7 +281,15 @@ def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
     parts = {"": readings, **{name: getattr(record, name) for name in COUNTED}}
     outside = [pair for of, part in parts.items() for pair in _out_of_range(msgspec.to_builtins(part), of)]
     yield from dict.fromkeys([*(f"{name} is {value}" for name, value in outside), *impossible_reading(readings)])
-    yield from _ranks(record)
+    if (ranks := readings.ranks) is not None:  # the record's bytes are those of the rank with the highest peak
+        if len(ranks) != record.case.num_ranks:
+            yield f"it has {len(ranks)} of {record.case.num_ranks} ranks"
+        highest = max((rank.peak_bytes for rank in ranks), default=0)
+        if highest != readings.peak_bytes:
+            yield f"the peak is not the highest of its ranks, {bytes_text(highest)}"
+        for number, rank in enumerate(ranks):
+            static_bytes = sum(rank.static_bytes.values())
+            yield from _below(f"rank {number}'s peak", rank.peak_bytes, static=static_bytes, saved=rank.saved_bytes)
     kind = evidence(record.case, record.environment)
     is_estimate = record.case.is_rehearsed and any(note.code == ESTIMATED for note in record.notes)
     if kind == "rehearsed" and (record.equality or (readings.step_seconds and not is_estimate)):
@@ -321,21 +329,6 @@ def _below(what: str, peak: int | None, **floors: int | None) -> Iterator[str]:
     for name, floor in floors.items():
         if peak is not None and floor is not None and peak < floor:
             yield f"{what} of {bytes_text(peak)} is below the {name} {bytes_text(floor)}"
-
-
-def _ranks(record: Record) -> Iterator[str]:
-    """Yield contradictions between ranks and record, whose bytes are those of the rank with the highest peak."""
-    ranks = record.readings.ranks
-    if ranks is None:
-        return
-    if len(ranks) != record.case.num_ranks:
-        yield f"it has {len(ranks)} of {record.case.num_ranks} ranks"
-    highest = max((rank.peak_bytes for rank in ranks), default=0)
-    if highest != record.readings.peak_bytes:
-        yield f"the peak is not the highest of its ranks, {bytes_text(highest)}"
-    for number, rank in enumerate(ranks):
-        static_bytes = sum(rank.static_bytes.values())
-        yield from _below(f"rank {number}'s peak", rank.peak_bytes, static=static_bytes, saved=rank.saved_bytes)
 
 
 def _out_of_range(value: Any, name: str = "") -> Iterator[tuple[str, float]]:

@@ -81,35 +81,27 @@ class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
 
 def lines(figures: Iterable[PublishedFigure], rows: Sequence[Row], *, reduced: bool) -> tuple[ComparedFigure, ...]:
     """Return each published figure with ours. `reduced`: our sizes and times are those of a smaller model."""
-    return tuple(_compared(figure, rows, reduced) for figure in figures)
-
-
-def _compared(figure: PublishedFigure, rows: Sequence[Row], reduced: bool) -> ComparedFigure:
-    quantity = TABLE[figure.quantity]
-    chosen = [row for row in rows if figure.chooses(row.case)]
-    value = quantity.of(chosen, rows) if chosen else None
-    ours = value
-    if isinstance(value, (int, float)) and figure.unit != "B" and (figure.unit or not isinstance(value, int)):
-        ours = value / UNITS[quantity.kind][figure.unit]
-    other_size = reduced and quantity.kind in ("bytes", "seconds") and not figure.arithmetic
-    difference = relative = None
-    if isinstance(ours, (int, float)) and isinstance(figure.published, (int, float)) and not other_size:
-        difference = ours - figure.published
-        relative = difference / figure.published if figure.published else None
-    return ComparedFigure(
-        what=f"{figure.label}: {quantity.about}" if figure.label else quantity.about,
-        kind=quantity.kind,
-        unit=figure.unit,
-        published=figure.published,
-        arithmetic=figure.arithmetic,
-        ours=ours,
-        reason=_reason(chosen, rows, quantity.kind),
-        note=figure.note,
-        other_size=other_size,
-        spread=_spread(chosen, rows) if quantity.sampled else None,
-        difference=difference,
-        relative=relative,
-    )
+    compared = []
+    for figure in figures:
+        quantity = TABLE[figure.quantity]
+        chosen = [row for row in rows if figure.chooses(row.case)]
+        value = quantity.of(chosen, rows) if chosen else None
+        ours = value
+        if isinstance(value, (int, float)) and figure.unit != "B" and (figure.unit or not isinstance(value, int)):
+            ours = value / UNITS[quantity.kind][figure.unit]
+        other_size = reduced and quantity.kind in ("bytes", "seconds") and not figure.arithmetic
+        difference = relative = None
+        if isinstance(ours, (int, float)) and isinstance(figure.published, (int, float)) and not other_size:
+            difference = ours - figure.published
+            relative = difference / figure.published if figure.published else None
+        line = ComparedFigure(
+            what=f"{figure.label}: {quantity.about}" if figure.label else quantity.about, kind=quantity.kind,
+            unit=figure.unit, published=figure.published, arithmetic=figure.arithmetic, ours=ours,
+            reason=_reason(chosen, rows, quantity.kind), note=figure.note, other_size=other_size,
+            spread=_spread(chosen, rows) if quantity.sampled else None, difference=difference, relative=relative,
+        )  # fmt: skip
+        compared.append(line)
+    return tuple(compared)
 
 
 def _spread(chosen: Sequence[Row], rows: Sequence[Row]) -> float | None:

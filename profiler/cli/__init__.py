@@ -10,7 +10,7 @@ import gc
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from inspect import Parameter
 from typing import Annotated, Any, get_args, get_type_hints
@@ -152,8 +152,14 @@ def with_added(command: Callable[..., Any], name: str, *, of_script: bool = Fals
                     f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}"
                 )
             STAGE_SECONDS.set(stage_limit)
-        if given.get("model"):
-            given |= _of_run(given, taken)
+        if given.get("model"):  # a run's name gives its model and settings; what is typed wins
+            from profiler.runs import is_run
+
+            if is_run(given["model"]):
+                from profiler.workflows.resume import words_of
+
+                known = words_of(given["model"]).items()
+                given |= {key: word for key, word in known if key == "model" or (key in taken and given[key] is None)}
         if taken:
             from profiler.workflows.spec import Request
 
@@ -197,18 +203,6 @@ def _flags(words: options.Words) -> Iterator[Parameter]:
         kind, text = get_args(kinds[name])
         panel = next((panel for panel, names in options.PANELS.items() if name in names), options.MODEL)
         yield _option(name, kind, None, f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel)
-
-
-def _of_run(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return what a run says of its model and settings, if the model is a run's name; what is typed wins."""
-    from profiler.runs import is_run
-
-    if not is_run(given["model"]):
-        return {}
-    from profiler.workflows.resume import words_of
-
-    known = words_of(given["model"])
-    return {name: word for name, word in known.items() if name == "model" or (name in names and given[name] is None)}
 
 
 def main(words: Sequence[str] | None = None) -> None:

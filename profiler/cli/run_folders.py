@@ -81,7 +81,8 @@ def rm(
 
     Example: gcprof runs rm 20261120T174900Z-mlp-3fa9c1
     """
-    from profiler.runs import own_folder, store
+    from profiler.runs import own_folder, read_tags, store
+    from profiler.views.sanitize import plain
 
     if "last" in runs:
         raise UserError("'last' is no name: what is removed is named", hint="gcprof runs list shows the names")
@@ -89,25 +90,17 @@ def rm(
     for folder in folders:
         store.refuse_removal(folder)
     for folder in folders:
-        if not yes and not _is_sure(folder):
-            raise UserError(f"'{folder}' is kept", hint="--yes removes without asking")
+        if not yes:
+            words = f", tagged {', '.join(tags)}" if (tags := read_tags(folder)) else ""
+            question = f"remove {folder} ({bytes_text(store.size_bytes(folder))}{words})? [y/N]"
+            print(plain(question), end=" ", file=sys.stderr, flush=True)
+            answer = sys.stdin.readline() if sys.stdin else ""
+            if not answer.endswith("\n"):
+                print(file=sys.stderr)
+            if answer.strip().lower() not in ("y", "yes"):  # no answer is a no
+                raise UserError(f"'{folder}' is kept", hint="--yes removes without asking")
         store.remove(folder)
         aside(f"removed {folder}")
-
-
-def _is_sure(folder: Path) -> bool:
-    """Ask whether to remove a folder; whether the answer is yes. No answer is a no."""
-    from profiler.runs import read_tags
-    from profiler.runs.store import size_bytes
-    from profiler.views.sanitize import plain
-
-    words = f", tagged {', '.join(read_tags(folder))}" if read_tags(folder) else ""
-    question = f"remove {folder} ({bytes_text(size_bytes(folder))}{words})? [y/N]"
-    print(plain(question), end=" ", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline() if sys.stdin else ""
-    if not answer.endswith("\n"):
-        print(file=sys.stderr)
-    return answer.strip().lower() in ("y", "yes")
 
 
 def merge(

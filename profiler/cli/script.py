@@ -129,7 +129,14 @@ def _rehearsed(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bo
     has_end = any((asked.steps, asked.batches, asked.limit_seconds))
     end = launch.run(asked, on_line=Live(tell, has_end=has_end), stdout=2 if is_json else None)
     variant = Variant.of(end, asked, values)
-    _hint_of_gpus(end, asked)
+    gpu, words = asked.gpus, " ".join(asked.words)
+    assert gpu
+    # where processes asked for a GPU that is not there, how many to ask for, by the command's words if any
+    num = sum(row["kind"] == "raised" and NO_SUCH_GPU in row["text"] for row in end.rows)
+    if num:
+        said = re.search(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[= ](\d+)", words)
+        count = int(said[1]) if said and int(said[1]) > gpu.count else gpu.count + num
+        aside(f"hint: a process asked for a GPU that is not there: --device {gpu.name}:{count} has {count}")
     if variant.outcome == "out_of_memory" and not end.interrupted:
         tell("out of memory: once more without a limit of memory, to see what it needs")
         whole = launch.run(launch.unlimited(asked), stdout=2)
@@ -145,17 +152,6 @@ def _rehearsed(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bo
     for torch in end.unverified:
         aside(f"gcprof: unverified on torch {torch}")
     return end, variant
-
-
-def _hint_of_gpus(end: Ended, asked: Asked) -> None:
-    """Say how many GPUs to ask for where processes asked for one that is not there, by the command's words if any."""
-    gpu, words = asked.gpus, " ".join(asked.words)
-    assert gpu
-    num = sum(row["kind"] == "raised" and NO_SUCH_GPU in row["text"] for row in end.rows)
-    if num:
-        said = re.search(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[= ](\d+)", words)
-        count = int(said[1]) if said and int(said[1]) > gpu.count else gpu.count + num
-        aside(f"hint: a process asked for a GPU that is not there: --device {gpu.name}:{count} has {count}")
 
 
 def gpus_of(text: str, *, memory: str | None, context: str | None) -> list[Device]:

@@ -12,7 +12,7 @@ from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.live_bytes import peak
 from profiler.analysis.progress import calibrations
 from profiler.core import device_choice
-from profiler.core.case import Case, Choice, Trial, encode, split_choices
+from profiler.core.case import Case, Trial, encode, split_choices
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
@@ -113,7 +113,9 @@ def followed_steps(
         for place, trial in enumerate(trials, start=1):
             screen.at_work(f"step {place} of {len(trials)}: {strategy_label(trial.case.label)}")
             step = followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline)
-            steps.append(FollowedStep(case=trial.case, followed=step, record=_record_of(records, trial.case)))
+            of_case = (one for one in records or () if one.case.twin == trial.case.twin and not one.case.is_predicted)
+            known = next((one for one in of_case if not trial.case.is_rehearsed or one.case == trial.case), None)
+            steps.append(FollowedStep(case=trial.case, followed=step, record=known))
         if with_choices:
             steps[-1] = msgspec.structs.replace(steps[-1], half_batch_bytes=_half_batch_bytes(engine, trials[-1]))
         return steps
@@ -135,7 +137,15 @@ def _trials_of_run(records: Sequence[Record], target: str, words: Request) -> li
         raise UserError(f"'{target}' has no records yet", hint=hint, exit_code=4)
     first = records[0].case.baseline
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
-    wanted = _wanted(words, cases)
+    measured = [case.label for case in cases]
+    labels = {strategy_label(label): label for label in measured}  # as tables print them: uniform(4)
+    typed = split_choices(words.strategies or "none")
+    rest = [choice for choice in typed if choice not in labels]
+    of_rest = msgspec.structs.replace(words, strategies=",".join(rest) or ("none" if words.strategies else None))
+    wanted = [*(labels[choice] for choice in typed if choice in labels), *spec.strategies_of(of_rest)]
+    for choice in wanted:
+        if choice not in measured:
+            raise UserError(f"'{choice}' is not a row of this run", hint=f"it has {', '.join(dict.fromkeys(measured))}")
     chosen = [case for case in cases if case == case.baseline or case.label in wanted]
     refuse_cases(chosen, target, named=wanted)
     followed = [case if case.is_rehearsed else case.foreseen for case in chosen]
@@ -144,20 +154,6 @@ def _trials_of_run(records: Sequence[Record], target: str, words: Request) -> li
         Trial(case=case, calibration=None if case.is_rehearsed else calibrated.get(case.baseline.twin))
         for case in dict.fromkeys(followed)
     ]
-
-
-def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
-    """Return the strategies that were named. Raises UserError for one that the run does not have."""
-    measured = [case.label for case in cases]
-    labels = {strategy_label(label): label for label in measured}  # as tables print them: uniform(4)
-    typed = split_choices(words.strategies or "none")
-    rest = [choice for choice in typed if choice not in labels]
-    of_rest = msgspec.structs.replace(words, strategies=",".join(rest) or ("none" if words.strategies else None))
-    named = [*(labels[choice] for choice in typed if choice in labels), *spec.strategies_of(of_rest)]
-    for choice in named:
-        if choice not in measured:
-            raise UserError(f"'{choice}' is not a row of this run", hint=f"it has {', '.join(dict.fromkeys(measured))}")
-    return named
 
 
 def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
@@ -183,12 +179,6 @@ def _half_batch_bytes(engine: Engine, trial: Trial) -> int | None:
         return peak(followed(engine, msgspec.structs.replace(trial, case=half)).trace).nbytes
     except UserError:  # a model may refuse such a batch
         return None
-
-
-def _record_of(records: Sequence[Record] | None, case: Case) -> Record | None:
-    """Return the first record of the case that is not a prediction; for a rehearsed case, a rehearsed one."""
-    of_case = (record for record in records or () if record.case.twin == case.twin and not record.case.is_predicted)
-    return next((record for record in of_case if not case.is_rehearsed or record.case == case), None)
 
 
 def peak_place(engine: Engine, case: Case) -> str:

@@ -107,7 +107,7 @@ def offloading(chain: Chain, budget_bytes: int, most_host_bytes: int | None = No
         return None
     low, at, high, found = 0, len(chain.stages), len(chain.stages) + 1, None
     while high - low > 1:
-        points = frontier(chain, points=_most_points(chain), offload=True, waiting=at)
+        points = frontier(chain, points=POINTS if len(chain.stages) > LONG else None, offload=True, waiting=at)
         plan = (best(points, budget_bytes) or points.point(0)).plan
         if most_host_bytes is None or host_bytes(chain, plan) <= most_host_bytes:
             low, found = at, points
@@ -123,17 +123,13 @@ def frontiers(chain: Chain, levels: int | None = None, screen: Screen = SILENT) 
     smallest: int | None = None
     for depth in (levels,) if levels else DEPTHS:
         with screen.doing(f"looking for the fastest plans, {depth} deep"):
-            points = frontier(chain, levels=depth, points=_most_points(chain))
+            points = frontier(chain, levels=depth, points=POINTS if len(chain.stages) > LONG else None)
         if smallest is not None and points.peak_bytes[0] >= smallest:
             return
         yield points
         smallest = points.peak_bytes[0]
         if smallest <= floor:
             return
-
-
-def _most_points(chain: Chain) -> int | None:
-    return POINTS if len(chain.stages) > LONG else None
 
 
 def fit_plan(

@@ -336,37 +336,35 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[CheckedRequest], None]) -> Estimate | None:
-    """Estimate what a run costs; `show` gets its trials first. None if its shard is empty. Raises UserError."""
+    """Estimate what a run costs; `show` gets its trials first. None if its shard is empty.
+
+    Raises UserError, with exit code 1, as the run does, if --blocks matches nothing in any model.
+    """
     with started(request, request.checked(), screen) as begun:
         if begun is None:
             return None
         engine, devices, checked = begun
         for line in opening(checked.trials, devices, checked.remarks):
             screen.say(line)
-        _refuse_unmatched(checked, screen)
+        # models in which --blocks matches nothing are named; they are built without memory
+        named = [trial.case.baseline for trial in checked.trials if trial.case.blocks]
+        cases = list({str(case.model): case for case in named}.values())
+        refused = 0
+        records = _predicted([case.foreseen for case in cases], checked.data_directory)
+        for case, record in zip(cases, records, strict=True):
+            detail = (record.detail or "") if record else ""
+            if record is None or record.outcome not in ("ok", "skipped"):
+                screen.say(
+                    f"{case.model}: its blocks are not looked at: no step was traced within {PATIENCE_SECONDS:g} s"
+                )
+            elif detail.startswith((NO_MATCH, WITHIN)):
+                refused += 1
+                screen.say(f"{case.model}: skipped, {detail}")
+        if cases and refused == len(cases):
+            hint = f"`gcprof blocks {cases[0].model}` shows the blocks that are found"
+            raise UserError("no model has such blocks, so there is nothing to run", hint=hint, exit_code=1)
         show(checked)
         return estimate(checked, devices, engine, request.engine)
-
-
-def _refuse_unmatched(checked: CheckedRequest, screen: Screen) -> None:
-    """Report the models in which --blocks matches nothing, or where that is unknown; models are built without memory.
-
-    Raises UserError (exit code 1, as the run does) if it matches nothing in any model.
-    """
-    named = [trial.case.baseline for trial in checked.trials if trial.case.blocks]
-    cases = list({str(case.model): case for case in named}.values())
-    refused = 0
-    records = _predicted([case.foreseen for case in cases], checked.data_directory)
-    for case, record in zip(cases, records, strict=True):
-        detail = (record.detail or "") if record else ""
-        if record is None or record.outcome not in ("ok", "skipped"):
-            screen.say(f"{case.model}: its blocks are not looked at: no step was traced within {PATIENCE_SECONDS:g} s")
-        elif detail.startswith((NO_MATCH, WITHIN)):
-            refused += 1
-            screen.say(f"{case.model}: skipped, {detail}")
-    if cases and refused == len(cases):
-        hint = f"`gcprof blocks {cases[0].model}` shows the blocks that are found"
-        raise UserError("no model has such blocks, so there is nothing to run", hint=hint, exit_code=1)
 
 
 def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
@@ -377,7 +375,16 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
     if not on_gpu:
         return Estimate(cost=cost(trials, {}, start_seconds=0.0))
     kind = _kind(on_gpu[0].case.device, devices, EngineChoice(where))
-    speeds, basis = _speeds(on_gpu, kind, checked.data_directory) if kind else ({}, None)
+    basis, speeds = None, dict[Case, Speed]()  # of the baselines' steps, as far as they can be predicted in time
+    cases = list(dict.fromkeys(trial.case.baseline for trial in on_gpu)) if kind else []
+    on_kind = [msgspec.structs.replace(case, device=to_predict(kind or "")) for case in cases]
+    for case, record in zip(cases, _predicted(on_kind, checked.data_directory), strict=True):
+        if record is None:
+            break
+        step, forward = record.readings.step_seconds, record.readings.forward_seconds
+        if step and forward:
+            speeds[case.twin] = Speed(step_seconds=step[0], forward_seconds=forward[0])
+            basis = basis or next((note.text for note in record.notes if note.code == "GCP016"), None)
     is_here = EngineChoice(where).name in engines.HERE
     seconds = START_SECONDS
     if is_here:  # a new process that opens the device, measured once
@@ -401,21 +408,6 @@ def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) 
         return gpu_specs.word_of(name)
     words = [device, *where.options.values()]
     return next((gpu_specs.canonical(word) for word in words if gpu_specs.is_known(word)), None)
-
-
-def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[Case, Speed], str | None]:
-    """Return the times of the baselines' steps, as far as they can be predicted in time, and their basis."""
-    basis, speeds = None, {}
-    cases = list(dict.fromkeys(trial.case.baseline for trial in trials))
-    predicted = _predicted([msgspec.structs.replace(case, device=to_predict(kind)) for case in cases], data)
-    for case, record in zip(cases, predicted, strict=True):
-        if record is None:
-            break
-        step, forward = record.readings.step_seconds, record.readings.forward_seconds
-        if step and forward:
-            speeds[case.twin] = Speed(step_seconds=step[0], forward_seconds=forward[0])
-            basis = basis or next((note.text for note in record.notes if note.code == "GCP016"), None)
-    return speeds, basis
 
 
 def _predicted(cases: Sequence[Case], data: str | None) -> Iterator[Record | None]:

@@ -377,21 +377,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
-            return self._tensor(obj)
+            if type(obj) not in (torch.Tensor, nn.Parameter) or obj.layout is not torch.strided:
+                raise pickle.PicklingError(f"a {type(obj).__name__} of layout {obj.layout}")
+            storage = obj.untyped_storage()
+            shared = self._storages.setdefault(storage._cdata, user.Storage(storage.nbytes()))
+            place = tuple(obj.shape), obj.stride(), obj.storage_offset()
+            is_parameter = isinstance(obj, nn.Parameter)
+            made = shared, obj.dtype, *place, obj.requires_grad, is_parameter, _values(obj)
+            state = dict(vars(obj)), [*(obj._backward_hooks or {}).values()], [*hooks_of(obj).values()]
+            return (user.tensor, made, state, None, None, user.set_state) if any(state) else (user.tensor, made)
         if isinstance(obj, torch.Generator) and obj.device.type == "cpu":
             return user.generator, (obj.get_state(),)
         return super().reducer_override(obj)
-
-    def _tensor(self, tensor: torch.Tensor) -> Any:
-        if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
-            raise pickle.PicklingError(f"a {type(tensor).__name__} of layout {tensor.layout}")
-        storage = tensor.untyped_storage()
-        shared = self._storages.setdefault(storage._cdata, user.Storage(storage.nbytes()))
-        place = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-        is_parameter = isinstance(tensor, nn.Parameter)
-        made = shared, tensor.dtype, *place, tensor.requires_grad, is_parameter, _values(tensor)
-        state = dict(vars(tensor)), [*(tensor._backward_hooks or {}).values()], [*hooks_of(tensor).values()]
-        return (user.tensor, made, state, None, None, user.set_state) if any(state) else (user.tensor, made)
 
 
 def _values(tensor: torch.Tensor) -> bytes | None:

@@ -57,36 +57,32 @@ def train(settings: argparse.Namespace) -> torch.nn.Module:
     batch = {name: tensor.cpu() for name, tensor in workload.batch.items()}
     rows = [{name: tensor[index] for name, tensor in batch.items()} for index in range(settings.batch_size)]
     with tempfile.TemporaryDirectory() as folder:
+        name = "activation_checkpointing"  # gradient_checkpointing before transformers 5.23
+        name = name if name in TrainingArguments.__dataclass_fields__ else "gradient_checkpointing"
+        checkpointing: dict[str, Any] = {name: settings.checkpointing, f"{name}_kwargs": {"use_reentrant": False}}
         trainer = Trainer(
             model=workload.module,
-            args=_arguments(settings, folder),
+            args=TrainingArguments(
+                output_dir=folder,
+                max_steps=settings.steps,
+                per_device_train_batch_size=settings.batch_size,
+                gradient_accumulation_steps=settings.accumulate,
+                **checkpointing,
+                bf16=settings.precision == "amp-bf16",
+                fp16=settings.precision == "amp-fp16",
+                optim="adamw_torch",
+                use_cpu=settings.cpu,
+                seed=settings.seed,
+                save_strategy="no",
+                logging_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+            ),
             train_dataset=rows * (settings.steps * settings.accumulate),
             data_collator=default_data_collator,
         )
         trainer.train()
     return workload.module
-
-
-def _arguments(settings: argparse.Namespace, folder: str) -> TrainingArguments:
-    name = "activation_checkpointing"  # gradient_checkpointing before transformers 5.23
-    name = name if name in TrainingArguments.__dataclass_fields__ else "gradient_checkpointing"
-    checkpointing: dict[str, Any] = {name: settings.checkpointing, f"{name}_kwargs": {"use_reentrant": False}}
-    return TrainingArguments(
-        output_dir=folder,
-        max_steps=settings.steps,
-        per_device_train_batch_size=settings.batch_size,
-        gradient_accumulation_steps=settings.accumulate,
-        **checkpointing,
-        bf16=settings.precision == "amp-bf16",
-        fp16=settings.precision == "amp-fp16",
-        optim="adamw_torch",
-        use_cpu=settings.cpu,
-        seed=settings.seed,
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
 
 
 def run_trials(request: str, channel: int) -> None:
