@@ -12,7 +12,6 @@ import re
 import shlex
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from html import escape
 from pathlib import Path
@@ -26,7 +25,7 @@ from profiler.analysis.rows import COLUMNS, Row, flat_row, rows
 from profiler.core import safe_files
 from profiler.core.case import encode
 from profiler.core.errors import UserError, load_module
-from profiler.core.record import SCHEMA, Environment, Evidence, Record, evidence
+from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.core.units import bytes_text, count_text
 from profiler.runs.store import Run, refuse_link
 from profiler.scripts.records import variants
@@ -196,36 +195,33 @@ def escaped(text: str) -> str:
 
 def latex(tables: Iterable[Table]) -> str:
     """Return tables with booktabs, their lines in small type below them."""
-    head = "% needs \\usepackage{booktabs} and, for its width, \\usepackage{graphicx}"
-    return "\n".join([head, *map(_latex, tables)])
 
-
-def _latex(table: Table) -> str:
     def line(cells: Iterable[str]) -> str:
         return rf"{' & '.join(plain(cell).translate(LATEX) for cell in cells)} \\"
 
-    heads = [cells for cells in zip(*(column.head for column in table.columns), strict=True) if any(cells)]
-    texts = [rf"\par{{\footnotesize {plain(text).translate(LATEX)}}}" for text in (*table.above, *table.below)]
-    if not table.columns:
-        return "\n".join([*([rf"\par{{{plain(table.title).translate(LATEX)}}}"] if table.title else []), *texts, ""])
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{plain(table.title).translate(LATEX)}}}",
-            r"\resizebox{\textwidth}{!}{%",
-            rf"\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in table.columns)}}}",
-            r"\toprule",
-            *map(line, heads),
-            r"\midrule",
-            *map(line, table.rows),
-            r"\bottomrule",
-            r"\end{tabular}}",
-            *texts,
-            r"\end{table}",
-            "",
-        ]
-    )
+    parts = ["% needs \\usepackage{booktabs} and, for its width, \\usepackage{graphicx}"]
+    for table in tables:
+        title = plain(table.title).translate(LATEX)
+        heads = [cells for cells in zip(*(column.head for column in table.columns), strict=True) if any(cells)]
+        if table.columns:
+            parts += [
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{title}}}",
+                r"\resizebox{\textwidth}{!}{%",
+                rf"\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in table.columns)}}}",
+                r"\toprule",
+                *map(line, heads),
+                r"\midrule",
+                *map(line, table.rows),
+                r"\bottomrule",
+                r"\end{tabular}}",
+            ]
+        elif table.title:
+            parts.append(rf"\par{{{title}}}")
+        parts += [rf"\par{{\footnotesize {plain(text).translate(LATEX)}}}" for text in (*table.above, *table.below)]
+        parts += [r"\end{table}", ""] if table.columns else [""]
+    return "\n".join(parts)
 
 
 def html(tables: Iterable[Table], *, picture: bytes | None = None) -> str:
@@ -281,7 +277,14 @@ def run_block(run: Run) -> str:
     """Return the tables of any run, redacted, and below them its command and environments."""
     (run,) = redacted([run], level="default")
     environments = [record.environment for record in run.records if record.environment] or [run.manifest.environment]
-    lines = [plain(run.manifest.command), *dict.fromkeys(map(_where, environments))]
+    lines = [plain(run.manifest.command)]
+    for environment in dict.fromkeys(environments):
+        versions = [(name, getattr(environment, name)) for name in ("gcprof", "python", "torch", "cuda", "driver")]
+        named = [f"{name} {version}" for name, version in versions if version]
+        size = [bytes_text(environment.device_bytes)] if environment.device_bytes else []
+        device = [card(environment.device_name)] if environment.device_name else []
+        lines.append(plain(", ".join([*device, *size, *named, environment.system])))
+    lines = list(dict.fromkeys(lines))
     return f"{markdown(tables(run))}\n{fenced(lines)}\n"
 
 
@@ -290,18 +293,6 @@ def fenced(lines: Iterable[str]) -> str:
     text = "\n".join(lines)
     fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
     return f"{fence}text\n{text}\n{fence}"
-
-
-def _where(environment: Environment) -> str:
-    """Return the device and the versions of a run in words, without host or user."""
-    versions = [
-        f"{name} {version}"
-        for name in ("gcprof", "python", "torch", "cuda", "driver")
-        if (version := getattr(environment, name))
-    ]
-    size = [bytes_text(environment.device_bytes)] if environment.device_bytes else []
-    device = [card(environment.device_name)] if environment.device_name else []
-    return plain(", ".join([*device, *size, *versions, environment.system]))
 
 
 MANY = 6  # groups of rows at most, for a frontier.png
@@ -357,12 +348,6 @@ def write_derived(run: Run) -> Iterator[Path]:
     for kind in [*["heat"] * (is_shown and has_plane(table)), *["frontier"] * has_frontier]:
         plots = load_module("profiler.views.plots", needs="matplotlib")
         yield plots.plot(table, kind=kind, path=folder / f"{kind}.png", force=True)
-
-
-def prepare_pictures() -> None:
-    """Imports matplotlib ahead of time, if that works: the import is slow and can overlap with waiting."""
-    with suppress(UserError):
-        load_module("profiler.views.plots", needs="matplotlib")
 
 
 def render_parquet(run: Run) -> bytes:

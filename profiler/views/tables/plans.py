@@ -110,13 +110,29 @@ def document(
     def costs(cost: Any) -> dict[str, Any]:
         return {"peak_bytes": cost.peak_bytes, "step_seconds": cost.step_seconds}
 
+    ways = []
+    found = ("time_ratio", "time_ratio_range", "gradients", "outcome")
+    for line in lines:
+        measured, predicted, cost = line.measured, line.predicted, line.way.cost
+        kind, peak_bytes = (measured.evidence, measured.readings.peak_bytes) if measured else (None, None)
+        ratio, ratios, gradients, outcome = (getattr(measured, name, None) for name in found)
+        way = {
+            "way": line.way.label, "same": line.way.same, "plan": render(line.way.plan), "peak_bytes": cost.peak_bytes,
+            "step_seconds": cost.step_seconds, "error_seconds": cost.error_seconds,
+            "predicted_peak_bytes": predicted.readings.peak_bytes if predicted else None, "evidence": kind,
+            "measured_peak_bytes": peak_bytes if kind == "measured" else None,
+            "rehearsed_peak_bytes": peak_bytes if kind == "rehearsed" else None,
+            "measured_time_ratio": ratio, "measured_time_ratio_range": ratios, "gradients": gradients,
+            "outcome": outcome, "chosen": line.is_chosen,
+        }  # fmt: skip
+        ways.append(way)
     fields = {
         "schema": 1,
         "model": model,
         "budget_bytes": budget_bytes,
         "uncheckpointed": costs(none.cost),
         **facts,
-        "ways": [_line(line) for line in lines],
+        "ways": ways,
         "frontier": [{**costs(point), "plan": render(point.plan)} for point in points],
     }
     return encode_indented(fields)
@@ -145,11 +161,17 @@ def way_columns(lines: Sequence[ComparedPlan], chain: Chain, none: Way) -> tuple
             numbers(*COSTS_OFF, off),
             words("gradients", "", [row.gradients if row else MISSING for row in rows]),
         ]
+    changes = []  # of the step time by costs: `+22 %`, or with its error, rounded up, `+22 ±3 %`
+    for line in lines:
+        cost, reference = line.way.cost, none.cost.step_seconds
+        change = _change(cost.step_seconds, reference)
+        error = cost.error_seconds / reference * 100 if reference else 0.0
+        changes.append(f"{change.removesuffix('%')}±{ceil(error)} %" if error else change)
     return (
         words("way", "", names, ["bold" if line.is_chosen else "" for line in lines]),
         numbers("peak", "by costs", bytes_texts(costs, *_seen(rows))),
         *peaks,
-        numbers("time", "by costs", [_by_costs(line.way, none) for line in lines]),
+        numbers("time", "by costs", changes),
         *times,
         words("plan", "", [words_of(chain, line.way.plan) for line in lines]),
     )
@@ -167,13 +189,6 @@ def _range(row: Row | None) -> str:
     return "too noisy" if time.is_noisy else change_range_text(time.interval)
 
 
-def _by_costs(way: Way, none: Way) -> str:
-    """Return the change of the step time by costs: `+22 %`, or with its error, rounded up, `+22 ±3 %`."""
-    change, reference = _change(way.cost.step_seconds, none.cost.step_seconds), none.cost.step_seconds
-    error = way.cost.error_seconds / reference * 100 if reference else 0.0
-    return f"{change.removesuffix('%')}±{ceil(error)} %" if error else change
-
-
 def _cut(table: Table) -> Table:
     """Return a table that may be cut before COSTS_OFF or the first text column after the names."""
     columns = table.columns
@@ -188,22 +203,6 @@ def _change(value: float, reference: float) -> str:
 
 def _seen(rows: Sequence[Row | None]) -> list[int | None]:
     return [row.readings.peak_bytes if row and row.outcome == "ok" else None for row in rows]
-
-
-def _line(line: ComparedPlan) -> dict[str, Any]:
-    measured, predicted, cost = line.measured, line.predicted, line.way.cost
-    kind, peak_bytes = (measured.evidence, measured.readings.peak_bytes) if measured else (None, None)
-    found = ("time_ratio", "time_ratio_range", "gradients", "outcome")
-    ratio, ratios, gradients, outcome = (getattr(measured, name, None) for name in found)
-    return {
-        "way": line.way.label, "same": line.way.same, "plan": render(line.way.plan), "peak_bytes": cost.peak_bytes,
-        "step_seconds": cost.step_seconds, "error_seconds": cost.error_seconds,
-        "predicted_peak_bytes": predicted.readings.peak_bytes if predicted else None, "evidence": kind,
-        "measured_peak_bytes": peak_bytes if kind == "measured" else None,
-        "rehearsed_peak_bytes": peak_bytes if kind == "rehearsed" else None,
-        "measured_time_ratio": ratio, "measured_time_ratio_range": ratios, "gradients": gradients,
-        "outcome": outcome, "chosen": line.is_chosen,
-    }  # fmt: skip
 
 
 def stages(chain: Chain, *, title: str) -> Table:

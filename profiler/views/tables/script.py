@@ -314,6 +314,17 @@ def summary(variants: Sequence[Variant]) -> Table:
     largest = [variant.largest if variant.processes and variant.outcome != "skipped" else None for variant in variants]
     kind = "estimated" if variants[0].gpu else ""
     sizes = {name: [getattr(one, f"{name}_bytes", None) for one in largest] for name in ("peak", "reserved")}
+    notes = []  # what times are worth, and why some are not known
+    if any(seconds_of_step(variant) is not None for variant in variants):
+        if any(not variant.gpu and variant.gpu_bytes is None for variant in variants):
+            notes.append("times are of this CPU; those of another device are not known by them")
+        has_ranks = any(len(one.processes) > 1 for one in variants)
+        rates = [gpu_specs.find(gpu) for gpu in dict.fromkeys(one.gpu for one in variants if one.gpu)]
+        notes += [estimate_caveat(gpu, has_ranks=has_ranks) for gpu in rates]
+    for variant in variants:
+        why = next((process.estimate_why for process in variant.processes if process.estimate_why), None)
+        if why and variant.outcome == "ok":
+            notes.append(f"no time of {name_of(variant)}: {why}")
     figures = (
         *byte_columns(sizes),
         numbers("step", kind, [seconds_text(seconds_of_step(variant)) for variant in variants]),
@@ -326,7 +337,7 @@ def summary(variants: Sequence[Variant]) -> Table:
             *telling(figures),
             words("fits?" if variants[0].gpu else "gradients", "", [_verdict(one, variants) for one in variants]),
         ),
-        below=tuple(f"note: {line}" for line in _time_notes(variants)),
+        below=tuple(f"note: {line}" for line in notes),
     )
 
 
@@ -347,20 +358,6 @@ def _time_change(variant: Variant, variants: Sequence[Variant]) -> str:
         return _ratio_text(ratio) if ratio else MISSING
     seconds, bare = seconds_of_step(variant), seconds_of_step(plain)
     return change_text(seconds / bare if seconds is not None and bare else None)
-
-
-def _time_notes(variants: Sequence[Variant]) -> Iterator[str]:
-    """Yield what times are worth, and why some are not known."""
-    if any(seconds_of_step(variant) is not None for variant in variants):
-        if any(not variant.gpu and variant.gpu_bytes is None for variant in variants):
-            yield "times are of this CPU; those of another device are not known by them"
-        has_ranks = any(len(one.processes) > 1 for one in variants)
-        for gpu in dict.fromkeys(one.gpu for one in variants if one.gpu):
-            yield estimate_caveat(gpu_specs.find(gpu), has_ranks=has_ranks)
-    for variant in variants:
-        why = next((process.estimate_why for process in variant.processes if process.estimate_why), None)
-        if why and variant.outcome == "ok":
-            yield f"no time of {name_of(variant)}: {why}"
 
 
 def _verdict(variant: Variant, variants: Sequence[Variant]) -> str:
