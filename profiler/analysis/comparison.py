@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import msgspec
@@ -289,7 +289,13 @@ def judge(
     run's are judged; where there is one run, its other devices. Raises UserError (exit code 4) if sides that are judged
     cannot be compared, or the baseline has nothing that a rule could judge.
     """
-    pairs = list(_pairs(sides))
+    runs = [[side for side in sides if side.number == number] for number in range(sides[-1].number + 1)]
+    baselines, *others = runs if len(runs) > 1 else (runs[0][:1], runs[0][1:])
+    pairs: list[_Pair] = []  # the sides of each other run, by device, against those of the first
+    for run, baseline in product(others, baselines):
+        same = [side for side in run if side.device == baseline.device]
+        judged = same or (run if len(baselines) == 1 else ())
+        pairs += [(baseline, side, side.label) for side in judged] or [(baseline, None, run[0].run)]
     for baseline, side, _ in pairs:
         if side:
             refuse_mixed((baseline, side), align=align, allowed=allowed)
@@ -305,19 +311,6 @@ def judge(
         unsure=tuple(result for result in over if not result.is_sure),
         remarks=tuple(_passed_over(sides, pairs, rules)),
     )
-
-
-def _pairs(sides: Sequence[Side]) -> Iterator[_Pair]:
-    """Yield what is judged against what: the sides of each other run, by device, against those of the first."""
-    runs = [[side for side in sides if side.number == number] for number in range(sides[-1].number + 1)]
-    baselines, *others = runs if len(runs) > 1 else (runs[0][:1], runs[0][1:])
-    for run in others:
-        for baseline in baselines:
-            same = [side for side in run if side.device == baseline.device]
-            judged = same or (run if len(baselines) == 1 else ())
-            yield from ((baseline, side, side.label) for side in judged)
-            if not judged:
-                yield baseline, None, run[0].run
 
 
 def _results(rule: Rule, pair: _Pair, align: Sequence[str]) -> Iterator[RuleResult]:

@@ -214,10 +214,6 @@ def activation_bytes(case: Case) -> int | None:
     return FLOAT_BYTES * int(width) * case.batch_size if width.isdigit() and case.batch_size else None
 
 
-def _calls(row: Row) -> tuple[int, ...]:
-    return row.readings.block_calls or ()
-
-
 TABLE = {
     "saved_bytes": Quantity("saved", "bytes", "saved_bytes"),
     "saved_but_loss": Quantity("saved, without the loss itself", "bytes", _saved_but_loss),
@@ -236,9 +232,13 @@ TABLE = {
     "optimizer_ratio": Quantity("optimizer state / parameters", "number", _optimizer_ratio),
     "step_seconds": Quantity("step", "seconds", "step_seconds", sampled=True),
     "time_change": Quantity("step, against none", "change", "time_ratio", sampled=True),
-    "forward_calls": Quantity("forward computations", "number", lambda row: sum(_calls(row)) or None),
+    "forward_calls": Quantity(
+        "forward computations", "number", lambda row: sum(row.readings.block_calls or ()) or None
+    ),
     "calls_by_layer": Quantity(
-        "forward computations of each layer", "words", lambda row: " ".join(map(str, _calls(row))) or None
+        "forward computations of each layer",
+        "words",
+        lambda row: " ".join(map(str, row.readings.block_calls or ())) or None,
     ),
     "live_activations": Quantity("activations live after the forward", "number", _live_activations),
     "peak_activations": Quantity("activations and their gradients live at the peak", "number", _peak_activations),

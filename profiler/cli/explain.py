@@ -134,36 +134,27 @@ def timeline(
 
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
+    from profiler.core.errors import load_module
     from profiler.views.export import refuse_output
     from profiler.workflows.explain import followed_steps, heading
     from profiler.workflows.planner import PICTURES
 
     refuse_output(output, force=force, kinds=PICTURES, hint=f"name a file that ends in {', '.join(PICTURES)}")
     if script := named_script(target):
-        _draw_script(target, script[1], strategies=strategies, output=output, force=force)
+        allowed = ("-o", "--output", "--force", "--strategies")
+        refuse_flags(allowed, ON_SCRIPT, hint="gcprof timeline RUN -o FILE; it is read, not run again")
+        is_asked = any(word.startswith("--strategies") for word in COMMAND.get())
+        chosen = under(script[1], strategies if is_asked else None)
+        points = load_module("profiler.views.plots.steps", needs="matplotlib").script_points
+        aside(f"wrote {points(chosen, path=output, force=force)}")
+        next_command("gcprof", "explain", target)
         return
     typed = [*flags(words, without=("segments",)), *(["--device", device] if device else [])]
     words = msgspec.structs.replace(words, strategies=strategies, device=device or SEVERAL)
     steps = followed_steps(target, words, Terminal(is_quiet=quiet))
-
-    from profiler.core.errors import load_module
-
     # only once there is something to draw
     plot = load_module("profiler.views.plots.steps", needs="matplotlib").timeline
     panels = {str(step.case.label): step.followed.trace for step in steps}
     path = plot(panels, title=heading(steps[0].case, steps[0].followed), path=output, force=force)
     aside(f"wrote {path}")
     next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.label), *typed)
-
-
-def _draw_script(target: str, variants: Sequence[Variant], *, strategies: str, output: Path, force: bool) -> None:
-    """Draw a script's phases in their order. Raises UserError for words that have no effect on it."""
-    from profiler.core.errors import load_module
-
-    flags = ("-o", "--output", "--force", "--strategies")
-    refuse_flags(flags, ON_SCRIPT, hint="gcprof timeline RUN -o FILE; it is read, not run again")
-    is_asked = any(word.startswith("--strategies") for word in COMMAND.get())
-    chosen = under(variants, strategies if is_asked else None)
-    points = load_module("profiler.views.plots.steps", needs="matplotlib").script_points
-    aside(f"wrote {points(chosen, path=output, force=force)}")
-    next_command("gcprof", "explain", target)

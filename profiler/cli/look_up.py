@@ -19,7 +19,6 @@ from profiler.views import NOTES
 
 if TYPE_CHECKING:
     from profiler.core.record import Environment
-    from profiler.engines import Engine
 
 PACKAGES = ("torch", "torchvision", "typer", "rich", "pandas", "matplotlib", "msgspec", "psutil", "nvidia-ml-py")
 FEW = 2  # samples: enough to see every shape
@@ -156,7 +155,13 @@ def doctor(
     with engines.connect() as engine:
         devices: dict[str, Environment] = engine.survey()
         trials = {name: next(engine.run([Trial(case=msgspec.structs.replace(tiny, device=name))])) for name in devices}
-        wrong = {name: _wrong(engine, name) for name in devices}
+        wrong: dict[str, str | None] = {}  # what each computes wrongly, or why it cannot compute
+        for name in devices:
+            try:
+                answer = engine.ask(f"{engines.WORKER}:compute", name, failing="it does not compute")
+                wrong[name] = answer["wrong"]
+            except UserError as error:
+                wrong[name] = error.message
     installed = {str(one.metadata["Name"]).lower(): one.version for one in metadata.distributions()}
     versions = {name: installed.get(name) for name in PACKAGES}
     system = f"{platform.system()} {platform.machine()}"
@@ -178,17 +183,6 @@ def doctor(
     else:
         print("\n".join(_lines(findings)))
     raise typer.Exit(int(any(wrong.values()) or any(record.outcome != "ok" for record in trials.values())))
-
-
-def _wrong(engine: Engine, device: str) -> str | None:
-    """Return what the device computes wrongly, or why it cannot compute; None if its arithmetic is right."""
-    from profiler.engines import WORKER
-
-    try:
-        wrong: str | None = engine.ask(f"{WORKER}:compute", device, failing="it does not compute")["wrong"]
-    except UserError as error:
-        return error.message
-    return wrong
 
 
 def _lines(findings: dict[str, Any]) -> list[str]:

@@ -142,21 +142,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
         return msgspec.structs.replace(self, device=gpu_specs.parse(self.device).twin, routing=UNSET)
 
 
-def _settings() -> tuple[dict[str, Setting], list[str]]:
-    """Return the Setting of each case field that has one, and the names of the switches among them, in field order."""
-    kinds = get_type_hints(Case, include_extras=True)
-    settings = {
-        name: setting
-        for name, kind in kinds.items()
-        for setting in getattr(kind, "__metadata__", ())
-        if isinstance(setting, Setting)
-    }
-    switches = [name for name in settings if bool in (plain := get_args(kinds[name])[0], *get_args(plain))]
-    return settings, switches
-
-
-SETTINGS, _switches = _settings()
-SWITCHES = {name: SETTINGS[name] for name in _switches}
+_kinds = get_type_hints(Case, include_extras=True)
+SETTINGS: dict[str, Setting] = {  # of each field that has one, in their order
+    name: setting
+    for name, kind in _kinds.items()
+    for setting in getattr(kind, "__metadata__", ())
+    if isinstance(setting, Setting)
+}
+SWITCHES = {  # those that are on or off
+    name: setting
+    for name, setting in SETTINGS.items()
+    if bool in (get_args(_kinds[name])[0], *get_args(get_args(_kinds[name])[0]))
+}
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):

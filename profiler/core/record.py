@@ -419,17 +419,15 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
     remark: str | None = None  # why `feeds_next` is not known
 
 
-def why_invalid(case: Case, equality: Equality | None, *, rewritten: Sequence[str] = ()) -> str | None:
+def why_invalid(case: Case, equality: Equality) -> str | None:
     """Return why a trial of this case is invalid by its gradients; None if it is not.
 
-    A baseline whose noise is too large is no fault of its own. `rewritten` is as for `judge`.
+    A baseline whose noise is too large is no fault of its own.
     """
-    noise = not_reproducible(equality, case.precision) if equality else None
+    noise = not_reproducible(equality, case.precision)
     if noise and case == case.baseline:
         return None
-    if noise and equality and not equality.missing:
-        return noise
-    return judge(equality, strict=case.verify == "strict", rewritten=rewritten)
+    return noise if noise and not equality.missing else judge(equality, strict=case.verify == "strict")
 
 
 def judge(equality: Equality | None, *, strict: bool, rewritten: Sequence[str] = ()) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -71,11 +71,6 @@ def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial,
         *(Trial(case=case, passes=passes) for case in real),
         *(Trial(case=case, passes=("memory",)) for case in cases),
     )
-
-
-def in_one_round(trials: Iterable[Trial], devices: Collection[str]) -> tuple[Trial, ...]:
-    """Return the trials without later rounds on these devices, which have no times that more rounds could add."""
-    return tuple(trial for trial in trials if trial.round == 1 or trial.case.device not in devices)
 
 
 def in_rounds(cases: Iterable[Case], rounds: int) -> tuple[Trial, ...]:

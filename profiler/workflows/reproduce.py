@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -87,25 +86,23 @@ def load(path: Path) -> System:
     text, document = safe_files.load_toml(path, hint="examples are in configs/published/")
     rows, reduced = document.pop("row"), document.setdefault("cpu", {}).pop("reduced", None)
     full, smaller = (spec.as_request(document[size], path=path, text=text) for size in SIZES)
-    figures = {size: tuple(figure for row in rows for figure in _figures(row, size)) for size in SIZES}
+    figures: dict[str, list[PublishedFigure]] = {size: [] for size in SIZES}
+    for size, row in product(SIZES, rows):  # a figure for each of its strategies and quantities
+        fields = {key: value for key, value in row.items() if key not in SIZES} | row.get(size, {})
+        if "arithmetic" in fields:
+            fields |= {"published": fields["arithmetic"], "arithmetic": True}
+        lists = [value if isinstance(value, list) else [value] for value in map(fields.get, ("strategy", "quantity"))]
+        for strategy, quantity in product(*lists):
+            given = {**fields, "strategy": strategy, "quantity": quantity}
+            words = {key: given[key] for key in TABLES if given.get(key) is not None}
+            choices = {key: catalogue.resolve(Choice(word), TABLES[key], what=key) for key, word in words.items()}
+            labelled = {"label": " ".join(choices.values()), **given, **choices}
+            figures[size].append(msgspec.convert(labelled, PublishedFigure))
     sizes = {
-        "full": Size(request=full, wanted=figures["full"]),
-        "cpu": Size(request=spec.override(full, smaller), wanted=figures["cpu"], reduced=reduced),
+        "full": Size(request=full, wanted=tuple(figures["full"])),
+        "cpu": Size(request=spec.override(full, smaller), wanted=tuple(figures["cpu"]), reduced=reduced),
     }
     return msgspec.convert({"name": path.stem, **document, **sizes}, System)
-
-
-def _figures(row: dict[str, Any], size: str) -> Iterator[PublishedFigure]:
-    """Yield the figures of a row at one size: one for each of its strategies and quantities."""
-    fields = {key: value for key, value in row.items() if key not in SIZES} | row.get(size, {})
-    if "arithmetic" in fields:
-        fields |= {"published": fields["arithmetic"], "arithmetic": True}
-    lists = [value if isinstance(value, list) else [value] for value in map(fields.get, ("strategy", "quantity"))]
-    for strategy, quantity in product(*lists):
-        given = {**fields, "strategy": strategy, "quantity": quantity}
-        words = {key: given[key] for key in TABLES if given.get(key) is not None}
-        choices = {key: catalogue.resolve(Choice(word), TABLES[key], what=key) for key, word in words.items()}
-        yield msgspec.convert({"label": " ".join(choices.values()), **given, **choices}, PublishedFigure)
 
 
 class Reproduced(NamedTuple):

@@ -150,8 +150,11 @@ def _refuse_changes(
 ) -> None:
     """Raise UserError if plan, files, versions or device are not the run's."""
     trials, typed = before.manifest.plan, request.typed
-    then = _environment(before)
-    now = device_choice.environment(trials[0].case.device, devices)
+    device, then = trials[0].case.device, before.manifest.environment
+    if then.device_name is None:  # it was unknown when the run began: its first record has it
+        known = (record.environment for record in before.records if record.case.device == device)
+        then = next((one for one in known if one and one.device_name), then)
+    now = device_choice.environment(device, devices)
     if now.device_name is None:  # the device of a cluster's job is unknown before it runs: the job checks it
         now = msgspec.structs.replace(now, **{name: getattr(now, name) or getattr(then, name) for name in HARDWARE})
     sources = store.code_digests(trial.case for trial in trials)
@@ -179,16 +182,6 @@ def _other_words(before: Run, request: RunRequest) -> list[str]:
     names = dict.fromkeys([*then, *now])
     texts = {name: [str(words.get(name, "-")) for words in (then, now)] for name in names if name != "data"}
     return [f"{name.replace('_', ' ')} {old} -> {new}" for name, (old, new) in texts.items() if old != new]
-
-
-def _environment(before: Run) -> Environment:
-    """Return what the run began on: as in its manifest, or as in its first record if it was unknown then."""
-    device, stored = before.manifest.plan[0].case.device, before.manifest.environment
-    if stored.device_name is not None:
-        return stored
-    records = (record for record in before.records if record.case.device == device)
-    known = (record.environment for record in records if record.environment and record.environment.device_name)
-    return next(known, stored)
 
 
 def _owed(before: Run) -> bool:

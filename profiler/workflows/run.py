@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from profiler.analysis.progress import Speed, SweepCost, cost
 from profiler.analysis.time_ratio import other_processes
 from profiler.core import catalogue, device_choice, gpu_specs, schedule
 from profiler.core.case import Case, Trial
-from profiler.core.errors import UserError, refuse_idle
+from profiler.core.errors import UserError, load_module, refuse_idle
 from profiler.core.gpu_specs import parse, to_predict
 from profiler.core.record import Environment, Record
 from profiler.core.schedule import Shard
@@ -127,7 +127,8 @@ def started(request: RunRequest, words: Request, screen: Screen) -> Iterator[Sta
         with screen.doing(STARTING):
             engine = stack.enter_context(engines.connect(request.engine, plan=trials))
             if request.is_kept and not all(trial.case.is_predicted for trial in trials):
-                export.prepare_pictures()  # while the engine imports torch
+                with suppress(UserError):  # a slow import, done while the engine imports torch
+                    load_module("profiler.views.plots", needs="matplotlib")
             devices = survey(engine, request)
         checked = checked_on(devices, words, shard)
         if not checked.trials:
@@ -153,7 +154,8 @@ def checked_on(devices: Mapping[str, Environment], words: Request, shard: Shard 
     """Return the trials of a request, or of a shard, on the devices here. Raises UserError if one is not here."""
     checked = spec.check(words, lambda word: device_choice.choose_device(word, list(devices)))
     trials = schedule.with_own_rows(checked.trials, lambda model: catalogue.is_code(model, models.TABLE))
-    trials = schedule.in_one_round(trials, device_choice.hollow(devices))
+    hollow = device_choice.hollow(devices)  # these have no times that later rounds could add to
+    trials = tuple(trial for trial in trials if trial.round == 1 or trial.case.device not in hollow)
     device_choice.refuse_absent([trial.case.device for trial in trials], devices)
     device_choice.refuse_crowded([trial.case for trial in trials], devices)
     trials, placed = schedule.cut(trials, shard) if shard else (trials, None)
