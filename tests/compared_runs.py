@@ -18,13 +18,10 @@ H100 = msgspec.structs.replace(T4, device_name="NVIDIA H100 80GB HBM3", device_b
 STEADY = (0.100, 0.101, 0.099, 0.100, 0.102)
 
 
-def record(strategy: str = "none", *, device: str = "cpu", slower: float = 1.0, **fields: Any) -> Record:
-    """A record whose case is of these fields, with steps of a tenth of a second."""
-    case = {name: fields.pop(name) for name in tuple(fields) if name in make.case().__struct_fields__}
+def record(strategy: str = "none", *, slower: float = 1.0, **fields: Any) -> Record:
+    """A record with steps of a tenth of a second."""
     seconds = tuple(second * slower for second in STEADY)
-    return make.record(
-        strategy, **{"seconds": seconds, "environment": T4, **fields}, case=make.case(strategy, device=device, **case)
-    )
+    return make.record(strategy, **{"seconds": seconds, "environment": T4, **fields})
 
 
 def compare_runs(

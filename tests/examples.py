@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from profiler.core.case import Choice, Trial
-from profiler.core.record import Built, Environment, Equality, Note, Readings, Record
+from profiler.core.case import Trial
+from profiler.core.record import Built, Environment, Equality, Note, Record
 from profiler.runs import store
 from profiler.runs.store import Writer
 from tests import make
@@ -53,18 +53,17 @@ def point(strategy: str, *, segments: int, seconds: float, round: int = 1, **fie
 
 def sweep(segments: tuple[int, ...] = (1, 2, 4, 8, 16, 32), *, round: int = 1, **fields: Any) -> list[Record]:
     """`none`, then a row for each number of segments; the step takes from 100 ms to 135 ms."""
-    found = [point("none", segments=1, seconds=0.100, round=round, **_case("none", fields))]
+    found = [point("none", segments=1, seconds=0.100, round=round, **fields)]
     for index, number in enumerate(segments):
         name = f"segments:k={number}"
         notes = (ONE_SEGMENT,) if number == 1 else ()
         seconds = 0.100 if number == 1 else 0.120 + 0.015 * index / len(segments) + 0.002 * round
-        found.append(point(name, segments=number, seconds=seconds, round=round, notes=notes, **_case(name, fields)))
+        found.append(point(name, segments=number, seconds=seconds, round=round, notes=notes, **fields))
     return found
 
 
 def troubled() -> list[Record]:
     """One of each: ok, out of memory, skipped, invalid, and one whose time was not measured."""
-    untimed = point("segments:k=16", segments=16, seconds=0.13, notes=(NOISY,))
     wrong = {"outcome": "invalid", "detail": "gradient of 4.weight differs by 0.5", "equality": WRONG}
     reasons = {
         ("segments:k=3", "out_of_memory"): "tried to allocate 96 MiB in the backward",
@@ -74,7 +73,7 @@ def troubled() -> list[Record]:
     memory, skipped, crashed = (make.failed(*one, why, environment=ENVIRONMENT) for one, why in reasons.items())
     return [
         *sweep((2, 8)),
-        msgspec.structs.replace(untimed, readings=untimed_readings(untimed.readings)),
+        point("segments:k=16", segments=16, seconds=0.13, notes=(NOISY,), **make.UNTIMED),
         memory,
         skipped,
         point("_planted", segments=8, seconds=0.08, **wrong),
@@ -103,11 +102,6 @@ def batches(*, device: str = "cuda:0", limit: int = 300 * MIB, **fields: Any) ->
     return found
 
 
-def untimed_readings(readings: Readings) -> Readings:
-    nothing = dict.fromkeys(("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds"))
-    return msgspec.structs.replace(readings, **nothing)
-
-
 def run(
     folder: Path, records: list[Record], *, more: tuple[Trial, ...] = (), command: str = "gcprof run mnist-cnn"
 ) -> store.Run:
@@ -119,11 +113,3 @@ def run(
         writer.append(record)
     writer.close()
     return store.load(folder)
-
-
-def _case(strategy: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of the case that are given by name move into it."""
-    moved = {name: fields[name] for name in ("batch_size", "device") if name in fields}
-    moved |= {"model": Choice(fields["model"])} if "model" in fields else {}
-    rest = {name: value for name, value in fields.items() if name not in moved}
-    return {**rest, "case": make.case(strategy, **moved)}

@@ -13,12 +13,8 @@ CALM = (0.100, 0.101, 0.099, 0.100, 0.101, 0.099)
 WELL = Conditions(at_seconds=0.0, clock_hertz=1.98e9, highest_clock_hertz=1.98e9, celsius=60, watts=400)
 
 
-def record(
-    strategy: str = "none", *, seconds: tuple[float, ...] = CALM, round: int = 1, sampling=None, **told
-) -> Record:
-    made = make.record(strategy, seconds=seconds, round=round)
-    case = msgspec.structs.replace(made.case, sampling=sampling) if sampling else made.case
-    return msgspec.structs.replace(made, case=case, readings=msgspec.structs.replace(made.readings, **told))
+def record(strategy: str = "none", *, seconds: tuple[float, ...] = CALM, **told) -> Record:
+    return make.record(strategy, seconds=seconds, **told)
 
 
 def on_a_gpu(one: Record, *, total: int, device: str = "cuda:0") -> Record:

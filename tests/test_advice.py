@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 
 from profiler.analysis.advice import advise, budget_frontier
@@ -10,7 +9,7 @@ from profiler.analysis.live_bytes import categories
 from profiler.analysis.rows import rows
 from profiler.core.record import Record
 from profiler.views.report.section import sentence
-from tests import examples, make
+from tests import make
 from tests.make import MIB
 
 CALM = (0.100, 0.101, 0.102)
@@ -27,10 +26,8 @@ def said(records: Sequence[Record]) -> str:
 
 def predicted(strategy: str, *, peak: int, flops: int | None = None) -> Record:
     """A record without seconds."""
-    found = make.record(strategy, peak=peak * MIB, case=make.case(strategy, device="fake:h100"))
-    readings = examples.untimed_readings(found.readings)
-    counted = msgspec.structs.replace(readings, forward_flops=flops, backward_flops=flops)
-    return msgspec.structs.replace(found, readings=counted)
+    told = {"device": "fake:h100", "forward_flops": flops, "backward_flops": flops}
+    return make.record(strategy, peak=peak * MIB, **told, **make.UNTIMED)
 
 
 # --- the sentence
@@ -141,10 +138,9 @@ def test_without_times_the_flops_decide_and_without_those_only_the_lowest_peak_i
 
 
 def test_the_categories_of_a_peak_sum_to_it():
-    readings = msgspec.structs.replace(make.record(peak=100 * MIB).readings, peak_gradient_bytes=3 * MIB)
-    unknown = msgspec.structs.replace(make.record(peak=100 * MIB).readings, static_bytes=None)
+    both = make.record(peak_gradient_bytes=3 * MIB), make.record(static_bytes=None)
 
-    found, whole = ({part.name: part.nbytes // MIB for part in categories(one)} for one in (readings, unknown))
+    found, whole = ({part.name: part.nbytes // MIB for part in categories(one.readings)} for one in both)
 
     assert found == {"parameters": 5, "inputs": 10, "gradients": 3, "saved": 60, "rest": 22}
     assert whole == {"static": 15, "saved": 60, "rest": 25}

@@ -153,10 +153,9 @@ def test_the_stairs_are_the_rows_that_nothing_smaller_beats_and_that_fit():
 
 
 def predicted(peak: int, *, reserved: int | None = None, device: str = "fake:t4", limit: int | None = 1000) -> Row:
-    record = make.record(peak=peak * MIB, case=make.case(device=device))
+    record = make.record(peak=peak * MIB, device=device, reserved_bytes=reserved and reserved * MIB)
     environment = msgspec.structs.replace(record.environment, device_bytes=limit and limit * MIB)
-    readings = msgspec.structs.replace(record.readings, reserved_bytes=reserved and reserved * MIB)
-    (row,) = only(msgspec.structs.replace(record, environment=environment, readings=readings))
+    (row,) = only(msgspec.structs.replace(record, environment=environment))
     return row
 
 

@@ -51,11 +51,9 @@ def test_steps_that_take_no_time_divide_nothing_by_zero(first, second, verdict):
 @pytest.mark.parametrize(("share", "verdict"), [(0.9, "slower"), (0.7, "cannot be told apart"), (None, "slower")])
 def test_no_difference_is_called_one_that_is_below_what_other_processes_took(share, verdict):
     """AdamW was said to be 34 % slower than SGD in a run from which 59 % of the time was stolen."""
-    slower = record(slower=1.34)
-    seconds = share and tuple(share * second for second in slower.readings.step_seconds)
-    readings = msgspec.structs.replace(slower.readings, processor_seconds=seconds)
+    seconds = share and tuple(share * second for second in record(slower=1.34).readings.step_seconds)
 
-    contrast = only(against([record()], [msgspec.structs.replace(slower, readings=readings)])).cells[1].time
+    contrast = only(against([record()], [record(slower=1.34, processor_seconds=seconds)])).cells[1].time
 
     assert contrast.verdict == verdict
 

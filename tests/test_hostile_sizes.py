@@ -41,8 +41,7 @@ def test_rows_of_large_groups_are_as_those_of_small_ones_but_for_verdicts():
 
 def test_the_note_that_more_work_is_faster_needs_no_verdict_that_is_shown():
     records = [
-        make.record(name, seconds=seconds, readings=replace(
-            make.record(seconds=seconds).readings, forward_flops=flops, backward_flops=flops))
+        make.record(name, seconds=seconds, forward_flops=flops, backward_flops=flops)
         for name, seconds, flops in (("none", (1.0, 1.01, 0.99) * 2, 100), ("all", (0.5, 0.51, 0.49) * 2, 150))
     ]  # fmt: skip
 

@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from profiler.analysis.reproduction import TABLE, PublishedFigure, activation_bytes, lines
@@ -114,12 +113,8 @@ def test_a_quantity_is_read_in_the_published_unit(strategy, quantity, unit, expe
 
 def test_calls_and_activations_of_a_chain_are_counted():
     chain = case("none", model=Choice("dense-chain:widths=16+16+16,features=16"), batch_size=8)
-    base = record("none", case=chain)
-    readings = msgspec.structs.replace(
-        base.readings, saved_bytes=3 * 512 + 5, block_calls=(3, 2, 1), peak_bytes=10_000, start_bytes=7_000,
-        peak_gradient_bytes=400,
-    )  # fmt: skip
-    (row,) = rows([msgspec.structs.replace(base, readings=readings)])
+    calls = {"saved_bytes": 3 * 512 + 5, "block_calls": (3, 2, 1)}
+    (row,) = rows([record(case=chain, **calls, peak_bytes=10_000, start_bytes=7_000, peak_gradient_bytes=400)])
 
     assert activation_bytes(chain) == 4 * 16 * 8 == 512
     assert TABLE["live_activations"].of([row], [row]) == 3
@@ -132,10 +127,8 @@ def test_calls_and_activations_of_a_chain_are_counted():
 
 def test_growth_is_fitted_to_the_rows_that_are_ok():
     built = {size: Built(num_parameters=1, num_blocks=size, data="synthetic") for size in (9, 21, 39)}
-    grown = [
-        record("none", saved=size * MIB, case=case("none", batch_size=size), built=made) for size, made in built.items()
-    ]
-    lost = failed("none", "out_of_memory", "tried", case=case("none", batch_size=57))
+    grown = [record(saved=size * MIB, batch_size=size, built=made) for size, made in built.items()]
+    lost = failed("none", "out_of_memory", "tried", batch_size=57)
     found = rows([*grown, lost])
 
     assert TABLE["saved_growth"].of(found, found) == pytest.approx(1)

@@ -16,9 +16,8 @@ H100 = gpu_specs.find("h100").name
 
 def measured(*, device_name: str = H100, others_bytes: int | None = None, context: int = 500 * MIB):
     """1,000 MiB reserved at most in the backward; the device was read when 40 MiB of them were given back."""
-    record = make.record(case=make.case(device="cuda:0"))
-    readings = msgspec.structs.replace(
-        record.readings,
+    record = make.record(
+        device="cuda:0",
         phases={
             "forward": PhaseBytes(allocated=600 * MIB, reserved=700 * MIB, device=700 * MIB + context),
             "backward": PhaseBytes(allocated=900 * MIB, reserved=1000 * MIB, device=960 * MIB + context),
@@ -27,7 +26,7 @@ def measured(*, device_name: str = H100, others_bytes: int | None = None, contex
         conditions=(Conditions(at_seconds=1.0, others_bytes=others_bytes),),
     )
     environment = msgspec.structs.replace(record.environment, device_name=device_name)
-    return msgspec.structs.replace(record, readings=readings, environment=environment)
+    return msgspec.structs.replace(record, environment=environment)
 
 
 @pytest.mark.parametrize(("others_bytes", "context"), [(None, {"context": 500 * MIB}), (GIB, {})])

@@ -62,8 +62,7 @@ def test_a_page_tells_what_ran_at_the_peak_unless_all_is_hidden(tmp_path):
         phases=(("forward", 0), ("backward", 3)), nbytes=nbytes, operator="aten.mm", module="secret.0",
         modules={"secret.0": 40, "secret.1": 30},
     )  # fmt: skip
-    readings = replace(make.record().readings, timeline=timeline)
-    found = examples.run(tmp_path / "run", [make.record(readings=readings)])
+    found = examples.run(tmp_path / "run", [make.record(timeline=timeline)])
 
     shown, unnamed = text(page(found)), text(page(found, redact="all"))
 
@@ -119,9 +118,9 @@ def test_all_hides_devices_options_the_command_and_failures_and_measurements_sta
     """What the default hides, tests/test_issue_block.py holds."""
     mine, other = (Choice(f"{name}/train.py:make:layers=3") for name in ("alice/secret", "bob"))
     records = [
-        make.record("none", peak=90 * MIB, case=make.case("none", model=mine), environment=examples.ENVIRONMENT),
-        make.record("none", peak=70 * MIB, case=make.case("none", model=other)),
-        make.failed("all", "failed", "RuntimeError: no layers", case=make.case("all", model=mine)),
+        make.record("none", peak=90 * MIB, model=mine, environment=examples.ENVIRONMENT),
+        make.record("none", peak=70 * MIB, model=other),
+        make.failed("all", "failed", "RuntimeError: no layers", model=mine),
     ]
 
     html = page(examples.run(tmp_path / "private name", records), redact="all")

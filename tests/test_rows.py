@@ -15,8 +15,8 @@ def test_a_row_is_compared_with_the_same_case_without_checkpointing():
     none = make.record("none", peak=100 * MIB, seconds=(0.10, 0.10))
     half = make.record("segments:k=2", peak=50 * MIB, seconds=(0.125, 0.125))
     wrong = make.record("all", peak=1, seconds=(0.01,), outcome="invalid")
-    other = make.record("none", peak=1 * MIB, case=make.case("none", batch_size=1), seconds=(0.0, 0.0))
-    alone = make.record("all", case=make.case("all", batch_size=2))
+    other = make.record("none", peak=1 * MIB, batch_size=1, seconds=(0.0, 0.0))
+    alone = make.record("all", batch_size=2)
 
     _, of_no_time, row, invalid, without = rows([none, other, half, wrong, alone])
 
@@ -43,12 +43,9 @@ def test_rounds_are_compared_within_a_round_so_that_drift_cancels():
 
 def test_steps_are_shown_by_their_ratio_to_plain_steps_that_alternated_with_them():
     """Of a process that was slower as a whole: its medians lie 31 % apart, its pairs say -16 %."""
-    readings = msgspec.structs.replace(
-        make.record().readings, step_seconds=(1.31,) * 8, plain_step_seconds=(1.31 / 0.84,) * 8
-    )
-    records = [make.record("none", seconds=(1.0,) * 8), make.record("all", readings=readings)]
+    paired = make.record("all", seconds=(1.31,) * 8, plain_step_seconds=(1.31 / 0.84,) * 8)
 
-    none, row = rows(records)
+    none, row = rows([make.record("none", seconds=(1.0,) * 8), paired])
 
     assert (none.shown_seconds, row.step_seconds) == (1.0, 1.31)
     assert row.time_ratio == row.shown_seconds == pytest.approx(0.84)
@@ -136,9 +133,9 @@ def test_the_frontier_is_what_its_definition_says(points):
 
 def test_a_prediction_is_held_against_the_measurement_of_its_kind_of_device():
     records = [
-        make.record("none", peak=100, case=make.case("none", device="cuda:0")),
-        make.record("none", peak=110, case=make.case("none", device="fake:cuda")),
-        make.record("all", peak=50, case=make.case("all", device="fake:cuda")),
+        make.record("none", peak=100, device="cuda:0"),
+        make.record("none", peak=110, device="fake:cuda"),
+        make.record("all", peak=50, device="fake:cuda"),
     ]
 
     assert [row.prediction_error for row in rows(records)] == [110 / 100 - 1, 110 / 100 - 1, None]

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,13 +87,6 @@ for weight in raw_model.parameters():
 """
 
 
-def rehearsed_code(name, label):
-    """How a script ends on a hollow T4 under a label, and the code for that."""
-    asked = Asked(words=(sys.executable, name), gpus=parse("rehearse:t4"), strategy=label)
-    end = launch.run(asked, stdout=2)
-    return end, fit_command.code(fit_command.Way.of(label, Variant.of(end, asked, {}), end), "python")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("label", PASTED)
 def test_a_script_with_its_code_or_its_label_takes_the_bytes_of_the_row_and_trains_as_without(
@@ -102,7 +96,9 @@ def test_a_script_with_its_code_or_its_label_takes_the_bytes_of_the_row_and_trai
     edited(folder / "nanogpt_like.py", ("= 256, 2, 4, 128", "= 2048, 2, 4, 128"), *PASTED[label])
     text = (folder / "nanogpt_like.py").read_text()
 
-    end, code = rehearsed_code("nanogpt_like.py", label)
+    asked = Asked(words=(sys.executable, "nanogpt_like.py"), gpus=parse("rehearse:t4"), strategy=label)
+    end = launch.run(asked, stdout=2)
+    code = fit_command.code(fit_command.Way.of(label, Variant.of(end, asked, {}), end), "python")
     (row,) = end.processes
     assert "profiler" not in code
     before, after = text.split("raw_model = model\n")
@@ -120,29 +116,6 @@ def test_a_script_with_its_code_or_its_label_takes_the_bytes_of_the_row_and_trai
     assert own == pytest.approx(printed, rel=1e-5)
     assert under == pytest.approx(printed, rel=1e-5)
     assert fates == [""]
-
-
-NORMS = """
-import torch
-from torch import nn
-model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(4))).cuda()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for step in range(3):
-    model(torch.randn(4, 8, device="cuda")).square().mean().backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.slow
-def test_the_code_of_a_script_mends_the_statistics_of_batchnorm(hollow, here):
-    """What the mended code computes: test_emit.py."""
-    (here / "norms.py").write_text(NORMS)
-
-    end, code = rehearsed_code("norms.py", "all")
-
-    (split,) = (row["split"] for row in end.rows if row["kind"] == "applied")
-    assert "_repair_batchnorm(model)" in code
-    assert "BatchNorm updates its statistics again" in split
 
 
 TRAINS = """
@@ -387,6 +360,9 @@ def test_applying_leaves_no_trace_and_gradients_as_they_are(strategy):
     made = applying.apply(model, (x,), {"scale": 2.0}, strategy)
 
     assert made["why"] is None
+    assert "BatchNorm updates its statistics again" in made["split"]
+    code = fit_command.code(SimpleNamespace(changed=[made["code"]], plan=None, label=strategy), "python")
+    assert "_repair_batchnorm(model)" in code  # what this computes: test_emit.py
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert (model.calls, model.seen) == (0, [])

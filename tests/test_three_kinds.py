@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.text import Text as Drawn
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 import profiler
 from profiler import views
@@ -17,7 +17,7 @@ from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.core.record import Readings, Record
+from profiler.core.record import Record
 from profiler.planning.simulator import Cost, Way
 from profiler.runs import store
 from profiler.runs.merge import merge
@@ -48,16 +48,10 @@ def record(kind: str, strategy: str = "none", *, on: str = REHEARSED_ON[0]) -> R
     device = {"measured": MEASURED_ON, "rehearsed": on, "predicted": "fake:h100"}[kind]
     name = f"Hollow {H100}" if kind == "rehearsed" else H100
     peak = PEAKS[kind] // (1 if strategy == "none" else 2)
-    made = make.record(
-        strategy,
-        peak=peak,
-        saved=peak // 2,
-        case=make.case(strategy, device=device),
-        environment=replace(examples.ENVIRONMENT, device_name=name, device_bytes=1000 * MIB),
-    )
-    times = {field.name: field.default for field in fields(Readings) if field.name.endswith("_seconds")}
-    untimed = replace(made.readings, **times) if kind == "rehearsed" else made.readings
-    return replace(made, readings=untimed, equality=made.equality if kind == "measured" else None)
+    environment = replace(examples.ENVIRONMENT, device_name=name, device_bytes=1000 * MIB)
+    missing = {"equality": None} if kind != "measured" else {}
+    missing |= make.UNTIMED if kind == "rehearsed" else {}
+    return make.record(strategy, peak=peak, saved=peak // 2, device=device, environment=environment, **missing)
 
 
 def records(*kinds: str, on: str = REHEARSED_ON[0]) -> list[Record]:

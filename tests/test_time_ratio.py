@@ -6,7 +6,6 @@ from itertools import combinations, permutations
 from math import exp, log, sqrt
 from statistics import median
 
-import msgspec
 import pytest
 from scipy import stats as peer
 
@@ -216,9 +215,8 @@ def paired_record(draw: random.Random, name: str, slower: float, noise: float, n
     )
     waits = 0.3 * (draw.random() < 0.5)  # a core that others use too: every fourth step waits
     with_it, without = (tuple(one + waits * (draw.random() < 0.25) for one in steps) for steps in (held, plain_held))
-    made = make.record(name, seconds=with_it, **fields)
     steps = {"plain_step_seconds": without, "processor_seconds": held, "plain_processor_seconds": plain_held}
-    return msgspec.structs.replace(made, readings=msgspec.structs.replace(made.readings, **steps))
+    return make.record(name, seconds=with_it, **steps, **fields)
 
 
 def generated(seed: int) -> tuple[Row, ...]:

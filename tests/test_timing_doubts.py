@@ -34,8 +34,7 @@ def test_a_median_that_is_less_sure_than_was_asked_for_says_what_helps():
     one = record(processor_seconds=(0.01,) * len(CALM))
     threads = msgspec.structs.replace(one, environment=msgspec.structs.replace(one.environment, num_threads=2))
     rounds = [record(seconds=(*WIDE[:4], 0.1, 0.1), round=number, sampling=Sampling()) for number in (1, 2, 3)]
-    single = record(seconds=(1.0,), sampling=Sampling())
-    predicted = msgspec.structs.replace(single, case=msgspec.structs.replace(single.case, device="fake:cpu"))
+    single, predicted = (record(seconds=(1.0,), sampling=Sampling(), device=device) for device in ("cpu", "fake:cpu"))
 
     found = notes(record(**asked))
 
@@ -176,9 +175,7 @@ def test_busy_cores_are_told_from_a_tenth_of_all(series, words):
 
 
 def timed(strategy, clocks, *, round=1, seconds=(1.0, 2.0, 4.0)):
-    record = make.record(strategy, seconds=seconds, round=round)
-    conditions = tuple(moment(clock) for clock in clocks)
-    return msgspec.structs.replace(record, readings=msgspec.structs.replace(record.readings, conditions=conditions))
+    return make.record(strategy, seconds=seconds, round=round, conditions=tuple(map(moment, clocks)))
 
 
 def clocked(*rounds, baseline=((1000,), (1000,))):

@@ -17,7 +17,7 @@ RECORDS = [
     make.record("segments:k=2", peak=50 * MIB, saved=30 * MIB, seconds=(0.2, 0.2, 0.6)),
     make.failed("segments:k=400", "skipped", "301 blocks cannot be cut into 400 segments"),
 ]
-PREDICTED = make.record("all", peak=40 * MIB, saved=20 * MIB, case=make.case("all", device="fake:cuda"))
+PREDICTED = make.record("all", peak=40 * MIB, saved=20 * MIB, device="fake:cuda")
 
 
 @pytest.fixture

@@ -55,15 +55,14 @@ def longest() -> Explanation:
 
 def _samples() -> list[Table]:
     """Of one, how far its median is known; of the other also how its warm-up went and why its rounds ended."""
-    noisy = make.record(
-        case=make.case("segments:k=2", sampling=Sampling(precision_target=0.02)),
-        seconds=tuple(0.1 + 0.013 * (step % 7) for step in range(23)),
-    )
+    seconds = tuple(0.1 + 0.013 * (step % 7) for step in range(23))
+    noisy = make.record("segments:k=2", sampling=Sampling(precision_target=0.02), seconds=seconds)
     rounds = [
-        make.record("none", case=make.case("none", sampling=Sampling()), round=number, readings=replace(
-            make.record(seconds=(0.1 * number, 0.2, 0.3)).readings, warmup_seconds=warmup, stopped=stopped))
+        make.record(
+            sampling=Sampling(), round=number, seconds=(0.1 * number, 0.2, 0.3), warmup_seconds=warmup, stopped=stopped
+        )
         for number, warmup, stopped in ((1, (0.9, 0.5, 0.4), "seconds"), (2, (0.8, 0.6), "target"))
-    ]  # fmt: skip
+    ]
     return details.samples(rows([*rounds, noisy, make.failed("all", "skipped", "not here")]))
 
 
@@ -105,7 +104,7 @@ def three_runs() -> Comparison:
     )
 
 
-MODELS = examples.sweep((2,), device="fake:cuda") + examples.sweep((4,), model="mlp:width=4096")
+MODELS = examples.sweep((2,), device="fake:cuda") + examples.sweep((4,), model=Choice("mlp:width=4096"))
 VIEWS: dict[str, Callable[[], list[Table]]] = {
     "troubled": lambda: main(rows(examples.troubled())),
     "models": lambda: main(rows(MODELS)),
@@ -150,10 +149,7 @@ def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
 
 
 def test_a_baseline_without_a_time_is_no_baseline_of_times():
-    record = make.record("none")
-    untimed = replace(record, readings=examples.untimed_readings(record.readings))
-
-    found = group_table(rows([untimed, make.record("all")]))
+    found = group_table(rows([make.record("none", **make.UNTIMED), make.record("all")]))
 
     heads = {column.label: column.cells[0] for column in found.columns}
     assert "time against none" not in heads
