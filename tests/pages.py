@@ -77,7 +77,10 @@ def _options(name: str) -> list[tuple[str, str]]:
 
 
 def _structs() -> Iterator[str]:
-    for struct in _stored():
+    """The structs of a run folder, in the order in which they hold each other."""
+    kinds = "".join(repr(msgspec.inspect.type_info(struct)) for struct in (Manifest, Record))
+    for module, name in dict.fromkeys(re.findall(r"StructType\(cls=<class '([\w.]+)\.(\w+)'>", kinds)):
+        struct = getattr(sys.modules[module], name)
         source, _ = inspect.getsourcelines(struct)
         yield f"## {struct.__name__}\n\n{' '.join((inspect.getdoc(struct) or '').split())}\n"
         (found,) = ast.parse("".join(source)).body
@@ -89,13 +92,6 @@ def _structs() -> Iterator[str]:
                 about = " ".join(line.partition("  # ")[2].split())
                 yield f"- {named}: {about}" if about else f"- {named}"
         yield ""
-
-
-def _stored() -> list[type]:
-    """The structs of a run folder, in the order in which they hold each other."""
-    kinds = "".join(repr(msgspec.inspect.type_info(struct)) for struct in (Manifest, Record))
-    names = dict.fromkeys(re.findall(r"StructType\(cls=<class '([\w.]+)\.(\w+)'>", kinds))
-    return [getattr(sys.modules[module], name) for module, name in names]
 
 
 def _plain(annotation: ast.expr) -> str:

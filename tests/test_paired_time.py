@@ -47,20 +47,15 @@ def read(device: Switched, **how: Any) -> dict[str, Any]:
 def test_steps_with_and_without_alternate_in_the_order_that_is_drawn():
     device = Switched()
 
-    found = read(device)
+    found, longer = read(device), read(Switched(), warmup=3)
 
+    assert (len(longer["warmup_seconds"]), len(longer["plain_warmup_seconds"])) == (3, 1)
     assert found["step_seconds"] == (1.5,) * 8
     assert found["plain_step_seconds"] == (1.0,) * 8
     assert (found["warmup_seconds"], found["plain_warmup_seconds"]) == ((1.5,), (1.0,))
     pairs = list(zip(device.order[SETTLING::2], device.order[SETTLING + 1 :: 2], strict=True))
     assert pairs == [tuple(place == 1 for place in step_order(number)) for number in range(8)]
     assert device.is_on  # as it was
-
-
-def test_a_first_step_without_the_strategy_is_one_of_the_warm_up_steps():
-    found = read(Switched(), warmup=3)
-
-    assert (len(found["warmup_seconds"]), len(found["plain_warmup_seconds"])) == (3, 1)
 
 
 def test_all_pairs_count_where_fewer_than_six_had_a_core():

@@ -22,17 +22,13 @@ MIB = 2**20
 CHAIN = with_modules(read(FOLDER / "hetero12.stages.json"))
 FRONTIER = frontier(CHAIN)
 BUDGET = 848 * MIB
-
-
 Answer = Callable[[Plan], int | None]
 
 
 class Scripted:
     """An engine that answers with the peaks that it is told for each plan; it keeps what it was asked."""
 
-    def __init__(
-        self, traced: Callable[[Plan], int | None], measured: Callable[[Plan], int | None] | None = None
-    ) -> None:
+    def __init__(self, traced: Answer, measured: Answer | None = None) -> None:
         self.answers = {True: traced, False: measured or traced}
         self.asked: list[tuple[bool, str]] = []
 

@@ -14,7 +14,6 @@ from profiler.runs import reference, reference_folder, reference_names, store
 from profiler.runs.merge import validate
 
 ROOT = Path(__file__).parents[1]
-FILES = [reference_folder() / name / file for name in reference_names() for file in ("manifest.json", "trials.jsonl")]
 MACHINE = re.compile(rf"/home/|/root/|/tmp/|/work/|C:\\\\Users|\b{re.escape(platform.node() or '-')}\b")
 
 

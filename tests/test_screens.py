@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from profiler.cli import COMMANDS, answer
 from profiler.core import device_choice
-from profiler.core.record import Environment
 from profiler.views.tables import columns
 from profiler.views.tables.progress import Follow
 from tests import examples, golden_files, make
@@ -56,11 +55,8 @@ def reader(here: Path, shared: None, monkeypatch: pytest.MonkeyPatch) -> None:
         examples.run(here / "results" / name, [make.record("none"), make.record("all")])
     for module, name in ((columns, "environment_of"), (device_choice, "environment")):
         found = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *words, found=found: fixed(found(*words)))
-
-
-def fixed(environment: Environment | None) -> Environment | None:
-    return environment and replace(environment, torch=examples.ENVIRONMENT.torch)
+        fixed = {"torch": examples.ENVIRONMENT.torch}
+        monkeypatch.setattr(module, name, lambda *words, found=found: (one := found(*words)) and replace(one, **fixed))
 
 
 def screen(name: str, width: int, monkeypatch: pytest.MonkeyPatch, *, color: str = "always") -> str:

@@ -68,17 +68,13 @@ ENDINGS = {
 }
 
 
-def kept(variants, path):
-    return script.keep(variants, output=path, started=datetime.now(UTC))
-
-
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A function that makes the folder of variants below the working folder, and returns its name."""
     monkeypatch.chdir(tmp_path)
 
     def make(variants, name="one"):
-        return str(kept(variants, tmp_path / name).name)
+        return str(script.keep(variants, output=tmp_path / name, started=datetime.now(UTC)).name)
 
     return make
 

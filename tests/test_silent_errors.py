@@ -61,20 +61,13 @@ def test_a_baseline_that_looks_alike_and_is_right_is_ok(build, fields):
     assert measured(build, **fields).outcome == "ok"
 
 
-def squared(weight: nn.Parameter) -> torch.Tensor:
-    """The loss is the square of each weight: its gradient is twice the weight, in any arithmetic."""
-    return (weight**2).sum()
+SQUARES = {  # the gradient is twice the weight, in any arithmetic
+    "plain": lambda weight: (weight**2).sum(),
+    "not to be run in double": lambda weight: (torch.eye(3) @ weight).square().sum(),  # with a part in its own type
+}
 
 
-def mixed(weight: nn.Parameter) -> torch.Tensor:
-    """The same where half of the forward is in a type of its own, so that it cannot be run in double."""
-    return (EYE @ weight).square().sum()
-
-
-EYE = torch.eye(3)
-
-
-@pytest.mark.parametrize("square", [squared, mixed])
+@pytest.mark.parametrize("square", SQUARES.values(), ids=SQUARES)
 def test_of_two_gradients_the_one_is_chosen_that_the_loss_has_and_neither_where_it_has_neither(square):
     case = make.case(model=Choice("own"), batch_size=None)
 

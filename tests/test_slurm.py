@@ -111,10 +111,6 @@ class Cluster(Slurm):
         return [(str(one.case.strategy), one.round, one.outcome) for one in self.run(self.plan, ())]
 
 
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_what_a_job_leaves_undone_has_crashed_and_the_next_call_goes_on_in_its_shard(run, monkeypatch):
     first, second = Cluster(run), Cluster(run, jobs=4)
     plan = first.plan
@@ -165,7 +161,7 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, tmp_path, monkeypatch
     with engines.connect(asked, stage_seconds=PATIENCE_SECONDS) as engine:
         engine.settings["slurm_additional_parameters"] = {"nice": 10}
         records = workflow.run_owed(engine, store.load(run))
-        monkeypatch.setattr("profiler.engines.slurm.time.sleep", interrupted)
+        monkeypatch.setattr("profiler.engines.slurm.time.sleep", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             next(records)
 

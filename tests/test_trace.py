@@ -132,51 +132,30 @@ INSTRUCTIONS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(INSTRUCTIONS)
 def test_random_programs_hold_what_a_plain_interpreter_counts(program):
-    expected = interpret(program)
+    values: list[tuple[torch.Tensor, int]] = []  # each with the number of its storage, which lives as long as one does
+    sizes: list[int] = []  # of the storages, in bytes
+    found, expected = [], []
 
-    with fake_tensors():
-        tracer = FakeTracer(nn.Identity())
+    with fake_tensors(), FakeTracer(nn.Identity()) as tracer:
         tracer.phase = "forward"
-        with tracer:
-            found = run(program, tracer)
+        for word, one, other in program:
+            at = one % len(values) if values else 0
+            if word == "make":
+                values.append((torch.empty(one + 1), len(sizes)))
+                sizes.append(4 * (one + 1))
+            elif values and word == "add":
+                values.append((values[at][0].flatten()[:1] + 1, len(sizes)))
+                sizes.append(4)
+            elif values and word == "view":
+                values.append((values[at][0].view(-1), values[at][1]))
+            elif values and word == "write":
+                values[at][0].mul_(other)
+            elif values and word == "drop":
+                del values[at]
+            found.append(sum(life.nbytes for life in tracer.blocks.lives if life.died is None))
+            expected.append(sum(sizes[storage] for storage in {storage for _, storage in values}))
 
     assert found == expected
-
-
-def run(program, tracer) -> list[int]:
-    """The live bytes that the tracer has after each instruction."""
-    values: list[torch.Tensor] = []
-    held = []
-    for word, one, other in program:
-        if word == "make":
-            values.append(torch.empty(one + 1))
-        elif values and word == "add":
-            values.append(values[one % len(values)].flatten()[:1] + 1)
-        elif values and word == "view":
-            values.append(values[one % len(values)].view(-1))
-        elif values and word == "write":
-            values[one % len(values)].mul_(other)
-        elif values and word == "drop":
-            del values[one % len(values)]
-        held.append(sum(life.nbytes for life in tracer.blocks.lives if life.died is None))
-    return held
-
-
-def interpret(program) -> list[int]:
-    """The same by names and sizes: a storage lives as long as a name or a view of it."""
-    values: list[int] = []  # the storage of each value
-    sizes: dict[int, int] = {}
-    held = []
-    for word, one, _ in program:
-        if word == "make" or (values and word == "add"):
-            sizes[len(sizes)] = 4 * (one + 1) if word == "make" else 4
-            values.append(len(sizes) - 1)
-        elif values and word == "view":
-            values.append(values[one % len(values)])
-        elif values and word == "drop":
-            del values[one % len(values)]
-        held.append(sum(sizes[storage] for storage in set(values)))
-    return held
 
 
 # --- what a forward frees is told apart from what it saves: the numbers are worked out by hand

@@ -1,6 +1,5 @@
 """What comes down the channel of results and is none: bytes of any kind, lies, too much."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from profiler.core.case import encode
-from profiler.core.record import Record
+from profiler.core.record import Built, Record
 from profiler.engines.child import Child, Ended
 from profiler.engines.local import _record_of_end
 from tests import make
@@ -25,12 +24,8 @@ def line(record: Any) -> bytes:
 
 
 def altered(**fields: Any) -> bytes:
-    """The good record with other fields, as it is sent."""
-    return line(json.loads(encode(GOOD)) | fields)
-
-
-def of_readings(**fields: Any) -> bytes:
-    return altered(readings=json.loads(encode(GOOD.readings)) | fields)
+    """A good record with other fields, as it is sent."""
+    return line(make.record(case=TRIAL.case, **fields))
 
 
 def believed(sent: bytes, log: Path | None = None) -> Record:
@@ -50,9 +45,9 @@ def believed(sent: bytes, log: Path | None = None) -> Record:
         (line(GOOD)[:100], "Input data was truncated"),
         (line(GOOD) + line(GOOD), "it sent 2 lines"),
         (altered(round=2), "it is of another trial"),
-        (of_readings(saved_bytes=-1), "saved_bytes is -1"),
-        (of_readings(saved_bytes=101 * make.MIB), "the peak of 100 MiB is below the saved 101 MiB"),
-        (altered(built={"num_parameters": -1, "num_blocks": 3, "data": "synthetic"}), "built.num_parameters is -1"),
+        (altered(saved_bytes=-1), "saved_bytes is -1"),
+        (altered(saved_bytes=101 * make.MIB), "the peak of 100 MiB is below the saved 101 MiB"),
+        (altered(built=Built(num_parameters=-1, num_blocks=3, data="synthetic")), "built.num_parameters is -1"),
     ],
 )
 def test_fault_22_what_is_no_result_or_a_lie_is_a_failed_trial_and_its_bytes_are_in_the_log(tmp_path, sent, why):
