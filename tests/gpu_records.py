@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
-
 from profiler.analysis.rows import rows
 from profiler.core.record import Conditions, Record
 from tests import make
@@ -15,13 +13,6 @@ WELL = Conditions(at_seconds=0.0, clock_hertz=1.98e9, highest_clock_hertz=1.98e9
 
 def record(strategy: str = "none", *, seconds: tuple[float, ...] = CALM, **told) -> Record:
     return make.record(strategy, seconds=seconds, **told)
-
-
-def on_a_gpu(one: Record, *, total: int, device: str = "cuda:0") -> Record:
-    """The same on a device of so many bytes."""
-    case = msgspec.structs.replace(one.case, device=device)
-    environment = msgspec.structs.replace(one.environment, device_bytes=total)
-    return msgspec.structs.replace(one, case=case, environment=environment)
 
 
 def notes(*records: Record) -> dict[str, str]:

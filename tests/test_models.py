@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from profiler.core.case import Choice, Trial
-from profiler.measuring.trial import measure
 from profiler.training.models import built_in
-from tests import make
 from tests.conftest import measured
 from tests.families import FAMILIES
 from tests.mnist_files import write_mnist
@@ -109,10 +106,7 @@ def family(model: str) -> str:
     ],
 )
 def test_a_family_is_built_its_blocks_found_and_its_gradients_are_equal(model):
-    none = measured(model, "none", batch_size=2, passes=("equality",))
-
-    case = make.case("all", model=Choice(model), batch_size=2)
-    record = measure(Trial(case=case, passes=("equality", "memory"), digests=none.equality.digests))
+    record = measured(model, "all", batch_size=2, passes=("equality", "memory"))
 
     assert record.outcome == "ok"
     assert record.built.num_blocks == BLOCKS[family(model)]

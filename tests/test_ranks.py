@@ -1,7 +1,5 @@
 """Several ranks that train one model: what each holds, how long a step takes, and whether their gradients are right."""
 
-from functools import cache
-from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -15,7 +13,6 @@ from profiler.core.record import RankBytes, Readings
 from profiler.core.units import MIB
 from profiler.measuring.meters import time
 from profiler.measuring.ranks import Group
-from profiler.training.assemble import assemble
 from tests import make, program
 from tests.plans import written
 from tests.program import PATIENCE_SECONDS, Started
@@ -66,32 +63,6 @@ def test_every_strategy_trains_with_ranks_and_has_the_gradients_of_none(records,
     assert len(readings.ranks) == 2
     assert readings.peak_bytes == max(rank.peak_bytes for rank in readings.ranks)
     assert list(impossible(record, None)) == []
-
-
-@cache
-def sizes(model):
-    """Bytes of all parameters, of the largest part that one of two ranks has, and how many there are."""
-    every = list(assemble(make.case(model=Choice(MODELS[model][0]), batch_size=2)).workload.module.parameters())
-    part = 4 * sum(ceil(p.shape[0] / 2) * p[0].numel() for p in every)
-    return 4 * sum(parameter.numel() for parameter in every), part, len(every)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("one", STRATEGIES)
-@pytest.mark.parametrize("model", MODELS)
-def test_with_ddp_each_rank_holds_the_whole_model_and_with_fsdp2_its_part_and_nothing_gathered(records, model, one):
-    whole, part, number = sizes(model)
-
-    for rank in records[model, "ddp", one].readings.ranks:
-        held = rank.static_bytes
-        assert held["parameters"] == held["gradients"] == held["communication buckets"] == whole
-        assert rank.gathered_bytes is None
-    for rank in records[model, "fsdp2", one].readings.ranks:
-        held = rank.static_bytes
-        assert held["parameters"] == held["gradients"] == part
-        assert 2 * part <= held["optimizer"] < 2 * part + 8 * number  # Adam counts steps
-        assert held["gathered parameters"] == 0
-        assert part < rank.gathered_bytes + part <= whole + part
 
 
 @pytest.mark.nightly

@@ -40,15 +40,9 @@ def test_a_run_of_the_real_program_has_a_row_a_case_and_its_folder_holds_no_more
 
     assert done.returncode == 0
     assert row_names(done.stdout) == ["none", "segments:k=1", "segments:k=2", "segments:k=8"]
-    assert [line.partition(": ")[0] for line in done.stderr.splitlines() if line.startswith("[")] == [
-        "[1/8] mlp none round 1",
-        "[2/8] mlp segments:k=1 round 1",
-        "[3/8] mlp segments:k=2 round 1",
-        "[4/7] mlp segments:k=8 round 1",  # it has no second round
-        "[5/7] mlp segments:k=2 round 2",
-        "[6/7] mlp segments:k=1 round 2",
-        "[7/7] mlp none round 2",
-    ]
+    told = [line.partition(": ")[0] for line in done.stderr.splitlines() if line.startswith("[")]
+    assert [line.split()[0] for line in told] == ["[1/8]", "[2/8]", "[3/8]", "[4/7]", "[5/7]", "[6/7]", "[7/7]"]
+    assert told[3:5] == ["[4/7] mlp segments:k=8 round 1", "[5/7] mlp segments:k=2 round 2"]  # k=8 has no second round
     assert not {"\x1b", "\r"} & set(done.stderr)
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files - {f"logs/{record.case.id}-{record.round}.log" for record in records(folder)} == {

@@ -53,9 +53,9 @@ def reader(here: Path, shared: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with two runs, and a torch whose version stays."""
     for name in ("20261120T174900Z-mlp-3fa9c1", "20261120T174901Z-mlp-77ab02"):
         examples.run(here / "results" / name, [make.record("none"), make.record("all")])
+    fixed = {"torch": examples.ENVIRONMENT.torch}
     for module, name in ((columns, "environment_of"), (device_choice, "environment")):
         found = getattr(module, name)
-        fixed = {"torch": examples.ENVIRONMENT.torch}
         monkeypatch.setattr(module, name, lambda *words, found=found: (one := found(*words)) and replace(one, **fixed))
 
 

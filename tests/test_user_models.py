@@ -34,15 +34,13 @@ def choice(name: str, **options: object) -> Choice:
 
 @pytest.mark.parametrize("name", FACTORIES)
 def test_every_strategy_gives_a_users_model_its_gradients_or_says_why_not(name):
-    digests = measured(choice(name), "none", batch_size=None, passes=("equality",)).equality.digests
     for strategy in STRATEGIES:
-        case = make.case(strategy, model=choice(name), batch_size=None)
         if name in REASONS and strategy in ("segments:k=2", "recursive"):
             with pytest.raises(Unsupported, match=REASONS[name]):
-                measure(Trial(case=case, passes=()))
+                measured(choice(name), strategy, batch_size=None, passes=())
             continue
 
-        record = measure(Trial(case=case, passes=("equality", "flops"), digests=digests))
+        record = measured(choice(name), strategy, batch_size=None, passes=("equality", "flops"))
 
         assert record.outcome == "ok", (strategy, record.detail)
         assert record.equality.gradients_equal, strategy

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from profiler.core.case import Trial
@@ -12,7 +13,7 @@ from profiler.engines import local
 from profiler.engines.child import Ended
 from profiler.engines.local import SLACK_BYTES, Local
 from tests import make
-from tests.gpu_records import notes, on_a_gpu, record
+from tests.gpu_records import notes, record
 from tests.make import MIB
 
 
@@ -59,6 +60,7 @@ def test_fault_49_memory_is_waited_for_where_a_child_was_killed(monkeypatch, hel
 
 
 def test_fault_64_more_than_the_device_has_is_said_to_be_spilled():
+    environment = msgspec.structs.replace(make.record().environment, device_bytes=8192 * MIB)
     for held, device, is_spilled in ((9216, "cuda:0", True), (8192, "cuda:0", False), (9216, "cpu", False)):
-        found = notes(on_a_gpu(record(reserved_bytes=held * MIB), total=8192 * MIB, device=device))
+        found = notes(record(reserved_bytes=held * MIB, device=device, environment=environment))
         assert ("GCP032" in found) == is_spilled  # on a CPU the host swaps

@@ -16,9 +16,6 @@ from profiler.views import export
 from profiler.workflows import spec
 from profiler.workflows.spec import Request
 
-QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
-RUN = ("run", "--model", "mlp", "--segments", "2", *QUICK, "-o", "run")
-
 
 @given(st.text(max_size=20) | st.from_regex(r"[-0-9.,:xe ]{0,12}", fullmatch=True))
 @example("1e9")
@@ -100,7 +97,8 @@ def test_fault_60_a_run_without_matplotlib_is_measured_shown_and_kept(here, shar
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
 
-    assert answer(RUN) == 0
+    words = "run --model mlp --segments 2 --device cpu --rounds 1 --samples 1 --warmup 0 -o run"
+    assert answer(words.split()) == 0
 
     out, err = capsys.readouterr()
     assert "segments:k=2" in out
