@@ -174,10 +174,6 @@ def lossy() -> dict[str, Facts]:
     return compared(build, ways, partial(through, call=lambda block, value: block(value)))
 
 
-def hooked() -> dict[str, Facts]:
-    return compared(hooks.hooked, {"all": chain("layers", scale=0.7), "first:n=2": chain("layers", count=2, scale=0.7)})
-
-
 def kept(factory: str) -> dict[str, Facts]:
     build = getattr(keeps, factory)
     found = compared(build, {"all": chain()})
@@ -207,11 +203,6 @@ def routed() -> dict[str, Facts]:
     """Under `all` each expert's load is counted in the forward and in the recompute."""
     found = compared(experts.make, {"all": chain()})
     return with_facts(found, all={"buffers_difference": 1 / 2, "GCP004": "(0.load, 1.load, 2.load)"})
-
-
-def data_dependent() -> dict[str, Facts]:
-    """How many rows a mask of the data gathers, only the data tell."""
-    return {"none": {"outcome": "skipped", "detail": "depends on its data (aten.nonzero"}}
 
 
 # --- bytes
@@ -257,6 +248,8 @@ ELSEWHERE, BASELINE, PACKED = "1 numbers from elsewhere", "2 a broken baseline",
 HOOKS, SECOND, OVERLOOKED = "4 hooks", "5 the second step", "6 what is compared"
 FREED, CAUSES, ROUTED = "7 what a forward frees", "8 causes by name", "9 experts"
 BOTH = ("none", "all")
+HOOKED = {"all": chain("layers", scale=0.7), "first:n=2": chain("layers", count=2, scale=0.7)}
+GATHERED: dict[str, Facts] = {"none": {"outcome": "skipped", "detail": "depends on its data (aten.nonzero"}}
 CASES = (
     *(
         Step(ELSEWHERE, f"draws.py:make:source={source}", BOTH, partial(drawn, source, name))
@@ -273,7 +266,7 @@ CASES = (
     Step(BASELINE, "overwritten.py:on_ctx", BOTH, written_over),
     Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed),
     Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed, is_predicted=True),
-    Step(HOOKS, "hooks.py:hooked", ("none", "all", "first:n=2"), hooked),
+    Step(HOOKS, "hooks.py:hooked", ("none", "all", "first:n=2"), partial(compared, hooks.hooked, HOOKED)),
     *(Step(SECOND, f"keeps.py:{factory}", BOTH, partial(kept, factory)) for factory in ("counting", "averaging")),
     *(
         Step(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(overlooked, kind))
@@ -284,7 +277,7 @@ CASES = (
     Step(CAUSES, "causes.py:cached", BOTH, fails),
     Step(CAUSES, "causes.py:squaring", ("all",), on_ctx),
     Step(ROUTED, "experts.py:make", BOTH, routed),
-    Step(ROUTED, "data_dependent.py:positive", ("none",), data_dependent, is_predicted=True),
+    Step(ROUTED, "data_dependent.py:positive", ("none",), lambda: GATHERED, is_predicted=True),
 )
 
 

@@ -21,10 +21,6 @@ def trial(strategy="none", **options):
     return Trial(case=case, passes=("memory",))
 
 
-def peak(strategy):
-    return predict(trial(strategy)).readings.peak_bytes
-
-
 @pytest.mark.slow
 def test_the_stages_of_a_model_with_checkpoints_are_those_of_the_model_without():
     with_own, without = (stages(trial(own=own)) for own in ("true", "false"))
@@ -37,7 +33,7 @@ def test_the_stages_of_a_model_with_checkpoints_are_those_of_the_model_without()
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_where_no_plan_fits_and_the_models_own_checkpoints_do_that_is_said_with_its_bytes(here, capsys):
-    own, every = peak("own"), peak("all")
+    own, every = (predict(trial(strategy)).readings.peak_bytes for strategy in ("own", "all"))
     assert own < every
     words = ["plan", MODEL, "--blocks", BLOCKS, "--device", "cpu", "--budget", f"{own + 1000}B", "--json"]
 

@@ -102,10 +102,9 @@ def test_the_policy_allows_this_style_and_this_script_by_hash_and_nothing_else(r
     "words", ["</script><script>alert(1)</script><b>", '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }}"]
 )
 def test_hostile_words_are_only_ever_text(tmp_path, words):
-    case = make.case(words, model=Choice(words))
-    none = make.record("none", case=replace(case, strategy=Choice("none")))
-    named = make.record(words, case=case, notes=(Note(code=words, text=words),))
-    broken = make.failed("x", "failed", words, case=replace(case, strategy=Choice("x")))
+    none = make.record(model=Choice(words))
+    named = make.record(words, model=Choice(words), notes=(Note(code=words, text=words),))
+    broken = make.failed("x", "failed", words, model=Choice(words))
 
     html = page(examples.run(tmp_path / "run", [none, named, broken]), redact="none")
 

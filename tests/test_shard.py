@@ -43,13 +43,8 @@ def engine(outcome: str) -> Any:
         told: dict[str, Any] = {"case": case, "round": trial.round, "environment": HERE}
         if case.strategy == "segments:k=64" and (outcome != "invalid" or trial.round == 1):
             return make.failed(case.strategy, outcome, "too many", **told)
-        record = make.record(case.strategy, seconds=(number / 100, number / 99), **told)
-        if trial.round == 1:
-            return record
-        unread = dict.fromkeys(("peak_bytes", "phases", "static_bytes"))
-        return msgspec.structs.replace(
-            record, readings=msgspec.structs.replace(record.readings, **unread), equality=None
-        )
+        unread = ("peak_bytes", "phases", "static_bytes", "equality") if trial.round > 1 else ()
+        return make.record(seconds=(number / 100, number / 99), **told, **dict.fromkeys(unread))
 
     return SimpleNamespace(
         logs=None, run=lambda plan, done=(): in_waves(lambda ready: map(record_of, ready), plan, done)

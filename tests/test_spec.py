@@ -121,8 +121,7 @@ def test_a_gpu_is_of_the_kind_that_its_name_holds_as_words_and_a_prediction_is_t
 def test_a_ratio_of_two_gpus_of_a_kind_says_so():
     def on(uuid: str, strategy: str, round: int) -> Record:
         environment = Environment(gcprof="0.1.0", python="3.11", system="Linux", device_uuid=uuid)
-        case = make.case(strategy, device="cuda:a100")
-        return make.record(case=case, round=round, environment=environment, seconds=(0.1,) * 6)
+        return make.record(strategy, device="cuda:a100", round=round, environment=environment, seconds=(0.1,) * 6)
 
     run = [on("GPU-1", "none", round) for round in (1, 2, 3)]
     run += [on(uuid, "all", round) for round, uuid in enumerate(("GPU-1", "GPU-2", "GPU-1"), start=1)]

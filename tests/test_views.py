@@ -87,8 +87,7 @@ def three_runs() -> Comparison:
 
     def of(environment, seconds: dict[int, float], device: str, rounds: int) -> list[Record]:
         return [
-            examples.point(name, segments=k, seconds=second, round=at + 1, environment=environment,
-                           case=make.case(name, device=device))
+            examples.point(name, segments=k, seconds=second, round=at + 1, environment=environment, device=device)
             for k, second in seconds.items() for name in (f"segments:k={k}" if k > 1 else "none",)
             for at in range(rounds)
         ]  # fmt: skip
