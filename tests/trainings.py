@@ -113,7 +113,7 @@ class Remembering(nn.Module):
         self.last = x.detach()
         self.history.append(x.detach())
         shift = self.mean * mask(x.shape[-1])
-        for layer in self.layers:
+        for layer in self.layers.children():
             x = checkpoint(layer, x, use_reentrant=False)
         return x + shift
 
