@@ -174,6 +174,11 @@ def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",)
     return measure(Trial(case=case, passes=passes, digests=digests))
 
 
+def notes(record: Record, code: str) -> list[str]:
+    """The texts of the record's notes of one code."""
+    return [note.text for note in record.notes if note.code == code]
+
+
 @cache
 def _digests(baseline: Case, _builder: str | None) -> dict[str, str] | None:
     """Of the gradients without checkpointing, for all strategies of a model; tests have their own builders."""

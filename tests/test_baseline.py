@@ -13,12 +13,8 @@ from profiler.core.case import Choice, Trial
 from profiler.measuring import failure_causes
 from profiler.predicting.prediction import predict
 from profiler.runs import store
-from tests.conftest import measured
+from tests.conftest import measured, notes
 from tests.user_models import broken, gradients, own_checkpoint, switched
-
-
-def notes(record, code):
-    return [note.text for note in record.notes if note.code == code]
 
 
 def plain(build, *arguments, **options):

@@ -13,7 +13,7 @@ from profiler.predicting.prediction import follow_case, predict
 from profiler.training.blocks import find_blocks, offered_blocks
 from tests import make
 from tests.conftest import measured
-from tests.user_models.one_layer import one
+from tests.user_models.one_layer import Parts, one
 
 ROWS, DIM, HIDDEN = 4096, 16, 256
 FILE = Path(__file__).parent / "user_models/one_layer.py"
@@ -110,19 +110,12 @@ def test_a_bound_alone_is_no_advice(others, pattern):
 # --- blocks are found in the structure of a model, and shown
 
 
-def module(**children: nn.Module) -> nn.Module:
-    made = nn.Module()
-    for name, child in children.items():
-        made.add_module(name, child)
-    return made
-
-
 def leaves(count: int) -> list[nn.Module]:
     return [nn.Linear(2, 2) for _ in range(count)]
 
 
 def branch() -> nn.Module:
-    return module(one=nn.Sequential(*leaves(1), nn.ReLU()), other=nn.Sequential(*leaves(1), nn.ReLU()))
+    return Parts(one=nn.Sequential(*leaves(1), nn.ReLU()), other=nn.Sequential(*leaves(1), nn.ReLU()))
 
 
 def numbered(name: str, count: int) -> tuple[str, ...]:
@@ -130,7 +123,7 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
 
 
 def layers(count: int) -> nn.Module:
-    return nn.ModuleList(module(experts=nn.ModuleList(leaves(8)), mlp=nn.Sequential(*leaves(1))) for _ in range(count))
+    return nn.ModuleList(Parts(experts=nn.ModuleList(leaves(8)), mlp=nn.Sequential(*leaves(1))) for _ in range(count))
 
 
 FOUND = {
@@ -139,17 +132,17 @@ FOUND = {
         ("0", "1.0", "1.1.0", "1.1.1"),
     ),
     "encoder and decoder are both stacks, and a short list beside them is none": (
-        lambda: module(enc=module(layers=layers(3)), dec=module(layers=layers(2)), few=nn.ModuleList(leaves(2))),
+        lambda: Parts(enc=Parts(layers=layers(3)), dec=Parts(layers=layers(2)), few=nn.ModuleList(leaves(2))),
         (*numbered("enc.layers", 3), *numbered("dec.layers", 2)),
     ),
     "stems and heads of single operators are left out beside blocks": (
-        lambda: module(
+        lambda: Parts(
             stem=nn.Sequential(*leaves(2)), stage=nn.Sequential(branch(), branch()), top=nn.Sequential(*leaves(2))
         ),
         numbered("stage", 2),
     ),
     "branches are no trunk, and auxiliary classifiers no blocks": (
-        lambda: module(
+        lambda: Parts(
             first=nn.Linear(2, 2), mixed1=branch(), mixed2=branch(), AuxLogits=nn.Linear(2, 2), mixed3=branch(),
             pool=nn.AdaptiveAvgPool1d(1), fc=nn.Linear(2, 2),
         ),
@@ -175,6 +168,6 @@ def test_blocks_are_found_in_the_structure(build, expected):
 def test_a_star_does_not_go_past_a_dot_and_patterns_alike_up_to_it_are_taken_in_the_order_of_the_structure(
     pattern, expected
 ):
-    layers = nn.ModuleList(module(attn=nn.Linear(2, 2), mlp=nn.Linear(2, 2)) for _ in range(2))
+    layers = nn.ModuleList(Parts(attn=nn.Linear(2, 2), mlp=nn.Linear(2, 2)) for _ in range(2))
 
-    assert find_blocks(module(h=layers, head=nn.Linear(2, 2)), pattern) == expected
+    assert find_blocks(Parts(h=layers, head=nn.Linear(2, 2)), pattern) == expected

@@ -11,6 +11,7 @@ from profiler.core.record import Record
 from profiler.measuring.trial import measure
 from tests import make
 from tests.catalogue_choices import EVERY
+from tests.conftest import notes
 from tests.left_behind import bytes_left_by, bytes_left_on_cuda_by
 from tests.plans import written
 
@@ -83,10 +84,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def told(record: Record) -> list[str]:
-    return [note.text for note in record.notes if note.code == "GCP038"]
-
-
 def on_device(nbytes: int, device: str) -> int:
     return nbytes if device == "cpu" else -(-nbytes // 512) * 512
 
@@ -101,7 +98,7 @@ def stated(text: str) -> float:
 def test_a_strategy_that_keeps_its_model_is_found_by_the_product_and_told_from_the_model(device, own):
     record = run(f"{own}:clean", "_planted:fault=leak", ("memory",), device=device)
 
-    (text,) = told(record)
+    (text,) = notes(record, "GCP038")
     parameters = 2 * (on_device(16 * 16 * 4, device) + on_device(16 * 4, device))  # of the build pass, and its batch
     assert stated(text) >= 0.99 * (parameters + on_device(BATCH, device))
     assert "_planted:fault=leak keeps them; the model alone leaves nothing behind" in text
@@ -113,8 +110,8 @@ def test_a_model_of_the_users_that_is_kept_is_said_to_be_kept_by_its_own_code(de
     """On the CPU it is in no number; on CUDA it is in the peak, which is invalid."""
     runs = {name: run(f"{own}:{name}", strategy, PASSES, device=device) for name in ("clean", "kept", "once")}
 
-    assert told(runs["clean"]) == told(runs["once"]) == []
-    (text,) = told(runs["kept"])
+    assert notes(runs["clean"], "GCP038") == notes(runs["once"], "GCP038") == []
+    (text,) = notes(runs["kept"], "GCP038")
     assert stated(text) >= 0.99 * 2 * LAYER
     assert "the model's own code keeps them, without checkpointing too" in text
     moved = runs["kept"].readings.peak_bytes - runs["clean"].readings.peak_bytes

@@ -8,7 +8,7 @@ from profiler.measuring.meters.saved_graph import recompute_remark as remark
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from tests import make
-from tests.conftest import measured
+from tests.conftest import measured, notes
 from tests.user_models import architectures, hooks, own_checkpoint, own_recompute
 
 FILE = own_recompute.__file__
@@ -18,10 +18,6 @@ LINEARS = tuple(f"blocks.{block}.{layer}" for block in range(3) for layer in ("f
 
 def model(way):
     return Choice.of(f"{FILE}:make", {"way": way})
-
-
-def notes(record, code):
-    return [note.text for note in record.notes if note.code == code]
 
 
 def flops_notes(choice, code="GCP064", *, strategy="none", **fields):

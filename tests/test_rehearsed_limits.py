@@ -16,7 +16,7 @@ OUTCOMES = {  # of each model: outcome, detail, and the code and text of its not
     f"{USERS}/architectures.py:recurrent": ("ok", "", "GCP018: recurrent networks ran by PyTorch's own kernels"),
     f"{FILE}:make:kind=qr": ("ok", "", "GCP018: decompositions of matrices ran on the CPU"),
     f"{FILE}:make:kind=isin": ("failed", "", f"which are zeros or leftovers here: isin (hollow_limits.py:{ISIN})"),
-    f"{FILE}:make:kind=misfit": ("failed", "mat1 and mat2 shapes cannot be multiplied", None),
+    f"{USERS}/broken.py:wrong_shape": ("failed", "mat1 and mat2 shapes cannot be multiplied", None),
     f"{FILE}:make:kind=elsewhere": ("failed", "to be on the same device", None),
 }  # fmt: skip
 

@@ -15,17 +15,12 @@ class Chosen(nn.Linear):
         return super().forward(x) * torch.isin(numbers, torch.arange(0, 400, 2, device=x.device))
 
 
-class Misfit(nn.Linear):
-    def forward(self, x):
-        return super().forward(x) @ x[1:]
-
-
 class Elsewhere(nn.Linear):
     def forward(self, x):
         return super().forward(x) * torch.ones(8, device="cpu")
 
 
-LAYERS = {"qr": Orthogonal, "isin": Chosen, "misfit": Misfit, "elsewhere": Elsewhere}
+LAYERS = {"qr": Orthogonal, "isin": Chosen, "elsewhere": Elsewhere}
 
 
 def make(kind: str, batch_size=8):

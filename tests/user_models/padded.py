@@ -59,7 +59,6 @@ MASKS = {
     "written": written,
     "lengths": by_lengths,
     "padding": by_padding,
-    "unknown": lambda ids: nn.Embedding(100, 1)(ids)[..., 0] > -100,  # of weights, which have no values
 }
 QUESTIONS = {
     "all": lambda mask: mask.all(),

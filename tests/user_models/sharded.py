@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -26,8 +25,7 @@ class Net(nn.Module):
     def __init__(self, width=256, how="plain"):
         super().__init__()
         self.how = how
-        wrap = checkpoint_wrapper if how == "wrapped" else nn.Identity().forward
-        self.blocks = nn.ModuleList(wrap(Block(width)) for _ in range(6))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(6))
 
     def forward(self, x):
         for block in self.blocks:
