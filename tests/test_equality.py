@@ -14,8 +14,10 @@ from torch._inductor.utils import fresh_cache
 from profiler.core.errors import Unsupported
 from profiler.measuring import meters
 from profiler.measuring.meters import equality
+from profiler.training import strategies
 from profiler.training.workload import Workload
 from tests.catalogue_choices import EVERY
+from tests.chain_models import workload
 from tests.conftest import measured
 from tests.plans import written
 from tests.user_models import architectures
@@ -156,11 +158,28 @@ def test_gradients_of_a_gpu_are_compared_on_it_a_part_at_a_time(monkeypatch):
     assert 2 * 8 * 2**16 <= torch.cuda.max_memory_allocated() - before < 8 * 2**20  # of float64; whole, one takes more
 
 
+PARTITION = "min_cut_rematerialization_partition"  # the one function that the budget speaks to
+
+
+@pytest.mark.slow
+def test_every_budget_is_compiled_anew_in_one_process(monkeypatch):
+    budgets, partition = [], vars(compile_fx)[PARTITION]
+    noted = lambda *given, **named: budgets.append(config.activation_memory_budget) or partition(*given, **named)  # noqa: E731
+    monkeypatch.setattr(compile_fx, PARTITION, noted)
+
+    with fresh_cache():  # else a graph may come from the disk
+        for budget in (0.1, 1.0, 0.0):
+            module = nn.Sequential(nn.Linear(3, 3))
+            strategies.compile_budget(workload(module, ("0",)), budget=budget)
+            module(torch.ones(2, 3)).sum().backward()
+
+    assert budgets == [0.1, 1.0, 0.0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_code_that_draws_otherwise_when_compiled_is_compared_with_a_compile_without_a_budget(is_wrong, monkeypatch):
-    """The one function that the budget speaks to is planted with a fault, but for the budget that is compared with."""
-    partition = vars(compile_fx)["min_cut_rematerialization_partition"]
+    partition = vars(compile_fx)[PARTITION]
 
     def planted(*arguments, **keywords):
         forward, backward = partition(*arguments, **keywords)
@@ -168,8 +187,8 @@ def test_code_that_draws_otherwise_when_compiled_is_compared_with_a_compile_with
             double_a_gradient(backward)
         return forward, backward
 
-    monkeypatch.setattr(compile_fx, "min_cut_rematerialization_partition", planted)
-    with fresh_cache():  # else a graph may come from the disk
+    monkeypatch.setattr(compile_fx, PARTITION, planted)
+    with fresh_cache():
         record = measured("tests.chain_models:drawing", "compile-budget:budget=0.9", passes=PASSES)
 
     assert record.outcome == ("invalid" if is_wrong else "ok"), record.detail

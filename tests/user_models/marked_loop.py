@@ -8,9 +8,11 @@ from torch import nn
 import profiler
 
 
-@profiler.block
 def layer(x, weight):
     return torch.tanh(x @ weight)
+
+
+marked = profiler.block(layer)
 
 
 class Loop(nn.Module):
@@ -28,7 +30,7 @@ class Loop(nn.Module):
         return nn.functional.dropout(torch.tanh(x @ self.weights[number]), 0.1, self.training)
 
     def forward(self, x):
-        with profiler.block(layer.__wrapped__) if self.kind == "context" else nullcontext(layer) as run:
+        with profiler.block(layer) if self.kind == "context" else nullcontext(marked) as run:
             if self.kind == "anew":
                 scale = x.abs().mean()
                 run = profiler.block(lambda x, weight: torch.tanh(x @ weight * scale))
