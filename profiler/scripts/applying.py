@@ -38,15 +38,16 @@ from profiler.training.own_checkpoints import compiled_modules, is_left_alone
 from profiler.training.strategies import written
 from profiler.training.workload import Workload
 
-NOTHING = "GCP001"  # the note of a strategy that checkpoints nothing
 WHOLE = ("offload", "hf")  # strategies that need no blocks
 MENDING = "code of `gcprof fit --emit`"  # what holds the statistics of BatchNorm
 OBSERVING = (*called_blocks.COUNTING, "_planted")  # strategies that may look at a forward
 NO_STRATEGY = Choice("none")
 Optimizer = torch.optim.Optimizer
 Options = dict[str, bool | None]
-KERNELS: dict[str, Options] = {"fused": {"fused": True, "foreach": None}, "no-foreach": {"foreach": False}}
-CLIPS = ("clip_grad_norm_", "clip_grad_value_")
+KERNELS: dict[str, Options] = {
+    "fused": {"fused": True, "foreach": None},
+    "no-foreach": {"foreach": False},
+}
 ACCUMULATES = "gradients arrive a second time before the optimizer's step, so the script accumulates them"
 
 
@@ -85,7 +86,7 @@ def apply(
         return {"why": str(error)}
     routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
     weakref.finalize(module, lambda: [*map(unroute, routed)]).atexit = False  # each route refers to all blocks
-    nothing = [note.text for note in made.notes if note.code == NOTHING and not made.recomputes]
+    nothing = [note.text for note in made.notes if note.code == "GCP001" and not made.recomputes]
     again = [note.text for note in with_note(workload, Applied(recomputes=made.recomputes), mended_by=MENDING).notes]
     text = "; ".join(filter(None, (made.split, *split, *again))) or None
     own = choice.name not in ("plan", *WHOLE)  # a plan's segments are in its file
@@ -281,7 +282,7 @@ class _InBackward:
     def __init__(self) -> None:
         self._places: Any = WeakIdKeyDictionary()  # by parameter: its optimizer and the number of its group
         self._stepped: Any = WeakIdKeyDictionary()  # by parameter that has stepped in this backward: with which options
-        for name in CLIPS:
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._refuse(torch.nn.utils, name, "clips gradients")
             self._refuse(torch.nn.utils.clip_grad, name, "clips gradients")
         self._refuse(torch.amp.GradScaler, "scale", "scales gradients")

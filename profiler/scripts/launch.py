@@ -337,7 +337,6 @@ def _stacks(scratch: Path) -> Iterator[str]:
 SEED = "0"
 LOOKED_AT = 3  # steps of a run for gradients alone: both steps of a second optimizer are in them
 ROUNDING = 2.0**-12  # relative: as in profiler/measuring/meters/equality.py, whose differences these are
-NOT_COMPARED = "no optimizer of torch.optim made a step with gradients"
 IN_BACKWARD = "in-backward"
 FREED = f"{IN_BACKWARD} frees gradients before the step at which they are compared"
 Line = dict[str, Any]
@@ -372,18 +371,18 @@ def measure(asked: Asked, request: Request) -> Session:
     with tempfile.TemporaryDirectory(prefix="gcprof-gradients-") as name:
         folder, again = Path(name), None
         request.say("none: memory and gradients")
-        measuring = _measuring(asked, "memory", "none", kept=folder)
-        plain = last = run(measuring, on_line=request.on_line, stdout=request.stdout)
+        first: dict[str, Any] = {"on_line": request.on_line, "stdout": request.stdout}
+        plain = last = _run(asked, "memory", "none", kept=folder, **first)
         ends = {"none": plain}
         if not (plain.is_stopped or plain.exit_code):
             request.say("none: its gradients once more")
             few = msgspec.structs.replace(asked, steps=min(asked.steps or LOOKED_AT, LOOKED_AT))
-            again = last = _run(_measuring(few, "gradients", "none", reference=folder))
+            again = last = _run(few, "gradients", "none", reference=folder)
         for strategy in request.strategies[1:]:
             if last.is_stopped or plain.exit_code:
                 break
             request.say(f"{strategy}: memory and gradients")
-            ends[strategy] = last = _run(_measuring(asked, "memory", strategy, reference=folder))
+            ends[strategy] = last = _run(asked, "memory", strategy, reference=folder)
     variants = {}
     for strategy, ended in ends.items():
         here = msgspec.structs.replace(asked, gpus=None, strategy=strategy)
@@ -405,7 +404,7 @@ def _time(asked: Asked, request: Request, variants: dict[str, Variant]) -> Ended
     for number in range(request.rounds):
         request.say(f"round {number + 1} of {request.rounds}: time of {', '.join(timed)}")
         for strategy in timed[::-1] if number % 2 else timed:
-            ended = _run(_measuring(asked, "time", strategy))
+            ended = _run(asked, "time", strategy)
             if ended.is_stopped:
                 return ended
             found = variants[strategy]
@@ -415,16 +414,13 @@ def _time(asked: Asked, request: Request, variants: dict[str, Variant]) -> Ended
     return ended
 
 
-def _run(asked: Asked) -> Ended:
-    return run(asked, stdout=subprocess.DEVNULL)
-
-
-def _measuring(
-    asked: Asked, what: str, strategy: str, *, kept: Path | None = None, reference: Path | None = None
-) -> Asked:
+def _run(
+    asked: Asked, what: str, strategy: str, *, kept: Path | None = None, reference: Path | None = None, **given: Any
+) -> Ended:
     variables = {"GCPROF_MEASURE": what, "GCPROF_SEED": SEED, "PYTHONHASHSEED": SEED, "KINETO_LOG_LEVEL": "6"}
     variables |= asked.variables | ({"GCPROF_REFERENCE": str(reference)} if reference else {})
-    return msgspec.structs.replace(asked, strategy=strategy, variables=variables, kept=kept)
+    measuring = msgspec.structs.replace(asked, strategy=strategy, variables=variables, kept=kept)
+    return run(measuring, **{"stdout": subprocess.DEVNULL, **given})
 
 
 def compared(plain: Lines, again: Lines, other: Lines) -> Gradients:
@@ -441,7 +437,7 @@ def compared(plain: Lines, again: Lines, other: Lines) -> Gradients:
     first = [digest for place in places if place[0] == 1 for digest in expected[place]["digests"].values()]
     num = sum(digest is not None for digest in first)
     if not num:
-        return Gradients(verdict="unverified", detail=NOT_COMPARED)
+        return Gradients(verdict="unverified", detail="no optimizer of torch.optim made a step with gradients")
     for place in places:
         if place not in found:
             return Gradients(verdict="differ", detail="a step of an optimizer is missing", step=place[0])

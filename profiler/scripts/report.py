@@ -15,14 +15,10 @@ from profiler.core.gpu_specs import Device, Rates, parse
 from profiler.core.record import AppliedToModel, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
 from profiler.core.trace_data import Operator, operator_seconds, stated_error
 
-COLLECTIVES = "c10d"
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
 MISSING = "another rank is missing"  # as rehearsal/hollow/nccl.c says it, in a rank that waited for one
-NOT_REACHED = "no second step was made"
 NOT_MET = "no module with parameters of a torch.optim optimizer was called in training"
 OF_CUDA = re.compile(r"cuda|cudnn|cublas|nccl|cu[A-Z]\w+_STATUS|not.?supported", re.IGNORECASE)  # in an error's text
-OURS = ("assumed size", "no progress")  # why the watch itself ended a script
-TIMED_OUT = 124  # the exit code, as `timeout` has it
 ORDER = ("start", *IN_STEPS, "graph replay", "evaluation", "generation", "saving")
 
 Row = dict[str, Any]  # a line of the watch
@@ -94,7 +90,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stopped_code(self) -> int | None:
         """The exit code of what was ended from outside, as shells and `timeout` have it."""
-        return 128 + self.interrupted if self.interrupted else TIMED_OUT if self.timed_out else None
+        return 128 + self.interrupted if self.interrupted else 124 if self.timed_out else None
 
     @property
     def rows(self) -> list[Row]:
@@ -337,7 +333,7 @@ def _outcome(kinds: Mapping[str, Sequence[dict[str, Any]]], *, is_ended: bool) -
         return "out_of_memory", f"in the {phase}{f' of step {step + 1}' if phase in IN_STEPS else ''}, {line}{doubt}"
     if raised["error"] == "Unsupported" and kinds["applied"]:
         return "skipped", raised["text"]
-    if raised["error"] in OURS:
+    if raised["error"] in ("assumed size", "no progress"):  # the watch itself ended it
         return "failed", raised["text"]
     where = f" ({raised['line']})" if raised["line"] else ""
     return "failed", f"{raised['error']}: {raised['text']}{where}"
@@ -353,10 +349,10 @@ def estimated_seconds(lines: Iterable[dict[str, Any]], rates: Rates) -> tuple[fl
     """
     line = next((line for line in lines if line["kind"] == "work"), None)
     if line is None or line["why"]:
-        return None, line["why"] if line else NOT_REACHED
+        return None, line["why"] if line else "no second step was made"
     total = 0.0
     for name, kind, flops, nbytes, num in line["calls"]:
-        if not name.startswith(COLLECTIVES):
+        if not name.startswith("c10d"):
             total += num * operator_seconds(Operator(name, "", "", flops, nbytes), rates, kind)
     return total, None
 

@@ -53,7 +53,6 @@ CHOOSERS = {  # which make indices along a dimension, and where those are among 
     "min.dim": 1, "median.dim": 1, "nanmedian.dim": 1, "mode": 1, "kthvalue": 1, "multinomial": 0,
 }  # fmt: skip
 MESSAGES = "c10d"
-GATHERED = "_allgather_base_"
 
 
 def names(*, is_whole: bool) -> dict[str, list[str]]:
@@ -91,7 +90,7 @@ class Plan:
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         self.is_foreach = base.startswith(("_foreach", "_fused", "_amp_foreach"))
-        self._dims = [(place, one.default_value) for place, one in enumerate(schema.arguments) if one.name == "dim"]
+        self.dims = [(place, one.default_value) for place, one in enumerate(schema.arguments) if one.name == "dim"]
         self.is_random = torch.Tag.nondeterministic_seeded in self.func.tags
         self.is_pointwise = torch.Tag.pointwise in self.func.tags and not self.written
         self.takes_generator = any(argument.name == "generator" for argument in schema.arguments)
@@ -104,12 +103,6 @@ class Plan:
         self.is_sized = self.name in SEEN_WITHIN | INDEXED | COUNTED | COMPARES
         self.tensors = [place for place, one in enumerate(schema.arguments) if str(one.type) == "Tensor"]
         self.has_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
-
-    def dim(self, args: Any, kwargs: Any) -> int | None:
-        """Return the dimension along which it is called; None for all of them, the last where it knows none."""
-        place, default = self._dims[0] if self._dims else (len(args), -1)
-        dim: int | None = kwargs.get("dim", args[place] if place < len(args) else default)
-        return dim
 
     def reads_within(self, args: Any) -> bool:
         """Whether it calls others that read sizes: an index does where a mask is among its indices."""
@@ -165,7 +158,9 @@ class Computing:
         if plan.chosen is not None and not state:  # indices along a dimension of unknown values
             if len(made) > plan.chosen and made[plan.chosen].numel() <= LIMIT:
                 tensor = made[plan.chosen]
-                put(tensor, self._assumptions.chosen(args[0], plan.dim(args, kwargs), tensor.shape), ASSUMED)
+                place, default = plan.dims[0] if plan.dims else (len(args), -1)
+                dim = kwargs.get("dim", args[place] if place < len(args) else default)  # None: all of them
+                put(tensor, self._assumptions.chosen(args[0], dim, tensor.shape), ASSUMED)
                 self._assumptions.told(plan.name, tensor.shape)
         elif all(map(is_small, made)) and not any(tensor.numel() > MOST for tensor in inputs):
             if plan.joins and not state and not is_discrete(made[0]):
@@ -322,7 +317,7 @@ class Computing:
                 remember(tensor, state)
             elif is_discrete(tensor) or not any(marks):
                 forget(tensor)
-        if plan.name == GATHERED and len(tensors) == 2 and marks[1] and tensors[0].nbytes <= MESSAGE_BYTES:
+        if plan.name == "_allgather_base_" and len(tensors) == 2 and marks[1] and tensors[0].nbytes <= MESSAGE_BYTES:
             gathered, own = tensors
             remember(gathered, marks[1].state)
             if marks[1].real is not None and (mark := mark_of(gathered)):

@@ -23,9 +23,7 @@ history: Any = import_module("gcprof_history")  # beside this file
 MOST_ENTRIES = 300_000  # of a phase, for each device; of a longer one the holders are not known
 LOOK_AFTER = 20_000  # allocations within a phase, after which it is read so far
 OWN = "not looked at: the script, or a library that it uses, records the allocator's history itself"
-NOT_NATIVE = "not looked at: another allocator than PyTorch's own keeps no history"
 UNEQUAL = "not known where the allocator's history does not come to its peak to the byte"
-TOO_LONG = f"not known of phases with more than {MOST_ENTRIES} allocations"
 RECOMPUTES = "torch/utils/checkpoint.py"
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 PROCESS = ctypes.CDLL(None)  # with the libraries that are loaded for all
@@ -233,7 +231,7 @@ class Holders:
         if self._is_theirs:
             return
         if torch.cuda.get_allocator_backend() != "native":
-            self.why = NOT_NATIVE
+            self.why = "not looked at: another allocator than PyTorch's own keeps no history"
             return
         self._record(max_entries=MOST_ENTRIES)
         self._is_on = True
@@ -266,9 +264,14 @@ class Holders:
     def _read_one(self, one: _OneDevice, entries: Any, segments: Any, known: Known, phase: str, line: str) -> None:
         if len(entries) >= MOST_ENTRIES:
             one.lost = True
-            self.why = TOO_LONG
+            self.why = f"not known of phases with more than {MOST_ENTRIES} allocations"
         replayed = history.replay(one.live, one.space, entries, phase=phase)
-        workspaces = _workspaces()
+        workspaces: dict[int, int] = {}  # bytes that cuBLAS was given, by address, as the hollow cuBLAS noted them
+        if hasattr(PROCESS, "hollow_workspaces"):
+            num = ctypes.c_int()
+            PROCESS.hollow_workspaces.restype = ctypes.POINTER(_Workspace)
+            given = PROCESS.hollow_workspaces(ctypes.byref(num))
+            workspaces = {given[at].address: given[at].nbytes for at in range(num.value)}
         one.live = history.of_segments(segments, replayed.live, phase)
         one.space = history.Space(segments)
         for block in one.live.values():
@@ -345,16 +348,6 @@ def _addresses(tensor: Any) -> list[int]:
         if local.is_cuda and (address := local.untyped_storage().data_ptr()):
             return [address]
     return []
-
-
-def _workspaces() -> dict[int, int]:
-    """Return the bytes of each workspace that cuBLAS was given, by address, as the hollow cuBLAS noted them."""
-    if not hasattr(PROCESS, "hollow_workspaces"):
-        return {}
-    num = ctypes.c_int()
-    PROCESS.hollow_workspaces.restype = ctypes.POINTER(_Workspace)
-    found = PROCESS.hollow_workspaces(ctypes.byref(num))
-    return {found[at].address: found[at].nbytes for at in range(num.value)}
 
 
 def call_of(frame: Any) -> dict[str, Any]:

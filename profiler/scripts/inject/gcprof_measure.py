@@ -44,9 +44,7 @@ MARK, ASIDE = "gcprof: mark", "gcprof: aside"  # the end of a phase; the begin a
 COMPARED_STEPS = 2  # the first has the weights that all runs begin with; the second shows what follows from them
 MOST_BYTES = 2**30  # kept of one step
 comparing = runpy.run_path(os.path.join(lines.PACKAGE, "measuring", "meters", "__init__.py"))
-FAR = 2.0  # the relative difference of what cannot be compared
 Values = dict[str, torch.Tensor | None]
-Stats = dict[str, Any]
 
 
 def begin() -> None:
@@ -109,7 +107,13 @@ class MeasuredWatch(Watch):
         gradients = {names[id(parameter)]: _on_host(parameter.grad) for parameter in _parameters(optimizer)}
         digests = {name: None if gradient is None else digest(gradient) for name, gradient in gradients.items()}
         file = f"{key_of_process()}.{number}.{step}.gradients"
-        _keep(os.path.join(os.environ["GCPROF_WATCH"], file), gradients, digests)
+        room, kept = MOST_BYTES, dict[str, Any]()  # the digests, and as many gradients as there is room for
+        for name, gradient in gradients.items():
+            fits = gradient is not None and gradient.nbytes <= room
+            kept[name] = digests[name], gradient if fits else None
+            room -= gradient.nbytes if gradient is not None and fits else 0
+        with open(os.path.join(os.environ["GCPROF_WATCH"], file), "wb") as written:
+            save(kept, written)
         place = os.path.join(os.environ.get("GCPROF_REFERENCE", ""), file)
         line = {"kind": "gradients", "key": key_of_process(), "optimizer": number, "step": step, "digests": digests}
         _write({**line, "differences": _differences(place, gradients, digests)})
@@ -139,7 +143,7 @@ class HostWatch(MeasuredWatch):
 
     def __init__(self) -> None:
         super().__init__()
-        self.passes: list[Stats] = []
+        self.passes: list[dict[str, Any]] = []
         self.profile: Any = profiler.profile(use_cpu=True, profile_memory=True, use_kineto=True)
 
     def begin(self) -> None:
@@ -284,17 +288,6 @@ def _on_host(gradient: Any) -> torch.Tensor | None:
     return dense.cpu().contiguous()
 
 
-def _keep(path: str, gradients: Values, digests: dict[str, str | None]) -> None:
-    """Write the digest of each gradient, and as many gradients as there is room for."""
-    room, kept = MOST_BYTES, {}
-    for name, gradient in gradients.items():
-        fits = gradient is not None and gradient.nbytes <= room
-        kept[name] = digests[name], gradient if fits else None
-        room -= gradient.nbytes if gradient is not None and fits else 0
-    with open(path, "wb") as file:
-        save(kept, file)
-
-
 def _differences(path: str, gradients: Values, digests: dict[str, str | None]) -> dict[str, float | None]:
     """Return the relative difference of each gradient that is not that of the file, None where it was not kept."""
     kept = torch.load(path, mmap=True, weights_only=True) if os.path.exists(path) else None
@@ -306,7 +299,7 @@ def _differences(path: str, gradients: Values, digests: dict[str, str | None]) -
         if known is not None and other is None and gradient is not None:
             found[name] = None
         elif gradient is None or other is None or other.dtype != gradient.dtype:
-            found[name] = FAR
+            found[name] = 2.0  # the most, as it cannot be compared
         else:
             least_scale = comparing["LEAST_SCALE"] * max(sizes)
             found[name] = comparing["difference"](other, gradient, least_scale=least_scale)

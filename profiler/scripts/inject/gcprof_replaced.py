@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_map_only
 
 RECURRENT = "recurrent networks ran by PyTorch's own kernels, not by cuDNN's, which take other memory"
 CTC = "the CTC loss ran by PyTorch's own kernel: cuDNN's, which takes other memory, is for lengths on the CPU"
-LINALG = "decompositions of matrices ran on the CPU: what cuSOLVER works in is not in the figures"
 NAMES = (
     "linalg_qr", "linalg_cholesky_ex", "linalg_inv_ex", "linalg_lu_factor_ex", "linalg_eig", "linalg_eigvals",
     "_linalg_eigh", "_linalg_svd", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "cholesky_inverse",
@@ -34,7 +33,10 @@ _kept: list[torch.library.Library] = []
 
 
 def begin(note: Callable[[str], None]) -> None:
-    """Hide cuDNN from recurrent modules and the CTC loss, and have decompositions of CUDA matrices run on the CPU."""
+    """Hide cuDNN from recurrent modules and the CTC loss, and have decompositions of CUDA matrices run on the CPU.
+
+    Libraries that do not load for lack of a CUDA function are noted: whoever loads them may catch that and go on.
+    """
     kinds: tuple[Any, ...] = (nn.RNN, nn.LSTM, nn.GRU)
     for kind in kinds:
         kind.forward = _without_cudnn(kind.forward, note, RECURRENT)
@@ -51,6 +53,9 @@ def begin(note: Callable[[str], None]) -> None:
             for overload in packet.overloads() if packet else ():
                 decompose = partial(_decompose, note, packet.default, getattr(packet, overload)._schema)
                 library.impl(name if overload == "default" else f"{name}.{overload}", decompose, "CUDA")
+    ctypes.CDLL.__init__ = _noting(ctypes.CDLL.__init__, note)  # type: ignore[method-assign]
+    create = ExtensionFileLoader.create_module
+    ExtensionFileLoader.create_module = _noting(create, note)  # type: ignore[method-assign]
 
 
 def _without_cudnn(plain: Callable[..., Any], note: Callable[[str], None], text: str) -> Callable[..., Any]:
@@ -72,7 +77,7 @@ def _decompose(
     note: Callable[[str], None], operator: Callable[..., Any], schema: Any, matrix: Any, *rest: Any, **keywords: Any
 ) -> Any:
     """Return what the operator makes of the matrix; with `out=` or the like, into the tensors that are given."""
-    note(LINALG)
+    note("decompositions of matrices ran on the CPU: what cuSOLVER works in is not in the figures")
     outs = [keywords.pop(argument.name) for argument in schema.arguments if argument.is_out]
     device = matrix.device
 
@@ -105,23 +110,15 @@ def _decompose(
     return tuple(outs) if len(outs) > 1 else outs[0]
 
 
-def tell_missing(note: Callable[[str], None]) -> None:
-    """Note libraries that do not load for lack of a CUDA function: whoever loads them may catch that and go on."""
+def _noting(plain: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
+    @wraps(plain)
+    def load(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return plain(*arguments, **keywords)
+        except (OSError, ImportError) as error:
+            if missing := MISSING.search(str(error)):
+                library = os.path.basename(str(error).partition(":")[0])
+                note(f"{library} does not load: it needs {missing[1]}, which the hollow GPU's libraries do not have")
+            raise
 
-    def told(plain: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(plain)
-        def load(*arguments: Any, **keywords: Any) -> Any:
-            try:
-                return plain(*arguments, **keywords)
-            except (OSError, ImportError) as error:
-                if missing := MISSING.search(str(error)):
-                    library = os.path.basename(str(error).partition(":")[0])
-                    note(
-                        f"{library} does not load: it needs {missing[1]}, which the hollow GPU's libraries do not have"
-                    )
-                raise
-
-        return load
-
-    ctypes.CDLL.__init__ = told(ctypes.CDLL.__init__)  # type: ignore[method-assign]
-    ExtensionFileLoader.create_module = told(ExtensionFileLoader.create_module)  # type: ignore[method-assign]
+    return load

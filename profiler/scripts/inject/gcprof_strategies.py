@@ -30,9 +30,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 STRATEGY = os.environ.get("GCPROF_STRATEGY", "none")
 CHAIN_STEP = os.environ.get("GCPROF_CHAIN")  # the step, from 0, whose stages are costed for a plan
 PATTERN = os.environ.get("GCPROF_MODULE")  # of the modules that are changed
-PACKAGES = ("profiler", "msgspec")  # what strategies need
-KEEP_OWN = ("none", "hf")  # strategies under which the script's own checkpoints stay
-USAGE = 2  # the exit code where gcprof cannot be imported
 TORCH = os.path.dirname(torch.__file__) + os.sep
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 INNERMOST = "_checkpoint_impl" if hasattr(checkpoints, "_checkpoint_impl") else "checkpoint"  # before torch 2.13
@@ -59,7 +56,7 @@ def begin(watch: Any, write: Callable[[dict[str, Any]], None]) -> None:
         why = f"strategies need gcprof in the script's own {here}: {error}; install gcprof, or msgspec, there"
         write({"kind": "applied", "strategy": STRATEGY, "needs": why})
         print(f"gcprof: {why}", file=sys.stderr, flush=True)
-        os._exit(USAGE)
+        os._exit(2)  # a wrong use
     models.begin()
     models.applying.begin_levers(STRATEGY)
     if CHAIN_STEP:
@@ -72,7 +69,7 @@ class _Finder:
     places = os.environ.get("GCPROF_PACKAGES", "").split(os.pathsep)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        return PathFinder.find_spec(name, self.places) if name in PACKAGES else None
+        return PathFinder.find_spec(name, self.places) if name in ("profiler", "msgspec") else None
 
 
 class _Models:
@@ -258,32 +255,25 @@ class _OwnCheckpoints:
         is_gcprofs = frame is not None and frame.f_globals.get("__name__", "").startswith("profiler.training.")
         if function is None or is_gcprofs:  # None: a decorator is made, whose calls come here later
             return original(*arguments, **keywords)
-        module, root = _module_of(function), self.models.watch.root()
-        self._note(function, module, root)
-        is_kept = re.split("[:+]", STRATEGY)[0] in KEEP_OWN and not CHAIN_STEP
+        inner: Any = function
+        given: tuple[Any, ...] = ()
+        while isinstance(inner, partial):
+            inner, given = inner.func, (*inner.args, *given)
+        candidates = (inner, getattr(inner, "__self__", None), *given[:1])  # `partial(forward, layer)` as well
+        module = next((one for one in candidates if isinstance(one, Module)), None)  # that it runs, if it can be told
+        root = self.models.watch.root()
+        paths = [path for path, one in root.named_modules() if one is module] if None not in (root, module) else []
+        name = paths[0] if paths else getattr(function, "__qualname__", type(function).__name__)
+        name = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name.removeprefix("module.").removeprefix("_orig_mod."))
+        kind = self.models.watch.module or "no model"
+        names = self.names.setdefault(kind, {})
+        if name not in names:  # in which numbers of modules are `*`
+            names[name] = None
+            self.models.write({"kind": "own checkpoints", "module": kind, "names": list(names)})
+        is_kept = re.split("[:+]", STRATEGY)[0] in ("none", "hf") and not CHAIN_STEP
         if is_kept or (root if module is None else module) not in self.models.changed:
             return original(*arguments, **keywords)
         if INNERMOST == "_checkpoint_impl":  # (function, args, kwargs, *, options)
             return function(*arguments[1], **arguments[2])
         options = {*inspect.signature(original).parameters, "preserve_rng_state"}
         return function(*arguments[1:], **{name: given for name, given in keywords.items() if name not in options})
-
-    def _note(self, function: Any, module: Any, root: Any) -> None:
-        """Name what is checkpointed: numbers in the names of modules become `*`."""
-        paths = [path for path, one in root.named_modules() if one is module] if None not in (root, module) else []
-        name = paths[0] if paths else getattr(function, "__qualname__", type(function).__name__)
-        name = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name.removeprefix("module.").removeprefix("_orig_mod."))
-        kind = self.models.watch.module or "no model"
-        names = self.names.setdefault(kind, {})
-        if name not in names:
-            names[name] = None
-            self.models.write({"kind": "own checkpoints", "module": kind, "names": list(names)})
-
-
-def _module_of(function: Any) -> Any:
-    """Return the module that a checkpointed function runs, where it can be told: itself, or whose method it is."""
-    given: tuple[Any, ...] = ()
-    while isinstance(function, partial):
-        function, given = function.func, (*function.args, *given)
-    candidates = (function, getattr(function, "__self__", None), *given[:1])  # `partial(forward, layer)` as well
-    return next((one for one in candidates if isinstance(one, Module)), None)

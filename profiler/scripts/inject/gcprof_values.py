@@ -21,6 +21,7 @@ import os
 import runpy
 import sys
 import threading
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -129,9 +130,18 @@ class Values:
             plan.func(*args, **kwargs)
             return self.compute.results(plan, args, kwargs)[0]
         if plan.name not in computing.COUNTED:
-            out = (
-                self._seen_within(plan, keyset, args, kwargs) if plan.reads_within(args) else plan.func(*args, **kwargs)
-            )
+            if plan.reads_within(args):  # the calls of others within are followed
+                given = tuple(
+                    torch.tensor(one, device="cpu") if at in plan.tensors and type(one) in (int, float, bool) else one
+                    for at, one in enumerate(args)
+                )
+                _include(FAKE, True)
+                try:
+                    out = plan.func.redispatch(keyset & BELOW, *given, **kwargs)
+                finally:
+                    _include(FAKE, False)
+            else:
+                out = plan.func(*args, **kwargs)
             if isinstance(out, torch.Tensor):
                 self.compute.follow(plan, args, kwargs, out)
             return out
@@ -153,18 +163,6 @@ class Values:
             self.assumptions.told(plan.name, first.shape, is_size=True)
         return out
 
-    def _seen_within(self, plan: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator whose own calls of others are followed."""
-        args = tuple(
-            torch.tensor(value, device="cpu") if place in plan.tensors and type(value) in (int, float, bool) else value
-            for place, value in enumerate(args)
-        )
-        _include(FAKE, True)
-        try:
-            return plan.func.redispatch(keyset & BELOW, *args, **kwargs)
-        finally:
-            _include(FAKE, False)
-
     # ---- what the host reads
 
     def _read(self, tensor: Any) -> Any:
@@ -178,27 +176,24 @@ class Values:
             value = computing.value_of(tensor, mark).item()
             if mark is not None and mark.state_of(tensor) == computing.REAL:
                 return value
-            self._note_read(tensor, value)
+            line = lines.line_now()
+            is_integer = computing.is_discrete(tensor) and tensor.dtype != torch.bool
+            is_size = is_integer and not sys._getframe(1).f_code.co_filename.startswith(TORCH)  # of a rank, or the like
+            if is_size and value > 1:
+                self.assumptions.counts[int(value)] = line
+            if (line, is_size) not in self._reads:
+                self._reads.add((line, is_size))
+                self._tell({"kind": "read", "line": line, "is_integer": is_size})
+            now = (line, self._watch.phase, self._watch.step)
+            self._num_last = self._num_last + 1 if now == self._last else 1
+            self._last = now
+            if self._num_last > MOST_READS:
+                why = f"{line} reads a value of the GPU, which is not computed, again and again, and may never end"
+                self._end("no progress", why, line)
             return value
         finally:
             if is_included:
                 _include(FAKE, True)
-
-    def _note_read(self, tensor: Any, value: Any) -> None:
-        line = lines.line_now()
-        is_integer = computing.is_discrete(tensor) and tensor.dtype != torch.bool
-        is_size = is_integer and not sys._getframe(2).f_code.co_filename.startswith(TORCH)  # of a rank, or the like
-        if is_size and value > 1:
-            self.assumptions.counts[int(value)] = line
-        if (line, is_size) not in self._reads:
-            self._reads.add((line, is_size))
-            self._tell({"kind": "read", "line": line, "is_integer": is_size})
-        now = (line, self._watch.phase, self._watch.step)
-        self._num_last = self._num_last + 1 if now == self._last else 1
-        self._last = now
-        if self._num_last > MOST_READS:
-            why = f"{line} reads a value of the GPU, which is not computed, again and again, and may never end"
-            self._end("no progress", why, line)
 
     def why_short(self) -> tuple[str, int] | None:
         """Return the line of the assumption that sized what runs now, and the size; None for none.
@@ -235,7 +230,8 @@ class Assumptions:
 
     def told(self, operator: str, shape: Any, *, is_size: bool = False) -> None:
         """Tell an assumption, or a size that came from one."""
-        if _is_printing():
+        frames = traceback.walk_stack(sys._getframe(1))
+        if any(frame.f_code.co_filename.endswith(PRINTS) for frame, _ in frames):
             return
         line = lines.line_now()
         if is_size:
@@ -270,15 +266,6 @@ class Assumptions:
         if not is_kept or dim is None:
             return along[0].expand(shape)
         return along.view([-1 if place == dim % len(shape) else 1 for place in range(len(shape))]).expand(shape)
-
-
-def _is_printing() -> bool:
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(PRINTS):
-            return True
-        frame = frame.f_back
-    return False
 
 
 # ---- what the operators of the second step compute and move, as the first one makes optimizer state: `report.py`

@@ -39,7 +39,6 @@ counters: Any = holding.counters
 lines: Any = holding.history  # of the user's own code
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
 STACK_SIGNAL, TOLD = signal.SIGRTMIN + 20, "told"  # as in profiler/scripts/launch.py
-UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
 CHAIN_STEP = os.environ.get("GCPROF_CHAIN")  # the step, from 0, whose stages are costed for a plan
 MAIN_BATCHES = os.environ.get("GCPROF_BATCHES")  # every DataLoader ends after as many batches
@@ -69,9 +68,7 @@ def begin(why: str | None) -> None:
         watch.values.begin()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
-    replaced: Any = import_module("gcprof_replaced")
-    replaced.begin(note)
-    replaced.tell_missing(note)
+    import_module("gcprof_replaced").begin(note)
     if {"RANK", "LOCAL_RANK"} & set(os.environ):
         _write({"kind": "begun"})  # others wait for this process, whether it comes to use a GPU or not
 
@@ -168,33 +165,30 @@ class Watch:
             _watches.append(self)
             _kept[:] = [keep] if keep else []
         try:
-            self._install()
+            self.is_on = True
+            counters.begin()
+            warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+            library: Any = warnings  # whose list may be another one later
+            ours = library.filters[0]
+            self._undo.callback(lambda: ours in library.filters and library.filters.remove(ours))
+            self.every = modules.register_module_forward_pre_hook(self._before_forward)
+            self.outermost: Any = None  # its hook, while it is called
+            self._undo.callback(lambda: self.every.remove())
+            self._undo.callback(self._forget_outermost)
+            self._undo.callback(optimizers.register_optimizer_step_pre_hook(self._before_step).remove)
+            self._undo.callback(optimizers.register_optimizer_step_post_hook(self._after_step).remove)
+            counters.on_reset = lambda device: self.holders.reset(self.phase, self.line, device)
+            autograd: Any = torch.autograd
+            self._replace(autograd, "backward", self._around(autograd.backward, "backward", "after the backward"))
+            self._replace(autograd, "grad", self._around(autograd.grad, "backward", "after the backward"))
+            self._replace(torch, "save", self._around(torch.save, "saving", None))
+            attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+            if attach and not _observed:  # once and for all: PyTorch cannot take an observer away
+                _observed.append(lambda *words: [watch.out_of_memory(*words) for watch in _watches])
+                torch.cuda._lazy_call(partial(attach, _observed[0]))  # no sooner: who has begun to use CUDA cannot fork
         except BaseException:
             self._remove()
             raise
-
-    def _install(self) -> None:
-        self.is_on = True
-        counters.begin()
-        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
-        library: Any = warnings  # whose list may be another one later
-        ours = library.filters[0]
-        self._undo.callback(lambda: ours in library.filters and library.filters.remove(ours))
-        self.every = modules.register_module_forward_pre_hook(self._before_forward)
-        self.outermost: Any = None  # its hook, while it is called
-        self._undo.callback(lambda: self.every.remove())
-        self._undo.callback(self._forget_outermost)
-        self._undo.callback(optimizers.register_optimizer_step_pre_hook(self._before_step).remove)
-        self._undo.callback(optimizers.register_optimizer_step_post_hook(self._after_step).remove)
-        counters.on_reset = lambda device: self.holders.reset(self.phase, self.line, device)
-        autograd: Any = torch.autograd
-        self._replace(autograd, "backward", self._around(autograd.backward, "backward", "after the backward"))
-        self._replace(autograd, "grad", self._around(autograd.grad, "backward", "after the backward"))
-        self._replace(torch, "save", self._around(torch.save, "saving", None))
-        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if attach and not _observed:  # once and for all: PyTorch cannot take an observer away
-            _observed.append(lambda *words: [watch.out_of_memory(*words) for watch in _watches])
-            torch.cuda._lazy_call(partial(attach, _observed[0]))  # no sooner: who has begun to use CUDA cannot fork
 
     def end(self, error: BaseException | None) -> None:
         """End what was started, and take all of it away again; what others have put over it stays."""
@@ -412,7 +406,7 @@ class Watch:
         self._tell()
         _write({"kind": "raised", "error": error, "text": why, "line": line, "time": time.time()})
         print(f"gcprof: {why}", file=sys.stderr, flush=True)
-        os._exit(UNKNOWN)
+        os._exit(3)  # as where there is no GPU
 
     def out_of_memory(self, device: int, asked: int, total: int, free: int) -> None:
         sized = self.values.why_short() if self.values else None
