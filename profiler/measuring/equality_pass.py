@@ -145,8 +145,20 @@ class _Comparison:
         result = equality.noise_floor(
             lambda: self._gradients(case), self._group, earlier=earlier.digests if earlier else None
         )
-        if self._group.mesh is not None:
-            result = self._across(result)
+        if self._group.mesh is not None:  # with one process, too, that runs all ranks' batches, one after the other
+            batch = equality.digest(tensors(self._bench.build().workload.batch))
+            if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
+                text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
+                self._bench.note("GCP035", text)
+            what = "whether gradients are averaged over the ranks"
+            result = verify_averaging(
+                result,
+                lambda: self._gradients(case),
+                lambda rank: lambda: self._alone(rank),
+                lambda rank: lambda: self._alone(rank, nudge=True),
+                self._group,
+                attempt=lambda run: self._bench.extra(what, run, is_local=True),
+            )
         elif cause := self._doubts.cause():
             self._bench.extra("whether the gradients are wrong", lambda: self._mend(result, cause))
         if case.precision == "fp32":
@@ -180,7 +192,15 @@ class _Comparison:
 
         result = self._against(case.baseline, step, digests, applied)
         if applied.draws_apart and judge(result, strict=False) is not None:
-            result = self._undropped(result, applied)
+            met: set[str] = set()  # which dropouts micro-batches have, whose masks are other ones
+            self._dropping = partial(without_dropout, met)
+            undropped = self._against(case.baseline, lambda: self._gradients(case), {}, applied)
+            if met:
+                text = "gradients are compared with dropout off: micro-batches draw masks of their own"
+                self._bench.note("GCP073", text)
+                result = undropped
+            else:
+                self._dropping = nullcontext
         if applied.reference is None or judge(result, strict=False) is None:
             return result
         if result.random_state_equal and not equality.is_rounding(result):
@@ -191,17 +211,6 @@ class _Comparison:
         reference = msgspec.structs.replace(case, strategy=applied.reference)
         result = self._against(reference, lambda: self._gradients(case), {}, applied)
         return msgspec.structs.replace(result, against=str(applied.reference))
-
-    def _undropped(self, result: Equality, applied: Applied) -> Equality:
-        """Compare micro-batches, whose masks are other ones, with dropout off; return `result` if there is none."""
-        met: set[str] = set()
-        self._dropping = partial(without_dropout, met)
-        undropped = self._against(self._case.baseline, lambda: self._gradients(self._case), {}, applied)
-        if not met:
-            self._dropping = nullcontext
-            return result
-        self._bench.note("GCP073", "gradients are compared with dropout off: micro-batches draw masks of their own")
-        return undropped
 
     def _mend(self, result: Equality, cause: str) -> None:
         """Compare with a step in which what may be wrong is not, and keep why it is if they differ."""
@@ -271,21 +280,6 @@ class _Comparison:
         """Return `others` if only a recompute can explain them: the baseline is exact and the kernels are the same."""
         is_exact = result.noise_floor == 0 and result.rounding_floor is None
         return self.others(result) if is_exact and (result.buffers_difference or 0.0) > equality.AGREE else ()
-
-    def _across(self, result: Equality) -> Equality:
-        """Compare also with one process that runs all ranks' batches, one after the other."""
-        batch = equality.digest(tensors(self._bench.build().workload.batch))
-        if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
-            text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
-            self._bench.note("GCP035", text)
-        return verify_averaging(
-            result,
-            lambda: self._gradients(self._case),
-            lambda rank: lambda: self._alone(rank),
-            lambda rank: lambda: self._alone(rank, nudge=True),
-            self._group,
-            attempt=lambda run: self._bench.extra("whether gradients are averaged over the ranks", run, is_local=True),
-        )
 
     def _against(self, baseline: Case, step: GradientStep, digests: dict[str, str], applied: Applied) -> Equality:
         before = num_compiled()

@@ -247,7 +247,11 @@ def _image(workload: Workload) -> kept_state.Image:
         held[f"{BUFFER}{name}"] = buffer if is_plain else [str(buffer.shape), str(buffer.dtype)]
     inputs, _ = pytree.tree_flatten_with_path(workload.batch)
     held |= {f"the input{pytree.keystr(path)}": leaf for path, leaf in inputs}
-    held |= {f"{home}.{name}": value for home, names in _files(module) for name, value in names.items()}
+    kinds = (kind for submodule in module.modules() for kind in type(submodule).__mro__)  # FSDP2 subclasses theirs
+    for home in map(sys.modules.get, dict.fromkeys(kind.__module__ for kind in kinds)):
+        if home is not None and is_theirs(getattr(home, "__file__", None) or "<"):
+            names = vars(home).items()
+            held |= {f"{home.__name__}.{name}": value for name, value in names if not name.startswith("__")}
     image = {name: text for name, value in held.items() if (text := kept_state.text(value)) is not None}
     for path, submodule in module.named_modules():
         image |= dict(_objects(vars(submodule), f"{path}." if path else "", DEEPEST))
@@ -265,18 +269,6 @@ def _objects(values: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[
             if (text := kept_state.text(held)) is not None:
                 yield f"{prefix}{name}.{attribute}", text
         yield from _objects(own, f"{prefix}{name}.", depth - 1)
-
-
-def _files(module: nn.Module) -> list[tuple[str, dict[str, Any]]]:
-    """Return the user's files that define the modules' classes, each with its globals."""
-    kinds = (kind for submodule in module.modules() for kind in type(submodule).__mro__)  # FSDP2 subclasses theirs
-    names = dict.fromkeys(kind.__module__ for kind in kinds)
-    homes = [sys.modules[name] for name in names if name in sys.modules]
-    return [
-        (home.__name__, {name: value for name, value in vars(home).items() if not name.startswith("__")})
-        for home in homes
-        if is_theirs(getattr(home, "__file__", None) or "<")
-    ]
 
 
 def trainable(module: nn.Module) -> list[str]:

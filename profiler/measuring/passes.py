@@ -75,25 +75,19 @@ def of_step(
     look: operators.Look,
     reads: AbstractContextManager[Any],
 ) -> dict[str, Any]:
-    counted = operators.count(step, look, reads)
-    return counted.readings() | _estimated(bench, counted)
-
-
-def _estimated(bench: Bench, counted: operators.Counted) -> dict[str, Any]:
-    """Return the seconds that the GPU of a hollow device would take for a step; nothing where a rate is missing."""
-    case = bench.trial.case
+    """Count, and estimate the seconds that the GPU of a hollow device would take; none where a rate is missing."""
+    counted, case = operators.count(step, look, reads), bench.trial.case
     if case.ranks:
         text = f"the first of {case.num_ranks} ranks, which holds the most, without what NCCL takes of the device"
         bench.note("GCP037", f"{text} itself; no time, as the network's rates are unknown")
-        return {}
-    if not case.is_rehearsed:
-        return {}
+    if case.ranks or not case.is_rehearsed:
+        return counted.readings()
     rates = gpu_specs.find(parse(case.device).name)
     if sum(one.host_bytes for one in counted.operators) > LOGGED and not rates.host_bandwidth:
-        return {}
+        return counted.readings()
     bench.note("GCP016", stated_error(rates, case.precision))
     seconds = roofline_seconds(counted.operators, rates, case.precision)
-    return {f"{phase}_seconds": (value,) for phase, value in seconds.items()}
+    return counted.readings() | {f"{phase}_seconds": (value,) for phase, value in seconds.items()}
 
 
 def counted_step(
@@ -213,51 +207,47 @@ def measure_together(
     """
     benches = [Bench(trial, on_pass) for trial in trials]
     with explained(benches[0]):
-        return _timed(benches)
+        first, before = benches[0], switches()
+        first.begin("build")
+        model = first.build(first.trial.case.baseline)
+        strategies = [assemble_beside(model, bench.trial.case) for bench in benches]
+        first.begin("time")
+        _, step = strategies[0].trainer()
+        at_work = first  # a step counts for the strategy that is on, or for the first if none is
 
+        def switch(number: int, on: bool) -> None:
+            nonlocal at_work
+            at_work = benches[number] if on else first
+            turn = strategies[number].switch
+            assert turn is not None, "strategies beside each other have one"
+            turn(on)
 
-def _timed(benches: list[Bench]) -> list[Record]:
-    first, before = benches[0], switches()
-    first.begin("build")
-    model = first.build(first.trial.case.baseline)
-    strategies = [assemble_beside(model, bench.trial.case) for bench in benches]
-    first.begin("time")
-    _, step = strategies[0].trainer()
-    at_work = first  # a step counts for the strategy that is on, or for the first if none is
-
-    def switch(number: int, on: bool) -> None:
-        nonlocal at_work
-        at_work = benches[number] if on else first
-        turn = strategies[number].switch
-        assert turn is not None, "strategies beside each other have one"
-        turn(on)
-
-    readings = timing.read_together(
-        first.device,
-        lambda mark: at_work.counted(step, mark),
-        [partial(switch, number) for number in range(len(benches))],
-        **_sampling(first),
-    )
-    own_share = {name: seconds / len(benches) for name, seconds in first.end().items()}
-    for bench, strategy in zip(benches, strategies, strict=True):
-        bench.listen(strategy)
-        bench.tell_checkpoints()
-        bench.tell_changes(before)
-        bench.tell_untold()
-    return [
-        Record(
-            case=bench.trial.case,
-            round=bench.trial.round,
-            outcome="ok",
-            built=strategy.describe(),
-            readings=Readings(**own_readings),
-            environment=environment(first.device),
-            notes=(*strategy.applied.notes, *bench.all_notes()),
-            stage_seconds=own_share,
-            num_steps=bench.num_steps,
+        readings = timing.read_together(
+            first.device,
+            lambda mark: at_work.counted(step, mark),
+            [partial(switch, number) for number in range(len(benches))],
+            **_sampling(first),
         )
-        for bench, strategy, own_readings in zip(benches, strategies, readings, strict=True)
-    ]
+        own_share = {name: seconds / len(benches) for name, seconds in first.end().items()}
+        for bench, strategy in zip(benches, strategies, strict=True):
+            bench.listen(strategy)
+            bench.tell_checkpoints()
+            bench.tell_changes(before)
+            bench.tell_untold()
+        return [
+            Record(
+                case=bench.trial.case,
+                round=bench.trial.round,
+                outcome="ok",
+                built=strategy.describe(),
+                readings=Readings(**own_readings),
+                environment=environment(first.device),
+                notes=(*strategy.applied.notes, *bench.all_notes()),
+                stage_seconds=own_share,
+                num_steps=bench.num_steps,
+            )
+            for bench, strategy, own_readings in zip(benches, strategies, readings, strict=True)
+        ]
 
 
 def _sampling(bench: Bench) -> dict[str, Any]:

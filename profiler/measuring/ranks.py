@@ -99,14 +99,25 @@ def launch(count: int, device: str, work: Work, *, failed: Failed) -> bytes:
     An error in one rank ends all ranks, and `failed` turns it into that rank's last message. Raises Lost if a rank ends
     without a result. This process must not have used CUDA.
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415  0.1 s, for ranks
-    from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415  as above
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415  0.1 s, for ranks alone
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415  as above
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415  as above
 
+    configuration = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=0, run_id="gcprof",
+        rdzv_backend="c10d", rdzv_endpoint=f"{HERE}:0", local_addr=HERE,
+        start_method="fork", monitor_interval=POLL_SECONDS,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        numa_options=NumaOptions(affinity_mode=AffinityMode.NODE),  # without any it uses CUDA, which cannot be forked
+    )  # fmt: skip
+    configuration.numa_options = None
+    if hasattr(configuration, "shutdown_timeout"):  # torch 2.11 has none yet
+        configuration.shutdown_timeout = GRACE_SECONDS
     mine, theirs = os.pipe()
     os.set_blocking(mine, False)
     parent = os.getpid()
     forked = multiprocessing.get_context("fork").Barrier(count)
-    run = elastic_launch(_configuration(count), _rank)
+    run = elastic_launch(configuration, _rank)
     try:
         results: dict[int, bytes] = run(device, work, failed, theirs, parent, forked)
     except ChildFailedError as error:
@@ -119,25 +130,8 @@ def launch(count: int, device: str, work: Work, *, failed: Failed) -> bytes:
     return results[0]
 
 
-def _configuration(count: int) -> Any:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415  0.1 s, for ranks alone
-    from torch.distributed.launcher.api import LaunchConfig  # noqa: PLC0415  as above
-
-    made = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=0, run_id="gcprof",
-        rdzv_backend="c10d", rdzv_endpoint=f"{HERE}:0", local_addr=HERE,
-        start_method="fork", monitor_interval=POLL_SECONDS,
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-        numa_options=NumaOptions(affinity_mode=AffinityMode.NODE),  # without any it uses CUDA, which cannot be forked
-    )  # fmt: skip
-    made.numa_options = None
-    if hasattr(made, "shutdown_timeout"):  # torch 2.11 has none yet
-        made.shutdown_timeout = GRACE_SECONDS
-    return made
-
-
 def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int, forked: Barrier) -> bytes:
-    """Run one rank; it ends when the launcher ends.
+    """Run one rank, by NCCL on GPUs, else gloo; it ends when the launcher ends.
 
     Ranks connect only after all are forked: for each connection a thread of the launcher looks up a host name, under a
     lock of the C library, and a rank that is forked at that moment would wait for the lock forever.
@@ -148,25 +142,20 @@ def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int, forke
         os._exit(1)
     try:
         forked.wait()
-        return work(_connected(device))
+        kind, _, first = device.partition(":")
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
+        if "lo" in {name for _, name in socket.if_nameindex()}:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this host, whose name may not resolve
+        if kind == "cuda":
+            torch.cuda.set_device(int(first or 0) + rank)
+            torch.cuda.init()  # or the mesh would choose the device
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=PATIENCE)
+        return work(Ranks(init_device_mesh(kind, (size,))))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         rank = int(os.environ["RANK"])
         if isinstance(error, dist.DistError) or "gloo/transport" in str(error):  # another rank went away meanwhile
             time.sleep(GRACE_SECONDS)  # lets the launcher notice first the rank that is gone, and end this one
         os.write(pipe, failed(error, rank)[: WORD_BYTES - 1] + b"\n")
         os._exit(1)  # a normal exit would wait for pending communication
-
-
-def _connected(device: str) -> Ranks:
-    """Join the group: NCCL on GPUs, else gloo; one thread a rank unless OMP_NUM_THREADS is set."""
-    kind, _, first = device.partition(":")
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    if "lo" in {name for _, name in socket.if_nameindex()}:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host, whose name may not resolve
-    if kind == "cuda":
-        torch.cuda.set_device(int(first or 0) + rank)
-        torch.cuda.init()  # or the mesh would choose the device
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=PATIENCE)
-    return Ranks(init_device_mesh(kind, (size,)))

@@ -55,45 +55,42 @@ def measure(
     """
     bench = Bench(trial, on_pass, build, group)
     with explained(bench):
-        return _measured(trial, bench)
-
-
-def _measured(trial: Trial, bench: Bench) -> Record:
-    """Run the passes; the record's case has the requested device, while the bench's has that of its rank."""
-    passes = bench.passes()
-    before = switches()
-    bench.begin("build")
-    calls: list[int] = []
-    is_as_built = not bench.device.is_hollow or is_prepared(bench.trial.case)  # else strategies may have run it
-    assembled = bench.build(calls=calls)
-    built, notes = assembled.describe(), assembled.applied.notes
-    bench.is_compiled = assembled.applied.changes_kernels or bool(compiled_modules(assembled.workload.module))
-    if passes[:1] == ("flops",) and is_as_built:
-        bench.unused = assembled, calls
-    del assembled
-    compares = "equality" in passes
-    first = [name for name in passes if compares and name == "memory"]  # the equality pass can use digests of its steps
-    readings = _read(bench, first)
-    verified, reason = compare(bench) if compares else (None, None)
-    readings |= _read(bench, [name for name in passes if name not in first])
-    bench.tell_checkpoints()
-    if bench.warnings.lines:  # of the steps whose gradients are compared
-        bench.note("GCP046", f"warnings while the step ran: {bench.warnings}")
-    bench.tell_changes(before)
-    reason = bench.tell_leftovers() or reason
-    return Record(
-        case=trial.case,
-        round=trial.round,
-        outcome="invalid" if reason else "ok",
-        detail=reason,
-        built=built,
-        readings=Readings(**readings),
-        equality=verified,
-        environment=environment(bench.device),
-        notes=(*notes, *bench.all_notes()),
-        stage_seconds=bench.end(),
-        num_steps=bench.num_steps,
-    )
+        passes = bench.passes()
+        before = switches()
+        bench.begin("build")
+        calls: list[int] = []
+        is_as_built = not bench.device.is_hollow or is_prepared(bench.trial.case)  # else strategies may have run it
+        assembled = bench.build(calls=calls)
+        built, notes = assembled.describe(), assembled.applied.notes
+        bench.is_compiled = assembled.applied.changes_kernels or bool(compiled_modules(assembled.workload.module))
+        if passes[:1] == ("flops",) and is_as_built:
+            bench.unused = assembled, calls
+        del assembled
+        compares = "equality" in passes
+        first = [
+            name for name in passes if compares and name == "memory"
+        ]  # the equality pass can use digests of its steps
+        readings = _read(bench, first)
+        verified, reason = compare(bench) if compares else (None, None)
+        readings |= _read(bench, [name for name in passes if name not in first])
+        bench.tell_checkpoints()
+        if bench.warnings.lines:  # of the steps whose gradients are compared
+            bench.note("GCP046", f"warnings while the step ran: {bench.warnings}")
+        bench.tell_changes(before)
+        reason = bench.tell_leftovers() or reason
+        return Record(
+            case=trial.case,  # which has the requested device, and the bench's that of its rank
+            round=trial.round,
+            outcome="invalid" if reason else "ok",
+            detail=reason,
+            built=built,
+            readings=Readings(**readings),
+            equality=verified,
+            environment=environment(bench.device),
+            notes=(*notes, *bench.all_notes()),
+            stage_seconds=bench.end(),
+            num_steps=bench.num_steps,
+        )
 
 
 def _read(bench: Bench, passes: Collection[str]) -> dict[str, Any]:
@@ -120,24 +117,18 @@ def _memory(bench: Bench) -> dict[str, Any]:
         bench.device.release()
         bench.misread_bytes = bench.leftovers.in_peak(held_before)
     if bench.trial.case.is_rehearsed:
-        _tell_edge(bench, int(own["device_bytes"]))
+        taken, total = int(own["device_bytes"]), bench.device.facts().total_bytes or 0
+        unknown = int(LIBRARY_SHARE * total) + (0 if parse(bench.trial.case.device).context_bytes else CONTEXT_BYTES)
+        if total - taken < unknown:
+            text = f"{bytes_text(taken)} of {bytes_text(total)} are taken: too near to tell whether it fits, since"
+            more = f"CUDA and its libraries may take {bytes_text(unknown)} more; --context adds CUDA's"
+            bench.note("GCP042", f"{text} {more}")
     held = {name: own[name] for name in ("static_bytes", "saved_bytes", "peak_bytes")}
     by_rank = bench.group.gather((own, RankBytes(**held, gathered_bytes=gathered)))
     if len(by_rank) == 1:
         return own
     highest = max((readings for readings, _ in by_rank), key=lambda readings: int(readings["peak_bytes"]))
     return {**highest, "ranks": tuple(rank for _, rank in by_rank)}
-
-
-def _tell_edge(bench: Bench, taken_bytes: int) -> None:
-    """Note that a rehearsed step may not fit, if less memory is left than CUDA and its libraries may take."""
-    total = bench.device.facts().total_bytes or 0
-    unknown = int(LIBRARY_SHARE * total) + (0 if parse(bench.trial.case.device).context_bytes else CONTEXT_BYTES)
-    if total - taken_bytes < unknown:
-        text = f"{bytes_text(taken_bytes)} of {bytes_text(total)} are taken: too near to tell whether it fits, since"
-        bench.note(
-            "GCP042", f"{text} CUDA and its libraries may take {bytes_text(unknown)} more; --context adds CUDA's"
-        )
 
 
 def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:

@@ -230,7 +230,16 @@ class CpuWatch(Watch):
 
     def spans(self) -> list[Span]:
         profiler: Any = self._profile.profiler  # its events are not typed
-        return sum_events(_blocks(profiler.kineto_results.experimental_event_tree()), self._resting)
+        events = list(profiler.kineto_results.experimental_event_tree())
+        found: list[tuple[int, tuple[int, int] | None]] = []  # by time: address and bytes, or None for a mark
+        while events:
+            event = events.pop()
+            events += event.children
+            if event.name == MARK:
+                found.append((event.start_time_ns, None))
+            elif event.name == "[memory]":
+                found.append((event.start_time_ns, (event.extra_fields.ptr, event.extra_fields.alloc_size)))
+        return sum_events([block for _, block in sorted(found, key=lambda item: item[0])], self._resting)
 
 
 def sum_events(events: list[tuple[int, int] | None], resting_bytes: int) -> list[Span]:
@@ -265,20 +274,6 @@ def sum_events(events: list[tuple[int, int] | None], resting_bytes: int) -> list
         else:
             newer.discard(address)
     return spans
-
-
-def _blocks(tree: list[Any]) -> list[tuple[int, int] | None]:
-    """Return address and bytes of every allocator event, and None for every mark, in order of time."""
-    found: list[tuple[int, tuple[int, int] | None]] = []
-    events = list(tree)
-    while events:
-        event = events.pop()
-        events += event.children
-        if event.name == MARK:
-            found.append((event.start_time_ns, None))
-        elif event.name == "[memory]":
-            found.append((event.start_time_ns, (event.extra_fields.ptr, event.extra_fields.alloc_size)))
-    return [block for _, block in sorted(found, key=lambda item: item[0])]
 
 
 class Cpu(Device):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,16 @@ class Cuda(Device):
         torch.cuda.synchronize(self._device)
 
     def release(self) -> None:
-        _let_go_of_graphs(self._device)
+        """Free all that the last pass left; an empty backward makes autograd's thread of this device drop its graph.
+
+        The thread reports a backward as done before it drops the last node, which under FSDP2 holds the sharded module,
+        and may drop it only as the next one begins (torch/csrc/autograd/engine.cpp). The empty one allocates nothing,
+        and torch.autograd.backward would import sympy to compare the shape of the gradient that it is given.
+        """
+        nothing = torch.zeros(0, device=self._device, requires_grad=True)
+        root, gradient = nothing.view(-1), torch.empty_like(nothing)
+        _engine_run_backward((root,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        del nothing, root, gradient
         super().release()
         torch.cuda.synchronize(self._device)
         torch._C._cuda_clearCublasWorkspaces()  # torch before 2.15 keeps them for each thread
@@ -177,18 +186,6 @@ class Cuda(Device):
         return self._board
 
 
-def _let_go_of_graphs(device: torch.device) -> None:
-    """Make autograd's thread of this device drop the graph of the last backward, by running an empty backward.
-
-    The thread reports a backward as done before it drops the last node, which under FSDP2 holds the sharded module, and
-    may drop it only as the next backward begins (torch/csrc/autograd/engine.cpp). The empty one allocates nothing, and
-    torch.autograd.backward would import sympy to compare the shape of the gradient that it is given.
-    """
-    nothing = torch.zeros(0, device=device, requires_grad=True)
-    root, gradient = nothing.view(-1), torch.empty_like(nothing)
-    _engine_run_backward((root,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
 def _driver() -> str | None:
     """Return the driver's version from /proc, else from NVML; None if neither has it."""
     words = VERSION.read_text(encoding="utf-8").split() if VERSION.exists() else []
@@ -223,6 +220,8 @@ class Board:
         """Read the board, in about a millisecond; this process must have used the device before."""
         reasons = self._reading(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
         processes = self._reading(pynvml.nvmlDeviceGetComputeRunningProcesses)
+        others = [one.usedGpuMemory for one in processes or () if one.pid != os.getpid()]  # None: the system hides it
+        is_listed = not processes or len(others) < len(processes)  # else our own may be among them
         return Conditions(
             at_seconds=at_seconds,
             clock_hertz=self._reading(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
@@ -233,7 +232,7 @@ class Board:
             held_by=tuple(dict.fromkeys(name for bit, name in HOLDS.items() if reasons & bit)),
             # one of them is this process, whose id may differ in a container
             num_others=None if processes is None else max(0, len(processes) - 1),
-            others_bytes=None if processes is None else _held_by_others(processes),
+            others_bytes=None if processes is None or not is_listed or None in others else int(sum(others)),
         )
 
     def _reading(self, query: Callable[..., Any], *which: int, unit: float | None = None) -> Any:
@@ -242,11 +241,3 @@ class Board:
         except pynvml.NVMLError:
             return None
         return answer if unit is None else answer * unit
-
-
-def _held_by_others(processes: Sequence[Any]) -> int | None:
-    """Return the bytes of other processes; None if the system hides them, or our process id is not listed."""
-    others = [process for process in processes if process.pid != os.getpid()]
-    held = [process.usedGpuMemory for process in others]
-    is_listed = not processes or len(others) < len(processes)
-    return int(sum(held)) if is_listed and None not in held else None

@@ -37,7 +37,7 @@ def noise_floor(step: GradientStep, group: Group = ALONE, *, earlier: Mapping[st
     """
     first = collect_two(step)
     digests = _digests(first, group)
-    second = first if digests == earlier else collect_two(step, _update(first, group))
+    second = first if digests == earlier else collect_two(step, first.gradients if group.mesh is None else None)
     result = compared(first, second, group)
     floor = result.largest_difference if result.largest_difference is not None else 0.0
     return msgspec.structs.replace(result, moved=(), noise_floor=floor, digests=digests)
@@ -73,7 +73,7 @@ def verify(
         return equal(own)
     first = collect_two(baseline)
     is_alike = _digests(first, group) == dict(digests) and compared(first, results, group).gradients_equal
-    second = first if is_alike else collect_two(baseline, _update(first, group))
+    second = first if is_alike else collect_two(baseline, first.gradients if group.mesh is None else None)
     floor = compared(first, second, group).largest_difference or 0.0
     nearby = collect(nudged) if nudged and other_kernels() else None
     rounding = compared(first, nearby, group).largest_difference or 0.0 if nearby else None
@@ -85,11 +85,6 @@ def verify(
     if not result.gradients_equal and group.mesh is None:
         results = msgspec.structs.replace(results, second=collect_two(step, first.gradients).second)
     return msgspec.structs.replace(_closest((first, second), results, group), **floors)
-
-
-def _update(first: Results, group: Group) -> Gradients | None:
-    """Return the gradients with which a second run updates its weights; None for sharded ones, which use their own."""
-    return first.gradients if group.mesh is None else None
 
 
 def _closest(references: Sequence[Results], results: Results, group: Group) -> Equality:
@@ -278,7 +273,8 @@ def collect(step: GradientStep) -> Results:
 def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
     """Run a step, the optimizer's step, and the next step; return their results, copied to the host.
 
-    The optimizer uses the gradients of `update`, if given, so that another model gets the same weights.
+    The optimizer uses the gradients of `update`, if given, so that another model gets the same weights; sharded models
+    use their own.
     """
     ran = step()
     results, parameters = _results(ran), compared_leaves(ran.workload)

@@ -197,11 +197,10 @@ class _Search:
 
     def __init__(self, workload: Workload) -> None:
         self._names: dict[int, tuple[dict[str, Any], str]] = {}  # by identity: an object's attributes, and its name
-        for path, module in workload.module.named_modules():
-            self._add(module, f"of '{path}'" if path else "of the model")
-        for module in list(sys.modules.values()):
-            if place := _file_of(module):
-                self._add(module, f"in {place}")
+        parts = [(part, f"of '{path}'" if path else "of the model") for path, part in workload.module.named_modules()]
+        files = [(module, f"in {place}") for module in list(sys.modules.values()) if (place := _file_of(module))]
+        for thing, name in (*parts, *files):
+            self._names[id(thing)] = self._names[id(vars(thing))] = vars(thing), name
         self._children: dict[int, Any] = {}  # by identity of a referrer: what it refers to
 
     def nearest(self, kept: list[Any]) -> Holder | None:
@@ -235,9 +234,6 @@ class _Search:
         if not self._children:
             return None
         return Holder(f"a {owner}" if owner else "an object without a name")
-
-    def _add(self, thing: Any, name: str) -> None:
-        self._names[id(thing)] = self._names[id(vars(thing))] = vars(thing), name
 
     def _most(self, referrer: Any) -> int | None:
         """Return the maxlen of a bounded deque between the referrer and the tensor; None without one."""
@@ -309,7 +305,7 @@ class Leftovers:
         module = workload.module
         held = [*module.parameters(), *module.buffers(), *tensors(workload.batch)]
         storages = {storage._cdata: storage for storage in _storages(held)}
-        again = sum(self._watched[place][1] for place in self._alive() & storages.keys())
+        again = sum(nbytes for place, nbytes in self._alive().items() if place in storages)
         gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
         gradient_bytes = sum(map(allocated_bytes, _storages(gradients)))  # of a reused model: a new one has none
         self._watched |= {
@@ -336,7 +332,7 @@ class Leftovers:
 
     def held_model_bytes(self) -> int:
         """Return the bytes of parameters, buffers and batches that are still alive, of all models that were built."""
-        return sum(self._watched[place][1] for place in self._alive())
+        return sum(self._alive().values())
 
-    def _alive(self) -> set[int]:
-        return {place for place, (reference, _) in self._watched.items() if not reference.expired()}
+    def _alive(self) -> dict[int, int]:
+        return {place: nbytes for place, (reference, nbytes) in self._watched.items() if not reference.expired()}

@@ -33,7 +33,7 @@ def needless_bytes(loss: torch.Tensor, workload: Workload) -> int:
 
     Parameters, buffers and the batch do not count. 0 if it is at most the share LEAST of all that is saved.
     """
-    wanted = _wanted(workload)
+    wanted = {id(tensor) for tensor in (*trained(workload).values(), *tensors(workload.batch))}  # by id
     needless: dict[int, int] = {}
     needed: dict[int, int] = {}
     saved = saved_bytes(loss, workload)
@@ -62,7 +62,8 @@ def resting(workload: Workload) -> list[torch.Tensor]:
 
 def frozen_modules(workload: Workload) -> list[str]:
     """Return the outermost frozen modules whose output has a graph that leads to no wanted gradient."""
-    wanted, names = _wanted(workload), dict[str, None]()
+    wanted = {id(tensor) for tensor in (*trained(workload).values(), *tensors(workload.batch))}
+    names: dict[str, None] = {}
 
     def look(name: str) -> Any:
         def looked(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -77,11 +78,6 @@ def frozen_modules(workload: Workload) -> list[str]:
             watching.enter_context(module.register_forward_hook(look(name)))
         workload.loss(workload.module, workload.batch)
     return list(names)
-
-
-def _wanted(workload: Workload) -> set[int]:
-    """Return the ids of all tensors whose gradients may be read: the parameters and the batch."""
-    return {id(tensor) for tensor in (*trained(workload).values(), *tensors(workload.batch))}
 
 
 def _needs(first: Node | None, wanted: set[int]) -> dict[Node, bool]:
@@ -183,21 +179,24 @@ class SavedByBlocks:
                 _, first, last = savers.get(storage, (nbytes, number, number))
                 savers[storage] = nbytes, min(first, number), max(last, number)
         total = sum(nbytes for nbytes, _, _ in savers.values())
-        own = self._left(self._workload.blocks, savers)
-        if not total or own.within > total / 2:
+        own, within = self._left(self._workload.blocks, savers)
+        if not total or within > total / 2:
             return None
-        others = [(self._left(names, savers), pattern) for pattern, names in self._offered.items() if pattern]
-        best, pattern = min(others, default=(own, ""))
-        if best.most > min(own.most, total) - GAIN * total:
+        others = [(*self._left(names, savers), pattern) for pattern, names in self._offered.items() if pattern]
+        best, _, pattern = min(others, default=(own, within, ""))
+        if best > min(own, total) - GAIN * total:
             return None
-        percent = (1 - own.within / total) * 100
+        percent = (1 - within / total) * 100
         return (
             f"{percent:.0f} % of what the forward saves is outside of the blocks that strategies checkpoint; with "
-            f"--blocks '{pattern}', `all` keeps and recomputes at most {bytes_text(best.most)} of {bytes_text(total)}"
+            f"--blocks '{pattern}', `all` keeps and recomputes at most {bytes_text(best)} of {bytes_text(total)}"
         )
 
-    def _left(self, names: Sequence[str], savers: dict[int, tuple[int, int, int]]) -> _Left:
-        """Return what stays where each of these blocks is a checkpoint, with what its largest recompute brings back."""
+    def _left(self, names: Sequence[str], savers: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
+        """Return what stays where each of these blocks is a checkpoint, with what its largest recompute brings back.
+
+        And the bytes that are saved by these blocks alone.
+        """
         calls = sorted((call for call in self._calls if call.module in names), key=lambda call: call.first)
         begins = [call.first for call in calls]
         inputs = {storage: nbytes for call in calls for storage, nbytes in call.inputs.items()}
@@ -216,12 +215,7 @@ class SavedByBlocks:
             else:
                 freed[begin] += nbytes
         kept += sum(nbytes for storage, nbytes in inputs.items() if storage not in savers)
-        return _Left(most=kept + max(freed, default=0), within=within)
-
-
-class _Left(NamedTuple):
-    most: int  # bytes that are kept, and recomputed at once
-    within: int  # bytes that are saved by these blocks alone
+        return kept + max(freed, default=0), within
 
 
 class OwnRecomputes:
@@ -243,8 +237,14 @@ class OwnRecomputes:
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
             return
         self.modules[id(module)] = module
-        if function := _function_at_work():
-            self.functions.add(function)
+        function = getattr(type(torch._C._current_autograd_node()), "_forward_cls", None)
+        code = getattr(getattr(function, "backward", None), "__code__", None)
+        for frame in frames(sys._getframe(1)):
+            if frame.f_code is code:
+                self.functions.add(function.__name__)  # type: ignore[union-attr]  # it has a backward
+                break
+            if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+                break  # its recompute begins where a backward asks for a saved tensor, which may be a custom one's
 
     def names(self, workload: Workload) -> list[str]:
         """Return the outermost modules that ran in the backward and that one more forward runs too."""
@@ -284,18 +284,3 @@ def _outermost(names: Collection[str]) -> list[str]:
         for name in names
         if not any(name != other and (not other or name.startswith(f"{other}.")) for other in names)
     ]
-
-
-def _function_at_work() -> str | None:
-    """Return the custom Function whose backward is running; None within a recompute by PyTorch's checkpoint.
-
-    That recompute begins where a backward asks for a saved tensor, which may be a custom Function's backward.
-    """
-    function = getattr(type(torch._C._current_autograd_node()), "_forward_cls", None)
-    code = getattr(getattr(function, "backward", None), "__code__", None)
-    for frame in frames(sys._getframe(1)):
-        if frame.f_code is code:
-            return str(function.__name__)  # type: ignore[union-attr]  # it has a backward
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-            return None
-    return None

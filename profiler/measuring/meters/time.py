@@ -110,14 +110,15 @@ class _Series:
         plain_first = None if self.plain_first is None else _steps(self.plain_first) + plain[:settling]
         shares = [sample.launch_seconds / sample.seconds for sample in self.own if sample.seconds]
         is_known = bool(plain) and not device.is_asynchronous and not waits_for_ranks
+        held = [tuple(one.processor_seconds for one in timed[settling:]) for timed in (self.own, self.plain)]
         return {
             "warmup_seconds": _steps(self.first) + own[:settling],
             **{f"{phase}_seconds": tuple(sample.phases.get(phase, 0) for sample in steady) for phase in PHASES},
             "step_seconds": own[settling:],
             "plain_step_seconds": plain[settling:] if plain else None,
             "plain_warmup_seconds": plain_first,
-            "processor_seconds": None if device.is_asynchronous else _held(steady),
-            "plain_processor_seconds": _held(self.plain[settling:]) if is_known else UNSET,
+            "processor_seconds": None if device.is_asynchronous else held[0],
+            "plain_processor_seconds": held[1] if is_known else UNSET,
             "steps_per_sample": times,
             "host_share": min(1.0, median(shares)) if device.is_asynchronous and shares else None,
             "stopped": self.stopped,
@@ -179,7 +180,13 @@ def _read(
         return group.largest(_sample(device, step, group, times=times, clock=clock), lambda sample: sample.seconds)
 
     def plain(times: int) -> list[Sample]:
-        return [sample(times)] if is_shared else _without(partial(sample, times), device, group)
+        try:
+            return [sample(times)]
+        except Exception:  # the user's model may raise anything, as where it does not fit in memory
+            if is_shared or group.size > 1:  # the other ranks wait for this one
+                raise
+        device.release()  # after the handler, whose traceback holds tensors
+        return []
 
     is_shared = len(series) > 1
     is_brief = least_pairs == 1 and not device.is_asynchronous and not is_shared
@@ -210,17 +217,6 @@ def _read(
             one.stopped = None if waits else reason or ("limit" if is_over else None)
             one.conditions = tuple(conditions)
     return [one.readings(device, times, finds_warmup=bool(sampling), waits_for_ranks=group.size > 1) for one in series]
-
-
-def _without(sample: Callable[[], Sample], device: Device, group: Group) -> list[Sample]:
-    """Run a step without the strategy; return no sample if it fails, as it does where it does not fit in memory."""
-    try:
-        return [sample()]
-    except Exception:  # the user's model may raise anything
-        if group.size > 1:  # the other ranks wait for this one
-            raise
-    device.release()  # after the handler, whose traceback holds tensors
-    return []
 
 
 def _run_cycle(
@@ -259,10 +255,6 @@ def _spent_elsewhere(group: Group) -> float:
 
 def _steps(timed: list[Sample]) -> tuple[float, ...]:
     return tuple(sample.seconds for sample in timed)
-
-
-def _held(timed: list[Sample]) -> tuple[float, ...]:
-    return tuple(sample.processor_seconds for sample in timed)
 
 
 def _sample(device: Device, step: Step, group: Group, *, times: int, clock: Callable[[], float]) -> Sample:
