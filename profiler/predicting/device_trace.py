@@ -52,7 +52,7 @@ from profiler.predicting.step_tracer import (
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.known_values import NOT_REAL, ZEROS, ValueReads
 from profiler.training.observed_forward import Seen, remembering
-from profiler.training.workload import Step, dense_parts, drop_gradients, uncollected
+from profiler.training.workload import Step, dense_parts, drop_gradients, rounded, uncollected
 
 COMPILED = "compiled code"  # what allocates without a call that a dispatch mode sees
 WORKING = {  # operators, without their namespace, that use a workspace of a library's choice; so do convolutions
@@ -218,10 +218,10 @@ class DeviceBlocks(BlockLives):
 
     def __init__(self, tracer: DeviceTracer) -> None:
         super().__init__()
-        self._ran, self._bounds = tracer.ran, deque(tracer.bounds)
+        self._ran, bounds = tracer.ran, deque(tracer.bounds)
         self.asked_peaks = [0] * (len(self._ran) + 1)  # by operator: the most bytes in it, without unsplit rests
         for block in tracer.before:
-            asked = _rounded(block.requested)
+            asked = rounded(block.requested, "cuda")
             self.give(BlockLife(block.address, asked, 0, block.line, block.nbytes - asked))
         self._asked = sum(life.nbytes for life in self.lives)
         self._held = self._asked + sum(life.unsplit for life in self.lives)
@@ -229,9 +229,17 @@ class DeviceBlocks(BlockLives):
         self._given: list[BlockLife] = []  # since the allocator's count was last compared
         self._taken: list[BlockLife] = []
         for number, event in enumerate(event for event in tracer.events if event["action"] in (GIVEN, TAKEN_BACK)):
-            self._go_to(number, event)
+            bound = None
+            while bounds and bounds[0][0] <= number:
+                bound = bounds.popleft()
+            if bound:  # the operator that ran, or had run last, when this many events had been recorded
+                self._pass(bound[1], is_ended=bound[2])
+            is_next_unseen = self._number < len(self._ran) and self._ran[self._number].start_bytes is None
+            if self._is_ended and is_next_unseen and event["action"] == GIVEN:
+                self._pass(self._number + 1, is_ended=False)
             if event["action"] == GIVEN:
-                life = BlockLife(event["addr"], _rounded(event["size"]), self._number, line(event.get("frames", ())))
+                nbytes = rounded(event["size"], "cuda")
+                life = BlockLife(event["addr"], nbytes, self._number, line(event.get("frames", ())))
                 self.give(life)
                 self._given.append(life)
                 self._asked, self._held = self._asked + life.nbytes, self._held + life.nbytes
@@ -242,17 +250,6 @@ class DeviceBlocks(BlockLives):
                 self._asked, self._held = self._asked - taken.nbytes, self._held - taken.nbytes - taken.unsplit
                 self._taken.append(taken)
         self._pass(len(self._ran), is_ended=True)
-
-    def _go_to(self, number: int, event: dict[str, Any]) -> None:
-        """Go on to the operator that ran, or had run last, when this many events had been recorded."""
-        bound = None
-        while self._bounds and self._bounds[0][0] <= number:
-            bound = self._bounds.popleft()
-        if bound:
-            self._pass(bound[1], is_ended=bound[2])
-        is_next_unseen = self._number < len(self._ran) and self._ran[self._number].start_bytes is None
-        if self._is_ended and is_next_unseen and event["action"] == GIVEN:
-            self._pass(self._number + 1, is_ended=False)
 
     def _pass(self, number: int, *, is_ended: bool) -> None:
         if (number, is_ended) <= (self._number, self._is_ended):
@@ -285,10 +282,6 @@ class DeviceBlocks(BlockLives):
                     life.unsplit, gone.unsplit = life.unsplit + moved, gone.unsplit - moved
                     self._held += moved
         self._given, self._taken = [], []
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // GRANULE) * GRANULE
 
 
 MOST_OFF = 0.02  # of a peak, that free blocks in other places may make: 1 of 100 models is off, by up to 0.5 %

@@ -170,7 +170,12 @@ class FakeTensors(FakeTensorMode):
             is_test = args[0].dtype == torch.bool and args[0].ndim == 0
             return getattr(args[0], "is_true", False) if is_test else args[0].shape == args[1].shape
         if func in FACTORIES:
-            return self._made(func, args, kwargs or {})
+            new: Any = super().__torch_dispatch__(func, (), args, kwargs or {})
+            if new.numel() <= self.most_known and new.device.type == "cpu":
+                with no_dispatch():
+                    real = func(*args, **(kwargs or {}))
+                new = self._made_of(real, make_constant=True)
+            return new
         if (_only_writes(func) and not _is_known(args[0])) or is_in_place(func, args):
             return args[0] if isinstance(args[0], torch.Tensor) else None
         if is_sum_in_place(func, args):
@@ -187,15 +192,6 @@ class FakeTensors(FakeTensorMode):
             return out
         known = partial(self._made_of, make_constant=True)
         return with_choices(out, func, args, kwargs or {}, self._routing, known)
-
-    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a new tensor, with its values if it is small."""
-        out: Any = super().__torch_dispatch__(func, (), args, kwargs)
-        if out.numel() > self.most_known or out.device.type != "cpu":
-            return out
-        with no_dispatch():
-            real = func(*args, **kwargs)
-        return self._made_of(real, make_constant=True)
 
     def _made_of(self, real: torch.Tensor, *, make_constant: bool = False) -> torch.Tensor:
         return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=make_constant)
@@ -240,7 +236,10 @@ def chooses(func: Any, args: Any) -> bool:
 
 
 def with_choices(out: Any, func: Any, args: Any, kwargs: Any, routing: str, known: Known) -> Any:
-    """Return the results of an operator that chooses, with values for its indices along a dimension."""
+    """Return the results of an operator that chooses, with values for its indices along a dimension.
+
+    Balanced ones cycle through the entries, row by row; the worst are the same in all rows.
+    """
     scores, (index, where) = args[0], _CHOOSING[func._overloadpacket]
     if index is not None and not isinstance(out, (tuple, list)):
         return out  # over all entries, as `max()`
@@ -248,19 +247,14 @@ def with_choices(out: Any, func: Any, args: Any, kwargs: Any, routing: str, know
     if not isinstance(dimension, int) or not scores.ndim:
         return out  # over the whole tensor, as `argmax()`
     indices = out if index is None else out[index]
-    chosen = known(_chosen(indices, scores, dimension % scores.ndim, routing))
-    return chosen if index is None else type(out)((*out[:index], chosen, *out[index + 1 :]))
-
-
-def _chosen(indices: torch.Tensor, scores: torch.Tensor, dimension: int, routing: str) -> torch.Tensor:
-    """Return real indices: balanced ones cycle through the entries, row by row; the worst are the same in all rows."""
-    is_kept = indices.ndim == scores.ndim
+    dimension, is_kept = dimension % scores.ndim, indices.ndim == scores.ndim
     shape = [*indices.shape] if is_kept else [*indices.shape[:dimension], 1, *indices.shape[dimension:]]
     each = shape.pop(dimension)
     num_rows = torch.Size(shape).numel()
     numbers = torch.arange(num_rows * each) if routing == "balanced" else torch.arange(each).repeat(num_rows)
     rows = (numbers % scores.shape[dimension]).reshape(*shape, each).movedim(-1, dimension)
-    return (rows if is_kept else rows.squeeze(dimension)).contiguous()
+    chosen = known((rows if is_kept else rows.squeeze(dimension)).contiguous())
+    return chosen if index is None else type(out)((*out[:index], chosen, *out[index + 1 :]))
 
 
 def without_masks(func: Any, args: Any) -> Any:

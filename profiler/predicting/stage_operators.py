@@ -188,7 +188,11 @@ class StageBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
-    """Return the bytes of every stage, from a step in which all are kept."""
+    """Return the bytes of every stage, from a step in which all are kept.
+
+    Planners count an output as held until the next stage's backward; inputs that a pinned stage does not keep, as `cat`
+    keeps no block's output, are deducted from its saves.
+    """
     by_birth: dict[int, list[int]] = {}
     for place, allocation in enumerate(trace.allocations):
         by_birth.setdefault(allocation.born, []).append(place)
@@ -201,47 +205,27 @@ def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
         gradients = sum(nbytes for nbytes, born in made if stage.backward_first <= born <= stage.backward_last)
         later += gradients
         backward = max(alive[stage.backward_first : stage.backward_last + 1], default=0)
-        backward -= rest[stage.first - 1] + later
-        counted.append(_held(trace, stage, own, before, gradients=gradients, backward=backward))
+        backward -= rest[stage.first - 1] + later  # what was live before its forward, and its and later gradients
+        own_outputs = [trace.allocations[place] for place in own if place in stage.outputs]
+        outputs = sum(one.nbytes for one in own_outputs)
+        kept = (trace.allocations[place] for place in own if place not in stage.outputs)
+        saved = outputs + sum(one.nbytes for one in kept if one.died > stage.last)
+        own_saved = saved - sum(one.nbytes for one in own_outputs if one.died < stage.backward_first)
+        inputs = [trace.allocations[place] for place in before.outputs] if before and not stage.blocks else []
+        gone = sum(one.nbytes for one in inputs if before and before.first <= one.born and one.died <= stage.last)
+        taken = min(gone, saved)
+        counted.append(
+            StageBytes(
+                output_bytes=outputs,
+                saved_bytes=saved - taken,
+                own_saved_bytes=min(own_saved, saved - taken),
+                forward_extra_bytes=max(0, _peak(trace, stage, own, saving=True) - saved) + taken,
+                plain_forward_extra_bytes=max(0, _peak(trace, stage, own, saving=False) - outputs),
+                backward_extra_bytes=backward - outputs - min(own_saved, saved - taken),
+                gradient_bytes=gradients,
+            )
+        )
     return counted[::-1]
-
-
-def floor_bytes(trace: Trace) -> int:
-    """Return the peak outside of forward and backward: in the optimizer's step, or where gradients are zeroed."""
-    alive = live(trace)
-    inside = {"forward", "backward"}
-    return max(
-        (max(alive[first : last + 1], default=0) for phase, first, last in trace.spans() if phase not in inside),
-        default=0,
-    )
-
-
-def _held(
-    trace: Trace, stage: StageSpan, own: list[int], before: StageSpan | None, *, gradients: int, backward: int
-) -> StageBytes:
-    """Return the bytes of one stage, which allocates its `own` and follows `before`.
-
-    `gradients` are of its parameters, and `backward` is the most that its backward adds to what was live before its
-    forward and the gradients of its and later parameters. Planners count an output as held until the next stage's
-    backward; inputs that a pinned stage does not keep, as `cat` keeps no block's output, are deducted from its saves.
-    """
-    own_outputs = [trace.allocations[place] for place in own if place in stage.outputs]
-    outputs = sum(one.nbytes for one in own_outputs)
-    kept = (trace.allocations[place] for place in own if place not in stage.outputs)
-    saved = outputs + sum(one.nbytes for one in kept if one.died > stage.last)
-    own_saved = saved - sum(one.nbytes for one in own_outputs if one.died < stage.backward_first)
-    inputs = [trace.allocations[place] for place in before.outputs] if before and not stage.blocks else []
-    gone = sum(one.nbytes for one in inputs if before and before.first <= one.born and one.died <= stage.last)
-    taken = min(gone, saved)
-    return StageBytes(
-        output_bytes=outputs,
-        saved_bytes=saved - taken,
-        own_saved_bytes=min(own_saved, saved - taken),
-        forward_extra_bytes=max(0, _peak(trace, stage, own, saving=True) - saved) + taken,
-        plain_forward_extra_bytes=max(0, _peak(trace, stage, own, saving=False) - outputs),
-        backward_extra_bytes=backward - outputs - min(own_saved, saved - taken),
-        gradient_bytes=gradients,
-    )
 
 
 def _peak(trace: Trace, stage: StageSpan, own: Iterable[int], *, saving: bool) -> int:
@@ -273,7 +257,8 @@ def chain_of(
     `prints` has the parameters of each block in order, `options` the bytes of stages under each save option, by name.
     """
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
-    made, before = list[Stage](), None
+    made, before, alive = list[Stage](), None, live(trace)
+    outside = [range(first, last + 1) for phase, first, last in trace.spans() if phase not in ("forward", "backward")]
     for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True):
         if before and before.blocks and span.blocks and not before.feeds_next:
             made.append(msgspec.structs.replace(EMPTY, name=f"between {before.name} and {span.name}"))
@@ -284,8 +269,8 @@ def chain_of(
     return Chain(
         input_bytes=0,  # the batch is live before the step
         static_bytes=resting(trace, stage_spans[0].first - 1),
-        floor_bytes=floor_bytes(trace),
-        traced_peak_bytes=max(live(trace)),
+        floor_bytes=max((alive[at] for numbers in outside for at in numbers), default=0),  # as in the optimizer's step
+        traced_peak_bytes=max(alive),
         stages=tuple(made),
         doubts={
             {EVERY: RECOMPUTED, TOGETHER: INNER}.get(way, way): doubt

@@ -73,10 +73,9 @@ class _Extra(NamedTuple):
 
 
 NOTHING = Seconds(forward=0.0, backward=0.0, early_stop=0.0, options={})
-Samples = Mapping[str, Sequence[StepSample]]
 
 
-def pooled(samples: Samples, works: Sequence[StageWork]) -> list[Seconds]:
+def pooled(samples: Mapping[str, Sequence[StepSample]], works: Sequence[StageWork]) -> list[Seconds]:
     """Return the seconds of every stage: equal for stages of one kind; the last one also has the time outside of all.
 
     The shares of kinds come from the marks in the steps, the sums from whole steps: what checkpoints add to all stages
@@ -160,8 +159,11 @@ def _extra(
     inside = sum(parts)
     if not inside:
         return _Extra(parts, [0.0 for _ in parts])
-    differences = [sample.total - other.total for sample, other in zip(taken, without, strict=False)]
-    factor, doubt = _factor([difference / inside for difference in differences])
+    ratios = [(sample.total - other.total) / inside for sample, other in zip(taken, without, strict=False)]
+    low, high = interval(ratios) or (min(ratios), max(ratios))
+    spread = (high - low) / 2
+    trust = DOUBT**2 / (DOUBT**2 + spread**2)  # both are shrunk as far as they are noisy, the ratio towards 1
+    factor, doubt = min(max(1 + trust * (median(ratios) - 1), LEAST_FACTOR), MOST_FACTOR), trust * spread
     is_whole = len(taken) == len(without) > 1
     steps = [*taken, *without]
     total, held = sum(one.total for one in steps), sum(one.held or one.total for one in steps)
@@ -169,17 +171,6 @@ def _extra(
     doubt = min(MOST_DOUBT, (doubt + stolen / inside) / factor) if is_whole else MOST_DOUBT
     parts = [part * factor for part in parts]
     return _Extra(parts, [part * min(MOST_DOUBT, doubt + noise[place]) for place, part in enumerate(parts)], doubt)
-
-
-def _factor(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the median ratio of whole-step to summed stage differences, and half its confidence interval.
-
-    Both are shrunk as far as they are noisy, the ratio towards 1.
-    """
-    low, high = interval(ratios) or (min(ratios), max(ratios))
-    noise = (high - low) / 2
-    trust = DOUBT**2 / (DOUBT**2 + noise**2)
-    return min(max(1 + trust * (median(ratios) - 1), LEAST_FACTOR), MOST_FACTOR), trust * noise
 
 
 def _each(
@@ -328,8 +319,24 @@ class _SwitchedStep:
             self.device.release()
             return None
         held = None if self.device.is_asynchronous else thread_time() - on_core
-        spans = list(zip(self._labels, watch.seconds(), strict=False))
-        return msgspec.structs.replace(_read(spans, len(self.works)), held=held)
+        forward, recompute, backward = ([0.0] * len(self.works) for _ in range(3))
+        phase, spans = "", list(zip(self._labels, watch.seconds(), strict=False))
+        for (label, place), span in spans:  # a backward lasts from the end of its recompute to the next mark
+            if place < 0:
+                phase = label
+            elif phase == "forward" and label != AFTER:
+                forward[place] += span
+            elif phase == "backward" and label == INSIDE:
+                recompute[place] += span
+            elif phase == "backward" and label == BEHIND:
+                backward[place] += span
+        return StepSample(
+            total=sum(span for _, span in spans),
+            forward=tuple(forward),
+            recompute=tuple(recompute),
+            backward=tuple(backward),
+            held=held,
+        )
 
     def _run(self, place: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Run a stage's call under the current checkpoint; marks enclose its own work, in the recompute too."""
@@ -349,27 +356,6 @@ class _SwitchedStep:
     def _tell(self, label: str, place: int = -1) -> None:
         self._labels.append((label, place))
         self._mark()
-
-
-def _read(spans: Sequence[tuple[tuple[str, int], float]], count: int) -> StepSample:
-    """Return the seconds of a step by stage. A backward lasts from the end of its recompute to the next mark."""
-    forward, recompute, backward = ([0.0] * count for _ in range(3))
-    phase = ""
-    for (label, place), span in spans:
-        if place < 0:
-            phase = label
-        elif phase == "forward" and label != AFTER:
-            forward[place] += span
-        elif phase == "backward" and label == INSIDE:
-            recompute[place] += span
-        elif phase == "backward" and label == BEHIND:
-            backward[place] += span
-    return StepSample(
-        total=sum(span for _, span in spans),
-        forward=tuple(forward),
-        recompute=tuple(recompute),
-        backward=tuple(backward),
-    )
 
 
 def _kept(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

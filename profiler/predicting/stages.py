@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -69,25 +68,23 @@ class _Compiled(Exception):
     """Raised if the model has compiled code, whose operators a hollow device does not see."""
 
 
-class _Traced(NamedTuple):
-    built: Assembled
-    trace: Trace
-    is_unfused: bool = False
-    notes: tuple[str, ...] = ()
+def _trace(
+    trial: Trial, case: Case, build: Build | None, *, with_saves: bool, in_calls: bool
+) -> tuple[Assembled, Trace, bool, tuple[str, ...]]:
+    """Trace a step; also return whether it is unfused, and notes.
 
-
-def _trace(trial: Trial, case: Case, build: Build | None, *, with_saves: bool, in_calls: bool) -> _Traced:
-    """Trace a step; of a rehearsed one, allocations are the allocator's blocks: up to 1 MiB more than is asked for."""
+    Of a rehearsed one, allocations are the allocator's blocks: up to 1 MiB more than is asked for.
+    """
     if not case.is_rehearsed:
         built, trace, assumed = trace_case(
             case.foreseen, calibration=trial.calibration, with_saves=with_saves, build=build, in_calls=in_calls
         )
-        return _Traced(built, trace, assumed.is_unfused)
+        return built, trace, assumed.is_unfused, ()
     open_device(case.device).release()
     step = device_trace.trace_case(case, with_saves=with_saves, in_calls=in_calls, data_directory=trial.data_directory)
     if compiled_modules(step.built.workload.module):
         raise _Compiled
-    return _Traced(step.built, step.trace, notes=step.remarks)
+    return step.built, step.trace, False, step.remarks
 
 
 def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *, in_calls: bool) -> Chain:

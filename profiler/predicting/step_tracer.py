@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from msgspec.structs import replace
@@ -89,14 +89,6 @@ class BlockLives:
         return next((life for life in lives if life.died is None or life.died >= number), None)
 
 
-class Arrived(NamedTuple):
-    """A gradient that has arrived: the operators before, the module that owns it, and its storages."""
-
-    at: int
-    module: str
-    storages: list[int]
-
-
 class Saved:
     """One tensor that autograd saves: its storages, and the numbers of operators before it was packed and unpacked."""
 
@@ -130,7 +122,7 @@ class StepTracer(TorchDispatchMode):
         self.marks: list[tuple[str, int]] = []
         self.calls: list[Call] = []  # with addresses of storages in place of indices
         self.saved: list[Saved] = []
-        self.arrived: list[Arrived] = []
+        self.arrived: list[tuple[int, str, list[int]]] = []  # gradients: operators before, their module, storages
         self.phase = "before"
         self._with_saves, self._with_modules, self._drops = with_saves or drops, with_modules, drops
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
@@ -218,7 +210,7 @@ class StepTracer(TorchDispatchMode):
 
         def arrive(parameter: nn.Parameter) -> None:
             storages, owner = self.storages(parameter.grad), self._owners[id(parameter)]
-            self.arrived.append(Arrived(len(self.operators), owner, storages))
+            self.arrived.append((len(self.operators), owner, storages))
 
         def pack(tensor: torch.Tensor) -> tuple[Saved, torch.Tensor | None]:
             saved = Saved(self.storages(tensor), len(self.operators))
@@ -326,7 +318,7 @@ class _Step:
         spans = pairwise(tracer.marks)
         self._forwards = [(before, last) for (phase, before), (_, last) in spans if phase == "forward"]
         self._recompute_ends = recompute_ends(tracer.operators)
-        arrived = ((self._blocks.at(address, one.at), one.module) for one in tracer.arrived for address in one.storages)
+        arrived = ((self._blocks.at(address, at), owner) for at, owner, own in tracer.arrived for address in own)
         self._gradients = {id(life): owner for life, owner in arrived if life is not None}
 
     def allocation(self, life: BlockLife, let_go: int | None, has_let_go: bool) -> Allocation:

@@ -44,7 +44,6 @@ from profiler.training.observed_forward import Observation, observe
 from profiler.training.strategies import written
 from profiler.training.workload import Step, Workload, rounded
 
-DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 RANKS_ARE_REHEARSED = "ranks are rehearsed, not estimated: --device h100, on Linux on x86-64 with a CUDA build of torch"
 T = TypeVar("T")
 
@@ -163,7 +162,7 @@ def _fakes(case: Case, routing: str | None) -> Iterator[FakeTensors]:
     with fake_tensors(routing) as fakes, user_hooks(on_cuda=on_cuda), cuda_like() if on_cuda else nullcontext():
         try:
             yield fakes
-        except (*DATA_DEPENDENT, UnsupportedOperatorException) as error:
+        except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
             line = innermost_line(error)
             where = f", at {line}" if line else ""
             if isinstance(error, UnsupportedOperatorException):
