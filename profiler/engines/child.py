@@ -210,10 +210,19 @@ class Child:
         control = self._control.fileno()
         ready, _, _ = select.select([control, *self._open], [], [], max(0.0, seconds))
         for descriptor in ready:
-            if descriptor == control:
-                self._read_control()
-            else:
+            if descriptor != control:
                 self._read_pipe(descriptor)
+                continue
+            data = self._control.recv(1 << 16)
+            if not data:
+                self._ended = True
+            *lines, self._said = (self._said + data).split(b"\n")
+            for message in map(json.loads, lines):
+                if message.get("number") == self._number:  # not a late message about an earlier child
+                    self._pid = message["pid"]
+                    self._status = message.get("status")
+                    self._refused = message.get("refused")
+                    self._ended = "status" in message or self._refused is not None
 
     def _read_pipe(self, descriptor: int) -> bool:
         """Read what is there; return False if nothing is. A pipe that has no writer anymore is no longer watched."""
@@ -242,18 +251,6 @@ class Child:
                 continue
             self._stage = message.stage
             self.on_stage(message.step or message.stage)
-
-    def _read_control(self) -> None:
-        data = self._control.recv(1 << 16)
-        if not data:
-            self._ended = True
-        *lines, self._said = (self._said + data).split(b"\n")
-        for message in map(json.loads, lines):
-            if message.get("number") == self._number:  # not a late message about an earlier child
-                self._pid = message["pid"]
-                self._status = message.get("status")
-                self._refused = message.get("refused")
-                self._ended = "status" in message or self._refused is not None
 
 
 class Log:

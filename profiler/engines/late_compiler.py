@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -129,16 +129,12 @@ class _StandIns(Loader):
         return LateModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        vars(module).update({name: _used_late(module.__name__, name) for name in USED_LATE[module.__name__]})
+        vars(module).update({name: partial(_call, module.__name__, name) for name in USED_LATE[module.__name__]})
 
 
-def _used_late(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that calls the real function, or makes an instance of the real class."""
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        return getattr(_import(module), name)(*arguments, **named)
-
-    return call
+def _call(module: str, name: str, /, *arguments: Any, **named: Any) -> Any:
+    """Call the real function, or make an instance of the real class."""
+    return getattr(_import(module), name)(*arguments, **named)
 
 
 class _Imported(Loader):

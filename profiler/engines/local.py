@@ -49,7 +49,6 @@ SHARED = {  # by how a group of trials shares a child
     "rehearsed": f"{WORKER}:run_rows",
     "timed": RUN_TOGETHER,
 }
-TRAIN = "profiler.workflows.published.hf_trainer:run_trials"
 MOST_TIMED = 8  # strategies in a process: with more, steps are too far from the plain step to share its disturbances
 Records = dict[tuple[Case, int], Record]
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
@@ -65,7 +64,7 @@ def connect(stage_seconds: float, logs: Path | None, rehearses: bool, measures: 
 
 def connect_trainer(stage_seconds: float, logs: Path | None, rehearses: bool, measures: bool) -> Local:
     """Return the engine of this machine, one trial at a time, with transformers.Trainer as the training loop."""
-    return connect(stage_seconds, logs, rehearses, measures, entry=TRAIN)
+    return connect(stage_seconds, logs, rehearses, measures, entry="profiler.workflows.published.hf_trainer:run_trials")
 
 
 def rehearsal() -> str:

@@ -229,12 +229,9 @@ class RayCluster:
 
     def _kinds_there(self) -> dict[str, str]:
         """Return Ray's names for the kinds of GPU in the cluster, by device name."""
-        words = {word.removeprefix(ACCELERATOR) for node in self._nodes() for word in node if ACCELERATOR in word}
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        words = {word.removeprefix(ACCELERATOR) for node in nodes for word in node if ACCELERATOR in word}
         return {CUDA + word.lower(): word for word in sorted(words) if KIND.fullmatch(word.lower())}
-
-    def _nodes(self) -> list[dict[str, float]]:
-        """Return the total resources of each live node of the cluster."""
-        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def _needs(self, device: str) -> dict[str, Any]:
         """Return the resources that a task on that device requests of Ray."""
@@ -250,7 +247,8 @@ class RayCluster:
         resources = {"CPU": needs["num_cpus"], "GPU": needs.get("num_gpus", 0)}
         if "accelerator_type" in needs:
             resources[ACCELERATOR + needs["accelerator_type"]] = MARKED
-        return any(all(node.get(name, 0) >= number for name, number in resources.items()) for node in self._nodes())
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return any(all(node.get(name, 0) >= number for name, number in resources.items()) for node in nodes)
 
     def _asked(self, device: str, entry: str, text: str, failing: str, rehearses: bool = False) -> Any:
         task = self._ray.remote(max_retries=3, max_calls=0)(ask).options(**self._needs(device))  # 0 calls: no limit

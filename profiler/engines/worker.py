@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import msgspec
 import torch
@@ -219,14 +219,6 @@ def rehearse(trial: Trial, *, on_pass: Callable[[str], None], told: list[str] | 
     return msgspec.structs.replace(record, notes=tuple(notes))
 
 
-class Row(NamedTuple):
-    """A fork that rehearses one trial: what it sends, and what it prints."""
-
-    pid: int
-    channel: int
-    printed: IO[bytes]
-
-
 def run_rows(request: str, channel: int) -> None:
     """Rehearse trials of one baseline in forks of this process; pass on their records, each when it is asked for.
 
@@ -242,32 +234,32 @@ def run_rows(request: str, channel: int) -> None:
     with suppress(Exception):  # each fork fails in the same way, and says so
         assemble.prepare(trials[0])
     gc.freeze()  # so that collections in the forks need not scan it
-    rows: list[Row] = []
+    rows: list[tuple[int, int, IO[bytes]]] = []  # of each fork its pid, what it sends and what it prints
     for place in range(len(trials)):
         since = asked(channel) if place else since
         if since is None:
             return
         for trial in trials[len(rows) : place + (os.cpu_count() or 1)]:
             rows.append(_begin(trial, since, num_threads, by))
-        row = rows[place]
-        while data := os.read(row.channel, 1 << 16):
+        pid, sent, printed = rows[place]
+        while data := os.read(sent, 1 << 16):
             while data:
                 data = data[os.write(channel, data) :]
-        _, status = os.waitpid(row.pid, 0)
-        row.printed.seek(0)
-        sys.stdout.buffer.write(row.printed.read())
+        _, status = os.waitpid(pid, 0)
+        printed.seek(0)
+        sys.stdout.buffer.write(printed.read())
         sys.stdout.flush()
         if status:
             return
 
 
-def _begin(trial: Trial, since: float, num_threads: int, by: Callable[..., Record]) -> Row:
+def _begin(trial: Trial, since: float, num_threads: int, by: Callable[..., Record]) -> tuple[int, int, IO[bytes]]:
     ours, theirs = os.pipe()
     printed, parent = tempfile.TemporaryFile(), os.getpid()  # noqa: SIM115  read when the fork has ended
     pid = os.fork()
     if pid:
         os.close(theirs)
-        return Row(pid, ours, printed)
+        return pid, ours, printed
     status = 1
     try:
         die_with_parent(parent)

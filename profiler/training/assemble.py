@@ -43,7 +43,6 @@ from profiler.training.workload import (
 )
 
 MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # layers that act differently in eval mode
-COMPILES = "compile-budget"  # the strategy that compiles a model which is not compiled itself
 
 
 class Assembled(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,23 +224,9 @@ def _applied(
         workload, applied = apply_strategy(workload, case.strategy.name, partial(apply, **options))
         remark = uncompiled_note([workload.blocks[index] for index in applied.recomputes], compiled)
         applied = msgspec.structs.replace(applied, notes=(*applied.notes, *([remark] if remark else [])))
-    workload, applied = _with_levers(case, workload, applied)
-    turn = applied.switch
-    if turn is None or not applied.keeps_own:
-        return workload, applied, turn
-
-    def switch(on: bool) -> None:
-        own_calls.are_off = not on
-        turn(on)
-
-    return workload, applied, switch
-
-
-def _with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Workload, Applied]:
-    """Apply the case's levers, after its strategy; what they did is added to what it did."""
-    for lever in case.levers or ():
-        apply, options = catalogue.load(lever, LEVERS)
-        workload, own = apply(workload, case, **options)
+    for lever in case.levers or ():  # what they did is added to what the strategy did
+        change, lever_options = catalogue.load(lever, LEVERS)
+        workload, own = change(workload, case, **lever_options)
         applied = msgspec.structs.replace(
             applied,
             split="; ".join(filter(None, (applied.split, own.split))) or None,
@@ -252,7 +237,15 @@ def _with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Work
             remark=partial(_first, applied.remark, own.remark),
             switch=partial(_first, applied.switch, own.switch) if applied.switch and own.switch else None,
         )
-    return workload, applied
+    turn = applied.switch
+    if turn is None or not applied.keeps_own:
+        return workload, applied, turn
+
+    def switch(on: bool) -> None:
+        own_calls.are_off = not on
+        turn(on)
+
+    return workload, applied, switch
 
 
 def _first(first: Callable[..., Any], second: Callable[..., Any], *given: bool) -> Any:
@@ -273,7 +266,7 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     if rank:
         workload = msgspec.structs.replace(workload, batch=batch)
     # Compiled code has other kernels for tensors with known values, so there they are plain and their values unknown
-    is_compiled = bool(compiled_modules(workload.module)) or case.strategy.name == COMPILES
+    is_compiled = bool(compiled_modules(workload.module)) or case.strategy.name == "compile-budget"
     is_to_gpu = case.is_predicted and case.twin.device != "cpu"  # where a prediction's tensors stand for its own
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:

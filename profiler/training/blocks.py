@@ -25,8 +25,6 @@ MANY = 3  # of so many modules of one class that hold Sequentials, each is a blo
 OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)  # containers, which never run
 HEADS = {"classifier", "head", "heads", "fc"}  # names of what follows the trunk; heads seldom take its output unchanged
 
-Named = tuple[str, nn.Module]
-
 
 def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...]:
     """Return the names of a module's blocks, in the order of its structure.
@@ -164,7 +162,7 @@ def _children(module: nn.Module) -> list[str]:
     return [name for name, _ in children]
 
 
-def _outermost(module: nn.Module, kind: type[nn.Module], prefix: str = "") -> Iterator[Named]:
+def _outermost(module: nn.Module, kind: type[nn.Module], prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield all modules of a kind that are inside no other of that kind, with their names."""
     if isinstance(module, kind):
         yield prefix, module
@@ -244,23 +242,18 @@ def _routed(kind: type[nn.Module]) -> type[nn.Module]:
     there = next((subclass for subclass in type.__subclasses__(kind) if subclass.__bases__ == bases), None)
     if there is not None:
         return there
-    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    make: Any = type(kind)
-    subclass: type[nn.Module] = make(kind.__name__, bases, {**names, "forward": _past_hooks(kind)})
-    return subclass
-
-
-def _past_hooks(kind: type[nn.Module]) -> Callable[..., Any]:
-    """Return the `forward` of the subclass, for models that call `forward` directly."""
 
     @wraps(kind.forward)
-    def forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    def forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:  # for models that call it directly
         to, own = self.__dict__.get("_route"), MethodType(kind.forward, self)
         if to is None or to.inside:
             return own(*arguments, **keywords)
         return to.called(self, own, arguments, keywords)
 
-    return forward
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    make: Any = type(kind)
+    subclass: type[nn.Module] = make(kind.__name__, bases, {**names, "forward": forward})
+    return subclass
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:

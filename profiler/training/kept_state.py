@@ -343,19 +343,16 @@ def _sources(workload: Workload) -> dict[str, Any]:
         home = sys.modules.get(type(module).__module__)
         if home is not None and is_users(home):
             modules[home.__name__] = home
-        sources |= {f"{path}.{name}" if path else name: value for name, value in _generators(vars(module))}
+        owned = [(name, value) for name, value in list(vars(module).items()) if is_generator(value)]
+        sources |= {f"{path}.{name}" if path else name: value for name, value in owned}
     for name, home in modules.items():
-        sources |= {f"{name}.{key}": value for key, value in _generators(vars(home))}
+        sources |= {f"{name}.{key}": value for key, value in list(vars(home).items()) if is_generator(value)}
     return sources
 
 
 def _global_sources() -> dict[str, Any]:
     numpy = sys.modules.get("numpy")
     return {"random": random} | ({"numpy.random": numpy.random} if numpy else {})
-
-
-def _generators(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((name, value) for name, value in list(values.items()) if is_generator(value))
 
 
 def is_generator(value: Any) -> bool:

@@ -23,15 +23,13 @@ from profiler.core.case import OWN, Case
 from profiler.core.own_thread import replaced
 from profiler.core.record import Note
 
-COUNTERS = "torch._dynamo.utils"
 GRAPHS = "torch._dynamo.output_graph"  # not imported as long as stand-ins replace Dynamo (engines/late_compiler.py)
-CACHES = "torch._functorch.config"
 TAGGED = "tag_activation_checkpoint"  # the name of a torch.utils.checkpoint call in a graph
 
 
 def num_compiled() -> int:
     """Return the number of frames (functions, or parts of them) that Dynamo compiled in this process."""
-    module: Any = sys.modules.get(COUNTERS) if GRAPHS in sys.modules else None
+    module: Any = sys.modules.get("torch._dynamo.utils") if GRAPHS in sys.modules else None
     return module.counters["frames"]["ok"] if module else 0
 
 
@@ -182,7 +180,7 @@ def _counted() -> AbstractContextManager[Any]:
         graphs = [child.graph for child in module.modules() if isinstance(child, fx.GraphModule)]
         num = sum(getattr(node.target, "__name__", "") == TAGGED for graph in graphs for node in graph.nodes)
         _states[-1].num_compiled += num
-        with sys.modules[CACHES].patch(enable_autograd_cache=False) if num else nullcontext():
+        with sys.modules["torch._functorch.config"].patch(enable_autograd_cache=False) if num else nullcontext():
             return compiler(output, module, *arguments, **keywords)
 
     return replaced(dynamo.OutputGraph, call_user_compiler=counting) if compiler else nullcontext()

@@ -81,7 +81,8 @@ def sqrt(workload: Workload) -> Applied:
     The split is checkpoint_sequential's. Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
     """
     length = len(workload.blocks)
-    k = round_root(length)
+    root = isqrt(length)
+    k = max(1, root + (length > root * (root + 1)))  # rounded to the nearest whole number
     made = split_as_torch(length, k)
     return recompute(workload, made, split=f"k={k}: {split_text(made, length)}", nothing=LAST_IS_PLAIN)
 
@@ -169,12 +170,6 @@ def planted(workload: Workload, *, fault: Literal["reentrant", "random-state", "
 
     count = len(workload.blocks) - 1
     return recompute(workload, [range(count)], split=f"{count}+1", checkpoint=wrong, recomputes={})
-
-
-def round_root(length: int) -> int:
-    """The square root, rounded to the nearest whole number; at least 1."""
-    root = isqrt(length)
-    return max(1, root + (length > root * (root + 1)))
 
 
 def split_text(checkpointed: Sequence[range], length: int) -> str:

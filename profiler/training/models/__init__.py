@@ -51,12 +51,20 @@ def meant(choice: Choice) -> Choice:
     """Return the model that a word means, with its family: `resnet50:classes=10` -> `torchvision:resnet50:classes=10`.
 
     Words that may name a model as they are stay so. Raises UserError, whose hint names the models that may be meant,
-    where there is not exactly one of that name.
+    where there is not exactly one of that name, or the family's package, where it is installed, has none.
     """
     word = choice.name.replace("::", ":")
     family, _, member = word.partition(":")
     if family in ("torchvision", "hf") and member:
-        _refuse_unknown(family, member)
+        names = list(_members(family))
+        package = find_spec(PACKAGES.get(family, family))
+        folder = Path(package.origin).parent / "models" / "auto" if package and package.origin else None
+        lists = folder.glob("*.py") if folder and family == "hf" else ()  # with types of configs without own folders
+        is_named = bool({member, member.replace("-", "_")} & {*names})
+        if names and not is_named and not any(f'"{member}"' in path.read_text(encoding="utf-8") for path in lists):
+            near = similar(member, names)
+            hint = f"did you mean '{family}:{near[0]}'?" if near else f"{family}:NAME of {', '.join(names[:3])}, ..."
+            raise UserError(f"{PACKAGES.get(family, family)} has no model '{member}'", hint=hint)
     if word in TABLE or ":" in word or word.endswith(".py") or similar(word, TABLE):
         return choice if word == choice.name else Choice.of(word, choice.options)
     members = {family: list(_members(family)) for family in FILES}
@@ -71,23 +79,6 @@ def meant(choice: Choice) -> Choice:
         hint = f"did you mean {' or '.join(repr(name) for name in found[:MOST_MEANT])}?"
         raise UserError(f"{'several models are' if named else 'no model is'} called '{word}'", hint=hint)
     return choice
-
-
-def _refuse_unknown(family: str, member: str) -> None:
-    """Raise UserError for a name that the family's package, where it is installed, has not but nearly has."""
-    names = list(_members(family))
-    if names and not {member, member.replace("-", "_")} & {*names} and not _is_listed(family, member):
-        near = similar(member, names)
-        hint = f"did you mean '{family}:{near[0]}'?" if near else f"{family}:NAME of {', '.join(names[:3])}, ..."
-        raise UserError(f"{PACKAGES.get(family, family)} has no model '{member}'", hint=hint)
-
-
-def _is_listed(family: str, member: str) -> bool:
-    """Whether transformers' own lists have the type of a config that has no folder of its own."""
-    package = find_spec(PACKAGES.get(family, family))
-    folder = Path(package.origin).parent / "models" / "auto" if package and package.origin else None
-    lists = sorted(folder.glob("*.py")) if folder and family == "hf" else []
-    return any(f'"{member}"' in path.read_text(encoding="utf-8") for path in lists)
 
 
 def _plain(name: str) -> str:
