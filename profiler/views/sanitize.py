@@ -112,7 +112,10 @@ class _Redaction:
         cases = [record.case for record in records]
         self._is_all = is_all
         self._models = _apart((case.model for case in cases), self._model)
-        strategies = _apart((case.strategy for case in cases), self._strategy)
+        strategies = _apart(
+            (case.strategy for case in cases),
+            lambda text: Choice(text).name if is_all and "file=" in text else hidden(text),
+        )
         gpus = (_gpu(case.device) for case in cases)
         self._gpus = _apart((gpu for gpu in gpus if gpu not in (None, "cpu")), lambda gpu: "cuda")
         self._devices = _apart((case.device for case in cases), self._device)
@@ -181,9 +184,6 @@ class _Redaction:
             return hidden(text)
         name = Choice(text).name
         return "a model of one's own" if re.search(r"\.py\b|[\\/]", name) else name
-
-    def _strategy(self, text: str) -> str:
-        return Choice(text).name if self._is_all and "file=" in text else hidden(text)
 
     def _device(self, text: str) -> str:
         """Hides the GPU that is predicted for or rehearsed; equal GPUs get equal names, so that twins stay twins."""

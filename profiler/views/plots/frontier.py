@@ -76,7 +76,18 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     axes.set_ylabel(f"step time ({second_name})")
     theme.number_axis(axes.xaxis)
     theme.number_axis(axes.yaxis)
-    labels = [*_labels(shown, at), *crosses]
+    are_few = len(shown) <= ALL_NAMED
+    extremes = [choose(shown, key=lambda row: at[row.case][axis]).case for axis in (0, 1) for choose in (min, max)]
+
+    def rank(row: Row) -> int:  # the most important first; of many points only `none`, the extremes and the frontier
+        return 0 if row.case.label == "none" else 1 if row.case in extremes else 2 if row.on_frontier else 3
+
+    labels = [
+        Label(*at[row.case], theme.name(row), are_few or rank(row) < 2, "normal" if rank(row) else "bold")
+        for row in sorted(shown, key=rank)
+        if are_few or rank(row) < 3
+    ]
+    labels += crosses
     return lambda: theme.place(axes, labels, others=list(at.values()), lines=lines)
 
 
@@ -149,21 +160,6 @@ def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> list[Label]:
     look = {"color": VERMILLION, "marker": "x", "linewidths": sized(2), "label": "out of memory, no time"}
     axes.scatter([x] * len(out), ys, s=theme.area(52), zorder=4, **look)  # type: ignore[arg-type]
     return [Label(x, y, theme.name(row), len(rows) <= ALL_NAMED) for y, row in zip(ys, out, strict=True)]
-
-
-def _labels(rows: Sequence[Row], at: Mapping[Case, Pair]) -> list[Label]:
-    """Return the labels, the most important first; of many points only `none`, the extremes and the frontier."""
-    few = len(rows) <= ALL_NAMED
-    ends = [choose(rows, key=lambda row: at[row.case][axis]).case for axis in (0, 1) for choose in (min, max)]
-
-    def wanted(row: Row) -> int:
-        return 0 if row.case.label == "none" else 1 if row.case in ends else 2 if row.on_frontier else 3
-
-    return [
-        Label(*at[row.case], theme.name(row), few or wanted(row) < 2, "bold" if row.case.label == "none" else "normal")
-        for row in sorted(rows, key=wanted)
-        if few or wanted(row) < 3
-    ]
 
 
 PLOT = Plot(

@@ -192,7 +192,19 @@ def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callab
         axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
     last = [line.rows[-1] for line in lines]
     names = [f"{theme.name(row)}: {row.case.batch_size}" for row in last]
-    _limits(axes, [at(row) for row in shown], 1 / (0.94 - 0.6 * theme.line_end_share(axes, names)))
+    room = 1 / (0.94 - 0.6 * theme.line_end_share(axes, names))  # the axes are so many times as wide as the points
+    xs, ys = zip(*map(at, shown), strict=True)
+    tall = (max(ys) - min(ys)) or max(ys)
+    axes.set_ylim(max(0.0, min(ys) - 0.15 * tall), max(ys) + 0.15 * tall)
+    theme.number_axis(axes.yaxis)
+    if max(xs) > LOGARITHMIC * min(xs):  # peaks are far apart
+        wide = (max(xs) / min(xs)) ** room
+        axes.set(xscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
+        theme.log_axis(axes.xaxis)
+    else:
+        wide = ((max(xs) - min(xs)) or max(xs)) * room
+        axes.set_xlim(max(0.0, min(xs) - 0.06 * wide), min(xs) + 0.94 * wide)
+        theme.number_axis(axes.xaxis)
     best = throughput_frontier(shown)
     if best:
         points = [at(row) for row in best]
@@ -207,22 +219,6 @@ def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callab
     labels = [Label(*at(row), text) for row, text in zip(last, names, strict=True)]
     labels += [Label(*at(row), str(row.case.batch_size), must=False) for row in rest]
     return lambda: theme.place(axes, labels, others=[at(row) for row in shown], lines=drawn)
-
-
-def _limits(axes: Axes, points: Sequence[Pair], room: float) -> None:
-    """Sets the limits, `room` times as wide as the points; peaks far apart get a logarithmic axis."""
-    xs, ys = zip(*points, strict=True)
-    tall = (max(ys) - min(ys)) or max(ys)
-    axes.set_ylim(max(0.0, min(ys) - 0.15 * tall), max(ys) + 0.15 * tall)
-    theme.number_axis(axes.yaxis)
-    if max(xs) > LOGARITHMIC * min(xs):
-        wide = (max(xs) / min(xs)) ** room
-        axes.set(xscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
-        theme.log_axis(axes.xaxis)
-        return
-    wide = ((max(xs) - min(xs)) or max(xs)) * room
-    axes.set_xlim(max(0.0, min(xs) - 0.06 * wide), min(xs) + 0.94 * wide)
-    theme.number_axis(axes.xaxis)
 
 
 HEAT = Plot(

@@ -80,7 +80,15 @@ def group_table(rows: Sequence[Row], *, is_bare: bool = False) -> Table:
         numbers("peak", "against none", against, lower),
         *_prediction(rows),
     )
-    memory, time = telling(memory), telling(_time(rows))
+    time: tuple[Column, ...] = ()  # a rehearsal has none; a prediction has one if the rates of its device are known
+    if any(row.evidence == "measured" or row.step_seconds is not None for row in rows):
+        size, unit = second_unit([row.shown_seconds for row in rows])
+        time = (
+            numbers("step", unit, [scaled(row.shown_seconds, size) for row in rows]),
+            numbers("spread", "", [spread_text(row.step_spread) for row in rows]),
+            numbers("time", "against none", [_against_none(row, row.step_seconds, time_change(row)) for row in rows]),
+        )
+    memory, time = telling(memory), telling(time)
     return Table(
         title="" if is_bare else heading(rows),
         columns=(words("strategy", "", labels, unbeaten), *memory, *time, *telling(verdict)),
@@ -217,17 +225,6 @@ def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
         return (numbers("peak within", "by rehearsal", off),)
     off = ["equal" if error == 0 else error_text(error) for error in errors]
     return (numbers("predicted peak", "off rehearsed by", off),)
-
-
-def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
-    if all(row.evidence != "measured" and row.step_seconds is None for row in rows):
-        return ()  # a rehearsal has none; a prediction has an estimate if the rates of its device are known
-    size, unit = second_unit([row.shown_seconds for row in rows])
-    return (
-        numbers("step", unit, [scaled(row.shown_seconds, size) for row in rows]),
-        numbers("spread", "", [spread_text(row.step_spread) for row in rows]),
-        numbers("time", "against none", [_against_none(row, row.step_seconds, time_change(row)) for row in rows]),
-    )
 
 
 def _against_none(row: Row, value: float | None, change: str) -> str:
