@@ -73,7 +73,9 @@ def is_refusal(record: Record) -> bool:
 
     A baseline that ran out of memory, crashed or timed out says nothing of the others, nor does one that was built.
     """
-    return record.outcome in REFUSALS and record.built is None and _is_baseline(record)
+    return (
+        record.outcome in REFUSALS and record.built is None and (record.round, record.case) == (1, record.case.baseline)
+    )
 
 
 class Refusals:
@@ -105,17 +107,13 @@ def settled(records: Iterable[Record]) -> list[Record]:
     Trials that crashed or timed out are measured again, and so are those of a first round whose baseline did.
     """
     last = latest(records)
-    lost = {record.case.twin for record in last if record.outcome in LOST and _is_baseline(record)}
+    first = (record for record in last if record.round == 1 and record.outcome in LOST)
+    lost = {record.case.twin for record in first if record.case == record.case.baseline}
     return [
         record
         for record in last
         if record.outcome not in LOST and (record.round > 1 or record.case.baseline.twin not in lost)
     ]
-
-
-def _is_baseline(record: Record) -> bool:
-    """Whether a record is the baseline's of a first round."""
-    return record.round == 1 and record.case == record.case.baseline
 
 
 def status(plan: Iterable[Trial], records: Iterable[Record]) -> str:
@@ -297,7 +295,7 @@ def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
     is_timed = passes is not None and "time" in passes and kind == "measured"
     if is_timed and record.outcome == "ok" and not readings.step_seconds:
         yield "the outcome is ok, but the step has no time samples"
-    if record.outcome == "ok" and (reason := _invalid_gradients(record)):
+    if record.outcome == "ok" and record.equality and (reason := why_invalid(record.case, record.equality)):
         yield f"the outcome is ok, but {reason}"
 
 
@@ -308,11 +306,8 @@ def unsound(record: Record) -> str | None:
     """
     if record.outcome != "ok":
         return None
-    return next(impossible_reading(record.readings), None) or _invalid_gradients(record)
-
-
-def _invalid_gradients(record: Record) -> str | None:
-    return why_invalid(record.case, record.equality) if record.equality else None
+    wrong = next(impossible_reading(record.readings), None)
+    return wrong or (why_invalid(record.case, record.equality) if record.equality else None)
 
 
 def impossible_reading(readings: Readings) -> Iterator[str]:

@@ -208,7 +208,9 @@ def _flags(words: options.Words) -> Iterator[Parameter]:
 def main(words: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code."""
     gc.set_threshold(GARBAGE)
-    output.open_standard()
+    # streams that lead nowhere, if the caller closed stdout or stderr
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  open as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if options.VARIABLE in os.environ:  # a shell asks for completions; this answers and exits
         typer.main.get_command(application((), is_whole=True)).main(args=[], prog_name="gcprof")
     sys.exit(answer(sys.argv[1:] if words is None else words))

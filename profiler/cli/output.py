@@ -292,12 +292,6 @@ def interruptible(*, json: bool = False) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def open_standard() -> None:
-    """Open streams that lead nowhere, if the caller closed stdout or stderr."""
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  open as long as the process
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-
-
 def drop_unwritable() -> None:
     """Redirect streams that cannot be flushed to /dev/null, so that flushing them at exit does not raise again."""
     for stream in (sys.stdout, sys.stderr):

@@ -94,7 +94,11 @@ def followed_steps(
     has rehearsed are rehearsed. Raises UserError if there is no such model, run or strategy, or if a step cannot be
     followed.
     """
-    records = _records(target, words)
+    records = None  # of the run with the target's name
+    if target == "last" or is_run(target):
+        if words != Request(device=device_choice.SEVERAL, strategies=words.strategies, segments=words.segments):
+            raise UserError("a run has its own model and settings", hint="choose among its rows with --strategies")
+        records = store.load(run_folder(target)).records
     if records is None:
         device = for_gpus(words.device or device_choice.SEVERAL, say=screen.say, is_estimated=words.routing is not None)
         words = msgspec.structs.replace(words, model=target, device=device)
@@ -119,15 +123,6 @@ def followed_steps(
         if with_choices:
             steps[-1] = msgspec.structs.replace(steps[-1], half_batch_bytes=_half_batch_bytes(engine, trials[-1]))
         return steps
-
-
-def _records(target: str, words: Request) -> list[Record] | None:
-    """Return the records of the run with the target's name; None if there is no such run."""
-    if target != "last" and not is_run(target):
-        return None
-    if words != Request(device=device_choice.SEVERAL, strategies=words.strategies, segments=words.segments):
-        raise UserError("a run has its own model and settings", hint="choose among its rows with --strategies")
-    return list(store.load(run_folder(target)).records)
 
 
 def _trials_of_run(records: Sequence[Record], target: str, words: Request) -> list[Trial]:

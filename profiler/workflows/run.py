@@ -376,7 +376,10 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
         return Estimate(cost=cost(trials, {}, start_seconds=0.0))
-    kind = _kind(on_gpu[0].case.device, devices, EngineChoice(where))
+    device, engine_choice = on_gpu[0].case.device, EngineChoice(where)
+    name = devices[device].device_name if device in devices else None
+    named = [word for word in (device, *engine_choice.options.values()) if gpu_specs.is_known(word)]
+    kind = gpu_specs.word_of(name) if name is not None else gpu_specs.canonical(named[0]) if named else None
     basis, speeds = None, dict[Case, Speed]()  # of the baselines' steps, as far as they can be predicted in time
     cases = list(dict.fromkeys(trial.case.baseline for trial in on_gpu)) if kind else []
     on_kind = [msgspec.structs.replace(case, device=to_predict(kind or "")) for case in cases]
@@ -387,10 +390,10 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
         if step and forward:
             speeds[case.twin] = Speed(step_seconds=step[0], forward_seconds=forward[0])
             basis = basis or next((note.text for note in record.notes if note.code == "GCP016"), None)
-    is_here = EngineChoice(where).name in engines.HERE
+    is_here = engine_choice.name in engines.HERE
     seconds = START_SECONDS
     if is_here:  # a new process that opens the device, measured once
-        began, device = time.monotonic(), on_gpu[0].case.device
+        began = time.monotonic()
         engine.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not answer")
         seconds = time.monotonic() - began
     total = cost(trials, speeds, start_seconds=seconds)
@@ -401,15 +404,6 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
         start=f"{seconds:.2g} s {'as measured now' if is_here else 'assumed'} for the start of",
         unknown=why if total.num_unknown else "",
     )
-
-
-def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) -> str | None:
-    """Return the known GPU that a device is: by its driver's name, its own name, or an option of the engine."""
-    name = devices[device].device_name if device in devices else None
-    if name is not None:
-        return gpu_specs.word_of(name)
-    words = [device, *where.options.values()]
-    return next((gpu_specs.canonical(word) for word in words if gpu_specs.is_known(word)), None)
 
 
 def _predicted(cases: Sequence[Case], data: str | None) -> Iterator[Record | None]:
