@@ -6,8 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -118,17 +117,6 @@ def spent(words: Sequence[str], *, may_fail: bool = False, **how: Any) -> Spent:
         output = out.read()
     assert may_fail or not process.returncode, f"{' '.join(words)} ended with {process.returncode}"
     return Spent(clock, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, output, process.returncode)
-
-
-@contextmanager
-def busy(number: int) -> Iterator[None]:
-    """Run so many processes that only compute beside this one; each ends with it."""
-    code = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
-    with ExitStack() as started:
-        for _ in range(number):
-            started.callback(started.enter_context(subprocess.Popen([sys.executable, "-c", code])).kill)
-        time.sleep(1.0 if number else 0.0)
-        yield
 
 
 def is_missed(title: str, value: float, bound: float, more: str = "") -> bool:

@@ -26,7 +26,6 @@ from profiler.core.server_process import PRELOAD
 from profiler.engines.local import Local
 from tests.scripts import runs
 
-IMPORT = (sys.executable, "-c", "import torch")
 SEVEN = "none,sqrt,all,every,recursive,from-start,selective"  # rows of one model
 FIRST_TABLE, NUM_ROWS = 8.0, 7  # of `run`, which prints a line for each row
 FURTHER_SECONDS = 0.3  # that a rehearsed row after the first may take
@@ -41,7 +40,7 @@ class Question(NamedTuple):
 
     words: tuple[str, ...]
     goal: float
-    beside: tuple[str, ...] = IMPORT
+    beside: tuple[str, ...] = (sys.executable, "-c", "import torch")
     without: str = ""  # a variable that is off where the same command is run beside it
     turns: int = 3
 
@@ -115,26 +114,23 @@ def _is_missed(title: str, ratios: Sequence[float], goal: float, more: str = "")
 def _trial() -> int:
     """Print what a tiny trial that verifies, reads memory and takes time costs; returns how many goals are missed."""
     imports = median(spent((sys.executable, "-c", f"import {', '.join(PRELOAD)}")).clock for _ in range(3))
-    starts, wholes = min((_trials() for _ in range(3)), key=lambda tried: median(tried[1]))
-    missed = _is_missed("trial, its start", [seconds / imports for seconds in starts], START)
-    return missed + _is_missed("trial, whole", [seconds / imports for seconds in wholes], WHOLE)
-
-
-def _trials() -> tuple[list[float], list[float]]:
-    """Return the seconds to the first line and of the whole of tiny trials, after a first one."""
     none = Row(model="mlp", batch_size=64).case("cpu", samples=5, verify="auto")
-    starts, wholes = [], []
-    with Local() as engine:
-        baseline = next(engine.run([Trial(case=none)]))
-        for _ in range(TRIALS):
-            began = time.monotonic()
-            record = next(engine.run([Trial(case=none, digests=baseline.equality.digests)]))
-            wholes.append(time.monotonic() - began)
-            starts.append(record.stage_seconds["start"])
-            assert record.equality.gradients_equal, record.detail
-            assert record.readings.peak_bytes
-            assert record.readings.step_seconds
-    return starts, wholes
+    tried = []
+    for _ in range(3):
+        starts, wholes = [], []  # to the first line, and of the whole trial, in imports
+        with Local() as engine:
+            baseline = next(engine.run([Trial(case=none)]))
+            for _ in range(TRIALS):
+                began = time.monotonic()
+                record = next(engine.run([Trial(case=none, digests=baseline.equality.digests)]))
+                wholes.append((time.monotonic() - began) / imports)
+                starts.append(record.stage_seconds["start"] / imports)
+                assert record.equality.gradients_equal, record.detail
+                assert record.readings.peak_bytes
+                assert record.readings.step_seconds
+        tried.append((starts, wholes))
+    starts, wholes = min(tried, key=lambda each: median(each[1]))
+    return _is_missed("trial, its start", starts, START) + _is_missed("trial, whole", wholes, WHOLE)
 
 
 def _load() -> str:

@@ -10,10 +10,10 @@ state, and the next one is read. No values are computed there, so that `all()` i
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from itertools import chain, pairwise
+from functools import partial, reduce
+from itertools import accumulate, pairwise
 from math import sqrt
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch.utils import checkpoint as checkpoints
 from torch.utils._pytree import tree_leaves
 
 warnings.simplefilter("ignore")
-BLOCKS = {  # modules, and containers (with a slash) whose children are the blocks, plain Sequentials opened; of models
+BLOCKS = {  # containers (before a slash) whose children are the blocks, plain Sequentials opened; of models
     "/": "mlp dense-chain",
     "features/": "alexnet convnext_tiny densenet121 torchvision:efficientnet_b0 efficientnet_v2_s mobilenet_v"
     " squeezenet torchvision:swin_t vgg11",
@@ -40,15 +40,13 @@ BLOCKS = {  # modules, and containers (with a slash) whose children are the bloc
     "layers/": "mnasnet0_5 swin_tiny",
     "model.layers/": "llama hf:mistral hf:qwen2",
     "trunk/": "mnist-cnn",
-    "convolution": "layouts",
-    "conv1 maxpool1 conv2 conv3 maxpool2 inception3a inception3b maxpool3 inception4a inception4b inception4c"
-    " inception4d inception4e maxpool4 inception5a inception5b": "googlenet",
-    "Conv2d_1a_3x3 Conv2d_2a_3x3 Conv2d_2b_3x3 maxpool1 Conv2d_3b_1x1 Conv2d_4a_3x3 maxpool2 Mixed_5b"
-    " Mixed_5c Mixed_5d Mixed_6a Mixed_6b Mixed_6c Mixed_6d Mixed_6e Mixed_7a Mixed_7b Mixed_7c": "inception_v3",
+    "/convolution": "layouts",  # the children of which the names begin so
+    "/conv+maxpool+inception": "googlenet",
+    "/Conv2d+maxpool+Mixed": "inception_v3",
     "layer1/ layer2/ layer3/ layer4/": "resne",
     "stage2/ stage3/ stage4/": "shufflenet",
     "encoder.layers/": "vit_b_16",
-    "stem s1 s2 s3 s4": "regnety_002",
+    "/s": "regnety_002",
     "bert.encoder.layer/": "hf:bert",
     "distilbert.transformer.layer/": "hf:distilbert",
     "roberta.encoder.layer/": "hf:roberta",
@@ -84,13 +82,22 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
         masks.fast_all = _passing(masks.fast_all)  # type: ignore[attr-defined]  # the same test, as a sum
     try:
         hollow.choose(f"rehearse:{row['device']}")
-        return run(row)
+        blocks, step = prepared(row)
+        step()
+        torch.cuda.reset_peak_memory_stats()
+        saved = step()
     except Exception as error:  # noqa: BLE001  a model may raise anything
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+    return {
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "saved_bytes": saved,
+        "reserved_bytes": torch.cuda.max_memory_reserved(),  # what the allocator holds at most
+        "num_blocks": len(blocks),
+    }
 
 
-def prepared(row: dict[str, Any], device: str = "cuda") -> tuple[nn.Module, list[nn.Module], Callable[[], int]]:
-    """Return the row's module, its blocks, and a step, which returns the bytes that the forward saves."""
+def prepared(row: dict[str, Any], device: str = "cuda") -> tuple[list[nn.Module], Callable[[], int]]:
+    """Return the blocks of the row's module, and a step, which returns the bytes that the forward saves."""
     with torch.device(device):
         module, batch, loss = built(row["model"], row["batch_size"])
     if row["precision"] == "bf16":
@@ -121,21 +128,7 @@ def prepared(row: dict[str, Any], device: str = "cuda") -> tuple[nn.Module, list
         optimizer.step()
         return saved
 
-    return module, blocks, step
-
-
-def run(row: dict[str, Any]) -> dict[str, int]:
-    """Return the bytes of one step: its peak, what the forward saves, and what the allocator holds at most."""
-    _module, blocks, step = prepared(row)
-    step()
-    torch.cuda.reset_peak_memory_stats()
-    saved = step()
-    return {
-        "peak_bytes": torch.cuda.max_memory_allocated(),
-        "saved_bytes": saved,
-        "reserved_bytes": torch.cuda.max_memory_reserved(),
-        "num_blocks": len(blocks),
-    }
+    return blocks, step
 
 
 def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -246,13 +239,14 @@ def _built_in(name: str, options: dict[str, str], batch_size: int) -> Any:
 def blocks_of(module: nn.Module, model: str) -> list[nn.Module]:
     """Return the blocks of a model, in the order in which they are called."""
 
-    def opened(container: nn.Module) -> list[nn.Module]:
-        inner = ((opened(child) if type(child) is nn.Sequential else [child]) for child in container.children())
-        return list(chain.from_iterable(inner))
+    def opened(container: nn.Module, starts: str = "") -> Iterator[nn.Module]:
+        for name, child in container.named_children():
+            if name.startswith(tuple(starts.split("+"))):
+                yield from opened(child) if type(child) is nn.Sequential else [child]
 
     words = next(words for words, models in BLOCKS.items() if any(name in model for name in models.split()))
-    parts = [(word.endswith("/"), module.get_submodule(word.removesuffix("/"))) for word in words.split()]
-    return list(chain.from_iterable(opened(part) if is_container else [part] for is_container, part in parts))
+    parts = [word.partition("/") for word in words.split()]
+    return [block for name, _, starts in parts for block in opened(module.get_submodule(name), starts)]
 
 
 def apply(
@@ -272,28 +266,27 @@ def apply(
         operators = [getattr(torch.ops.aten, word).default for word in KEPT[options["save"]]]
         under = partial(under, context_fn=partial(checkpoints.create_selective_checkpoint_contexts, operators))
     each, size, first = [[index] for index in every], int(options.get("k", 1)), int(options.get("n", 0))
+    count = max(1, round(sqrt(number))) if name == "sqrt" else size
+    sizes = sizes or [number // count] * (count - 1)  # all but the last, which takes the remainder
+    consecutive = [list(every[begin:end]) for begin, end in pairwise(accumulate(sizes, initial=0))]
     segments: dict[str, list[Any]] = {
         "all": each,
         "selective": each,
         "every": each[size - 1 :: size],
         "first": each[:first],
-        "segments": _consecutive(sizes or _equal(number, size)),
-        "sqrt": _consecutive(_equal(number, max(1, round(sqrt(number))))),
+        "segments": consecutive,
+        "sqrt": consecutive,
         "recursive": [item for item in _halves(list(every)) if isinstance(item, list)],
-        "from-start": [_before(number - 1)] if number > 1 else [],
+        # each block after all blocks before it, which are a segment
+        "from-start": [reduce(lambda before, block: [before, block], every[1:-1], [0])] if number > 1 else [],
     }
+    forwards = [block.forward for block in blocks]
     for segment in given or segments.get(name, ()):
-        _checkpoint(blocks, segment, under)
+        first, *others = tree_leaves(segment)
+        blocks[first].forward = _checkpointed(blocks, forwards, segment, under)
+        for index in others:
+            blocks[index].forward = lambda value, *more, **named: value
     return nullcontext()
-
-
-def _equal(number: int, count: int) -> list[int]:
-    """The sizes of the segments that are checkpointed: all but the last, which takes the remainder."""
-    return [number // count] * (count - 1)
-
-
-def _consecutive(sizes: Sequence[int]) -> list[list[int]]:
-    return [list(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
 
 
 def _halves(indices: list[int]) -> list[Any]:
@@ -302,30 +295,16 @@ def _halves(indices: list[int]) -> list[Any]:
     return [_halves(indices[:middle]), *_halves(indices[middle:])] if middle else indices
 
 
-def _before(number: int) -> list[Any]:
-    """Each block after all blocks before it, which are a segment."""
-    return [_before(number - 1), number - 1] if number > 1 else [0]
+def _checkpointed(blocks: list[Any], forwards: list[Any], segment: list[Any], under: Callable[..., Any]) -> Any:
+    """Return the segment under a checkpoint, as its first block's forward; its others return what they are given."""
+    begin = blocks[tree_leaves(segment)[0]]
+    if getattr(begin, "inplace", False):
+        begin.inplace = False  # a recompute needs what an in-place ReLU at its start was given
+    parts = [_checkpointed(blocks, forwards, at, under) if isinstance(at, list) else forwards[at] for at in segment]
 
-
-def _checkpoint(blocks: list[nn.Module], segment: list[Any], under: Callable[..., Any]) -> None:
-    """Compute the segment where its first block is called; its other blocks return what they are given."""
-    forwards = [block.forward for block in blocks]
-
-    def compute(items: list[Any], value: Any, *more: Any, **named: Any) -> Any:
-        for item in items:
-            run = partial(under, partial(compute, item)) if isinstance(item, list) else forwards[item]
-            value = run(value, *more, **named)
+    def compute(value: Any, *more: Any, **named: Any) -> Any:
+        for part in parts:
+            value = part(value, *more, **named)
         return value
 
-    for inner in _segments_in(segment):  # a recompute needs what an in-place ReLU at its start was given
-        begin = blocks[tree_leaves(inner)[0]]
-        if getattr(begin, "inplace", False):
-            begin.inplace = False
-    first, *others = tree_leaves(segment)
-    blocks[first].forward = partial(under, partial(compute, segment))
-    for index in others:
-        blocks[index].forward = lambda value, *more, **named: value
-
-
-def _segments_in(segment: list[Any]) -> list[list[Any]]:
-    return [segment, *(each for item in segment if isinstance(item, list) for each in _segments_in(item))]
+    return partial(under, compute)

@@ -47,7 +47,7 @@ def judged(names: Sequence[str]) -> int:
             num_missed += 1
             continue
         ways = [(way, way.measured) for way in comparison.plans if way.measured]
-        with Local(stage_seconds=600) as engine:
+        with Local() as engine:
             trials = [Trial(case=row.case, passes=("memory", "time")) for _, row in ways]
             records = list(engine.run([Trial(case=trials[0].case.baseline, passes=("memory",)), *trials]))
         anew = {row.case: row for row in rows(records)}

@@ -6,17 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-class Layer(nn.Module):
-    """One layer of an LSTM, with a residual connection."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.lstm = nn.LayerNorm(width), nn.LSTM(width, width, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.lstm(self.norm(x))[0]
-        return x + y
+from benchmarks.unusual_modules import Block
 
 
 class Language(nn.Module):
@@ -36,7 +26,12 @@ class Language(nn.Module):
 
 def lstm(batch_size: int = 64, sequence: int = 256, width: int = 1024, layers: int = 6) -> tuple[Any, ...]:
     """Return a language model of LSTMs."""
-    module = Language([Layer(width) for _ in range(layers)], width, 10000)
+
+    def layer(block: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + block.lstm(block.norm(x))[0]
+
+    parts = [(nn.LayerNorm(width), nn.LSTM(width, width, batch_first=True)) for _ in range(layers)]
+    module = Language([Block(layer, norm=norm, lstm=lstm) for norm, lstm in parts], width, 10000)
     return module, torch.randint(10000, (batch_size, sequence))
 
 

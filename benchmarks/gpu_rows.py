@@ -12,10 +12,8 @@ each is from what was measured.
 import os
 import random
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -23,7 +21,7 @@ from msgspec.structs import replace
 from benchmarks import keep, kept, parser, record
 from benchmarks.instrument import READINGS, rows
 from profiler.core import gpu_specs
-from profiler.core.case import OPERATORS, Case
+from profiler.core.case import OPERATORS
 from profiler.core.gpu_specs import FAKE, REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
@@ -47,29 +45,27 @@ def main() -> int:
         return against(file, asked.most)
     every = list(dict.fromkeys(row.case("cuda:0") for row in rows() if ".py:" not in row.model))  # no paths
     random.Random(0).shuffle(every)
-    until, every, local = time.monotonic() + asked.seconds, every[: asked.most], threading.local()
+    until, outcomes = time.monotonic() + asked.seconds, []
+    cases = iter(every[: asked.most])
 
-    def measured(case: Case) -> Record | None:
-        if time.monotonic() > until:
-            return None
-        engine = vars(local).setdefault("engine", engines.enter_context(Local(stage_seconds=60.0)))
-        return record(engine, case, "memory", *([OPERATORS] if case.strategy == "none" else []))
-
-    outcomes = []
-    with ThreadPoolExecutor(asked.workers) as pool, ExitStack() as engines:
-        for one in as_completed([pool.submit(measured, case) for case in every]):
-            if found := one.result():
+    def work(engine: Local) -> None:
+        with engine:
+            while time.monotonic() < until and (case := next(cases, None)):
+                found = record(engine, case, "memory", *([OPERATORS] if case.strategy == "none" else []))
                 keep(file, found)
                 outcomes.append(found.outcome)
                 print(f"{found.readings.peak_bytes or 0:>15,} {_words(found)}", flush=True)
-    print(f"{outcomes.count('ok')} ok of {len(outcomes)}, {len(every) - len(outcomes)} left")
+
+    with ThreadPoolExecutor(asked.workers) as pool:
+        list(pool.map(work, [Local(stage_seconds=60.0) for _ in range(asked.workers)]))
+    print(f"{outcomes.count('ok')} ok of {len(outcomes)}, {len([*cases])} left")
     return int("ok" not in outcomes)
 
 
 def against(file: Path, most: int | None) -> int:
     """Print how far the rehearsal and the blind prediction of each measured row are off."""
     measured = [found for found in kept(file, Record) if found.outcome == "ok"]
-    with Local(stage_seconds=600.0, rehearses=True) as rehearsing, Local(stage_seconds=600.0, measures=False) as plain:
+    with Local(rehearses=True) as rehearsing, Local(measures=False) as plain:
         for found in measured[:most]:
             name = found.environment.device_name if found.environment else None
             gpu = gpu_specs.word_of(name or "")

@@ -6,10 +6,8 @@ the byte, or the row's difference has a named cause; the run fails where one has
 estimate (fake tensors, as where there is no hollow device) is off. With `--layouts` the rows are modules of one
 operator on inputs and gradients that are not contiguous. Writes its part of docs/tables/accuracy.md with -o.
 
-The rows are a covering array of strength 2 by arithmetic, the same one every time: every model meets every strategy
-that it can have. Precisions and devices are taken in turn: there are three and four of them, which share no factor, so
-that their twelve pairs come round once in twelve rows, and a model's eleven strategies meet all precisions and all
-devices, as a strategy's models do.
+The rows are a covering array of strength 2: every model meets every strategy that it can have, precisions and devices
+in turn. There are three and four of these, so that their twelve pairs come round once in twelve rows.
 """
 
 import multiprocessing
@@ -149,22 +147,25 @@ def main() -> int:
     arguments.add_argument("--rows", type=int, help="so many, spread over all")
     arguments.add_argument("--layouts", action="store_true", help="operators on other layouts")
     asked = arguments.parse_args()
-    everything = layouts() if asked.layouts else rows()
+    if asked.layouts:
+        from benchmarks.layouts import LAYOUTS, OPERATORS  # with torch
+
+        models = [f"benchmarks/layouts.py:make:op={op},layout={layout}" for op in OPERATORS for layout in LAYOUTS]
+        everything = [Row(model=model, batch_size=8) for model in models]
+        left_out, keys = "", {"layout": lambda row: LAYOUTS[row.model.partition("layout=")[2]]}
+    else:
+        everything, left_out = (
+            rows(),
+            "".join(f"- `{name}` is left out: {why}.\n" for name, why in LEFT_OUT.items()) + "\n",
+        )
+        keys = {"model": lambda row: row.model, "strategy": lambda row: row.strategy.partition(":")[0]}
     chosen = [row for row in everything if all(word in str(row) for word in asked.names)]
     random.Random(0).shuffle(chosen)  # so that a part of them is spread over all
-    with engine(rehearses=True) as rehearsing, engine(rehearses=False) as plain:
+    with Local(rehearses=True) as rehearsing, Local(measures=False) as plain:
         judged = resumed(chosen[: asked.rows], Judged, asked, partial(judge, rehearsing=rehearsing, estimating=plain))
     judged.sort(key=lambda one: everything.index(one.row))
-    text = f"{made('instrument' + ' --layouts' * asked.layouts)}\n\n{_summary(judged)}\n"
-    if not asked.layouts:
-        text += "".join(f"- `{name}` is left out: {why}.\n" for name, why in LEFT_OUT.items()) + "\n"
-        text += _by("model", judged, lambda row: row.model)
-        text += _by("strategy", judged, lambda row: row.strategy.partition(":")[0])
-    else:
-        from benchmarks.layouts import LAYOUTS
-
-        text += _by("layout", judged, lambda row: LAYOUTS[row.model.partition("layout=")[2]])
-    text += _differing(judged)
+    text = f"{made('instrument' + ' --layouts' * asked.layouts)}\n\n{_summary(judged)}\n{left_out}"
+    text += "".join(_by(factor, judged, key) for factor, key in keys.items()) + _differing(judged)
     print(f"\n{text}")
     write(asked.output, "layouts" if asked.layouts else "rows", text)
     return int(any(one.failed or not (one.refused or one.is_exact or one.cause) for one in judged))
@@ -187,19 +188,6 @@ def rows() -> list[Row]:
     ]
 
 
-def layouts() -> list[Row]:
-    """A row for each operator on each layout."""
-    from benchmarks.layouts import LAYOUTS, OPERATORS  # with torch
-
-    words = [f"benchmarks/layouts.py:make:op={op},layout={layout}" for op in OPERATORS for layout in LAYOUTS]
-    return [Row(model=model, batch_size=8) for model in words]
-
-
-def engine(*, rehearses: bool) -> Local:
-    """An engine that rehearses steps, or one that estimates them."""
-    return Local(stage_seconds=600.0, rehearses=rehearses, measures=rehearses)
-
-
 def judge(row: Row, rehearsing: Local, estimating: Local) -> Judged:
     """Rehearse the row, run its bare loop where it is not refused, and estimate it meanwhile."""
     with ThreadPoolExecutor() as pool:
@@ -217,8 +205,11 @@ def judge(row: Row, rehearsing: Local, estimating: Local) -> Judged:
         failed = f"the bare loop has other blocks than gcprof's {rehearsed.built.num_blocks}"
     if failed is not None:
         return Judged(row=row, failed=f"{rehearsed.outcome}: {failed}")
-    estimate = _bytes(estimated) if estimated.outcome == "ok" else {}
-    return Judged(row=row, rehearsed=_bytes(rehearsed), truth=truth, estimate=estimate)
+    said, estimate = (
+        {name: getattr(found.readings, name) or 0 for name in READINGS if found.outcome == "ok"}
+        for found in (rehearsed, estimated)
+    )
+    return Judged(row=row, rehearsed=said, truth=truth, estimate=estimate)
 
 
 def bare(row: Row, *, sizes: Sequence[int] = (), segments: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
@@ -240,10 +231,6 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
     from benchmarks import bare_loop
 
     return bare_loop.answer(row)
-
-
-def _bytes(found: Record) -> dict[str, int]:
-    return {name: getattr(found.readings, name) or 0 for name in READINGS}
 
 
 def _sizes(found: Record) -> list[int]:

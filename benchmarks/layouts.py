@@ -14,8 +14,6 @@ LAYOUTS = {
     "grad": "gradient transposed",
     "sum": "gradient expanded",
 }
-
-
 ALONE = "instance_norm leaky_relu silu hardswish mish elu softplus"  # functions of x alone
 REDUCED = "var norm logsumexp cumsum cumprod amax"  # functions of x along its features
 AFTER = {  # functions of x and what is given

@@ -8,15 +8,19 @@ runs with a planted delay, with so many processes that only compute beside them.
 
 import os
 import random
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from operator import mul
 from statistics import fmean, median
+from subprocess import Popen
 
 import torch
 
-from benchmarks import busy, parser, table, write
+from benchmarks import parser, table, write
 from profiler.analysis.time_ratio import TimeRatio, floor_of, of_pairs, verdict
 from profiler.core import schedule
 from profiler.core.stats import RoundSteps, Sampling, calm_ratios, pair_ratios, step_order
@@ -30,7 +34,7 @@ TRIES = 2000
 LEAST, MOST = 0.93, 0.97
 MOST_TOLD = 0.05
 FOUND = {0: 0.9, 2: 0.0, 4: 0.6}  # by load: of the runs in which a tenth is planted
-LOADS = tuple(FOUND)
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"  # a process that computes
 NUM_REAL = 40
 REAL_SECONDS = 0.25  # of one real round: 40 runs of both kinds at three loads are six minutes
 SURE, TOLD = ("faster", "slower"), "`none` told from itself:"
@@ -110,18 +114,14 @@ def half_width(ratios: Iterable[TimeRatio]) -> float:
     return median(((ratio.high or 0.0) - (ratio.low or 0.0)) / 2 / ratio.ratio for ratio in ratios)
 
 
-# Real
-
-
 def real(num_more: int) -> TimeRatio:
     """The ratio of a run of three rounds, here all in one process; a step is 40 products, with the strategy more."""
-    matrix, steps, products = torch.ones(128, 128) / 128, [], {False: range(40), True: range(40 + num_more)}
-    is_on = [True]
+    matrix, steps, is_on = torch.ones(128, 128) / 128, [], [True]
 
     def step(mark: Callable[[str], None]) -> None:
         mark("forward")
         product = matrix
-        for _ in products[is_on[0]]:
+        for _ in range(40 + num_more * is_on[0]):
             product = product @ matrix
         mark("end")
 
@@ -138,7 +138,10 @@ def measure(loads: Sequence[int], tries: int) -> tuple[str, bool]:
     """The table of real runs, and whether a bound was missed. The floor of a run is that of the `none` run after it."""
     rows, missed = [], False
     for number in loads:
-        with busy(number):
+        with ExitStack() as beside:  # each ends with this process
+            for _ in range(number):
+                beside.callback(beside.enter_context(Popen([sys.executable, "-c", BUSY])).kill)
+            time.sleep(1.0 if number else 0.0)
             alike, planted = ([real(num_more) for _ in range(tries)] for num_more in (0, 4))  # a tenth
             average = os.getloadavg()[0]
         floors = [floor_of(ratio) for ratio in (*alike[1:], alike[0])]
@@ -157,7 +160,7 @@ def measure(loads: Sequence[int], tries: int) -> tuple[str, bool]:
 
 def main() -> int:
     arguments = parser(__doc__)
-    arguments.add_argument("--loads", default=",".join(map(str, LOADS)), help="processes beside: 0,2,4; '' for none")
+    arguments.add_argument("--loads", default=",".join(map(str, FOUND)), help="processes beside: 0,2,4; '' for none")
     arguments.add_argument("--runs", type=int, default=NUM_REAL, help="real runs of each kind")
     asked = arguments.parse_args()
     torch.set_num_threads(1)

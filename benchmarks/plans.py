@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from benchmarks import Row, made, parser, record, resumed, table, write
-from benchmarks.instrument import MODELS, MOST_MINUTES, bare, engine, short
+from benchmarks.instrument import MODELS, MOST_MINUTES, bare, short
 from profiler.core import plan_file
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import to_rehearse
@@ -52,11 +52,6 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""  # why there is no plan
 
     @property
-    def is_within(self) -> bool:
-        """Whether the plan's step fits the budget."""
-        return self.peak_bytes <= self.budget_bytes
-
-    @property
     def slower(self) -> float | None:
         """By how much the plan is slower than the best that was run, as a fraction."""
         return self.seconds / self.best_seconds - 1 if self.best_seconds and not self.refused else None
@@ -66,7 +61,7 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the plan keeps what is promised; where there is none, whether nothing that was run fits."""
         if self.refused:
             return not self.best and self.refused.startswith(NO_PLAN)
-        return self.is_within and (self.slower or 0) <= SLOWER
+        return self.peak_bytes <= self.budget_bytes and (self.slower or 0) <= SLOWER
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -86,12 +81,13 @@ def main() -> int:
         if not asked.names or any(word in model for word in asked.names)
         for precision in PRECISIONS
     ]
-    with engine(rehearses=True) as rehearsing, tempfile.TemporaryDirectory() as folder:
+    with Local(rehearses=True) as rehearsing, tempfile.TemporaryDirectory() as folder:
         proved = resumed(chosen, Proved, asked, partial(prove, rehearsing=rehearsing, path=Path(folder) / "plan.json"))
     held = [one for one in proved if not one.refused]
     brute = [one for one in held if one.slower is not None]
     text = (
-        f"{made('plans')} Of {len({one.row.model for one in proved})} models {sum(one.is_within for one in held)} of "
+        f"{made('plans')} Of {len({one.row.model for one in proved})} models "
+        f"{sum(one.peak_bytes <= one.budget_bytes for one in held)} of "
         f"{len(held)} plans have a rehearsed peak within the budget; for {len(proved) - len(held)} no plan fits. "
         f"{sum((one.slower or 0) <= SLOWER for one in brute)} of {len(brute)} plans are at most 1 % slower than the "
         f"fastest of those that were run and fit.\n\n{table(HEAD, (one.cells for one in proved))}"

@@ -40,7 +40,11 @@ def _is_missed(shape: str, noise: float, warmup: tuple[float, ...]) -> bool:
     """Print a line of rounds that begin with this warm-up; return whether a bound is missed."""
     draw = random.Random(f"{shape} {noise}")
     middle = median(SHAPES[shape](draw, noise) for _ in range(400_000)) if shape == "hiccups" else 1.0
-    rounds = [_sampled(lambda: SHAPES[shape](draw, noise), warmup) for _ in range(ROUNDS)]
+    rounds = []
+    for _ in range(ROUNDS):
+        rounds.append([factor * SHAPES[shape](draw, noise) for factor in warmup])
+        while len(rounds[-1]) < LEAST or stop_reason(rounds[-1], TARGET, least=LEAST) is None:
+            rounds[-1].append(SHAPES[shape](draw, noise))
     found = [num_warmup(one) for one in rounds]
     steady = [one[number:] for one, number in zip(rounds, found, strict=True)]
     counts = quantiles([len(one) for one in rounds], n=20, method="inclusive")
@@ -53,11 +57,3 @@ def _is_missed(shape: str, noise: float, warmup: tuple[float, ...]) -> bool:
         f" {held:20.1%} {within:12.1%} {mean(map(bool, found)):14.1%} {kept:13.1%}"
     )
     return within < 1 - OFF or ((noise <= CALM and kept > KEPT) if warmup else held < HELD)
-
-
-def _sampled(draw: Callable[[], float], first: tuple[float, ...]) -> list[float]:
-    """The steps of one round, its warm-up among them."""
-    series = [factor * draw() for factor in first]
-    while len(series) < LEAST or stop_reason(series, TARGET, least=LEAST) is None:
-        series.append(draw())
-    return series

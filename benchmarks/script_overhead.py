@@ -18,13 +18,13 @@ from profiler.scripts.launch import INJECT
 from tests.scripts import runs
 
 STEPS, WARM_UP, STEP_RATIO = 400, 20, 1.02
-WORDS = called("benchmarks.script_overhead", "paired_steps")
 
 
 def main() -> int:
     """Print what the watch costs a step; the exit code says whether it is too much on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
-        pairs = spent(WORDS, env=runs.environment(GCPROF_WATCH=folder)).answer
+        words = called("benchmarks.script_overhead", "paired_steps")
+        pairs = spent(words, env=runs.environment(GCPROF_WATCH=folder)).answer
     ratio, limits = ratio_of_pairs([watched / plain for watched, plain in pairs])
     low, high = limits or (ratio, ratio)
     plain = median(plain for _, plain in pairs) * 1e3
@@ -36,6 +36,8 @@ def paired_steps() -> list[tuple[float, float]]:
     """Return the seconds of pairs of steps: with the watch, and without. In a process of its own."""
     import torch
     from torch import nn
+    from torch.nn.modules import module
+    from torch.optim import optimizer as optimizers
 
     from profiler.measuring.devices import open_device
     from profiler.measuring.meters import time as timing
@@ -61,26 +63,18 @@ def paired_steps() -> list[tuple[float, float]]:
         mark("end")
 
     step(lambda phase: None)  # hooks are there from here on
-    found = timing.read(open_device("cpu"), step, warmup=WARM_UP, samples=STEPS, sampling=UNSET, switch=_switch())
-    return list(zip(found["step_seconds"], found["plain_step_seconds"], strict=True))
-
-
-def _switch() -> Callable[[bool], None]:
-    """Return what takes the watch's hooks away, and puts them back."""
-    from torch import autograd
-    from torch.nn.modules import module
-    from torch.optim import optimizer
-
     hooks = [getattr(module, name) for name in vars(module) if name.startswith("_global_forward")]
-    hooks += [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
-    watched, taken = autograd.backward, [{} for _ in hooks]
+    hooks += [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
+    watched, taken = torch.autograd.backward, [{} for _ in hooks]
     plain = inspect.getclosurevars(watched).nonlocals["function"]
 
     def switch(is_watched: bool) -> None:
-        autograd.backward = watched if is_watched else plain
+        """Take the watch's hooks away, or put them back."""
+        torch.autograd.backward = watched if is_watched else plain
         for hook, entries in zip(hooks, taken, strict=True):
             into, out_of = (hook, entries) if is_watched else (entries, hook)
             into.update(out_of)
             out_of.clear()
 
-    return switch
+    found = timing.read(open_device("cpu"), step, warmup=WARM_UP, samples=STEPS, sampling=UNSET, switch=switch)
+    return list(zip(found["step_seconds"], found["plain_step_seconds"], strict=True))

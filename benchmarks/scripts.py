@@ -14,6 +14,7 @@ import argparse
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def main() -> int:
     chosen = [script for script in chosen if not script.missing]
     if asked.here is not None:
         return run_here([script for script in chosen if script.num_gpus == 1], asked)
-    rows = resumed(chosen, Watched, asked, run_trap if asked.traps else run)
+    rows = resumed(chosen, Watched, asked, partial(run, is_trap=asked.traps))
     num_good = sum(row.is_good for row in rows)
     packages = sorted({f"{name} {number}" for row in rows for name, number in row.packages.items()})
     said = f"{made('scripts' + ' --traps' * asked.traps, on_cores=True)} {num_good} of {len(rows)} ran to their end."
@@ -116,28 +117,22 @@ def main() -> int:
     return int(not rows or (not asked.traps and num_good < len(rows)))
 
 
-def run(script: Script) -> Watched:
-    """Run a script in folders of its own, with the watch and without."""
-    alone = _alone(script)
-    watched = _rehearsed(script)
+def run(script: Script, *, is_trap: bool) -> Watched:
+    """Run a script in folders of its own, with the watch and, if it is none of the traps, without."""
+    if is_trap:
+        watched, names = _rehearsed(script, "--limit", str(runs.LIMIT_SECONDS)), packages_distributions()
+        packages = {package: version(names[package][0]) for package in script.needs if package in names}
+        return Watched(row=script, watched=watched, packages=packages)
+    alone, watched = _alone(script), _rehearsed(script)
     if not watched.figures:
         raise SystemExit(f"{script.name}: no figures: {watched.said[-2000:]}")
     return Watched(row=script, watched=watched, alone=alone)
 
 
-def run_trap(script: Script) -> Watched:
-    names = packages_distributions()
-    watched = _rehearsed(script, "--limit", str(runs.LIMIT_SECONDS), device=script.device)
-    packages = {package: version(names[package][0]) for package in script.needs if package in names}
-    return Watched(row=script, watched=watched, packages=packages)
-
-
-def _rehearsed(script: Script, *options: str, device: str = runs.DEVICE) -> Run:
+def _rehearsed(script: Script, *options: str, device: str = "") -> Run:
     with tempfile.TemporaryDirectory() as name:
-        here = runs.copied(Path(name))
-        return runs.rehearsed(
-            script.words, *script.options, *options, cwd=here, num_gpus=script.num_gpus, device=device
-        )
+        how = {"cwd": runs.copied(Path(name)), "num_gpus": script.num_gpus, "device": device or script.device}
+        return runs.rehearsed(script.words, *script.options, *options, **how)
 
 
 def _alone(script: Script, device: str = runs.DEVICE, *, is_marked: bool = False) -> Run:
@@ -150,11 +145,8 @@ def _alone(script: Script, device: str = runs.DEVICE, *, is_marked: bool = False
         return runs.control(script.words, cwd=path.parent, kept=Path(end), device=device, **how)
 
 
-# ---- on the CUDA device that is here
-
-
 def run_here(chosen: list[Script], asked: argparse.Namespace) -> int:
-    """Run each script as it is, and with counters put in by hand where that is known."""
+    """Run each script as it is on the CUDA device, and with counters put in by hand where that is known."""
     if asked.here:
         proven_libraries()  # once, before several processes open them
 

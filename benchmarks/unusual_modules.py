@@ -11,8 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-NUM_BLOCKS = 4
-
 
 class Block(nn.Module):
     """A block of these parts and tensors, whose forward is a function of the block and its input."""
@@ -33,21 +31,14 @@ class Chain(nn.Module):
     def __init__(self, stem: nn.Module, block: Callable[[], nn.Module], head: nn.Module) -> None:
         super().__init__()
         self.stem, self.head = stem, head
-        self.blocks = nn.ModuleList(block() for _ in range(NUM_BLOCKS))
+        self.blocks = nn.ModuleList(block() for _ in range(4))
         self.is_checkpointed = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.is_checkpointed else block(x)
-        output: torch.Tensor = self.head(x)
-        return output
-
-
-def upsampling(block: Any, x: torch.Tensor) -> torch.Tensor:
-    y = F.elu(block.up(F.leaky_relu(block.down(x), 0.2)))
-    mixed: torch.Tensor = block.mix(torch.cat([x, y], dim=1))
-    return mixed
+        return self.head(x)
 
 
 def images(block: Any, x: torch.Tensor) -> torch.Tensor:
@@ -126,7 +117,8 @@ BLOCKS: dict[str, Callable[[], Block]] = {
         norm=nn.BatchNorm3d(32),
     ),
     "upsampling": lambda: Block(  # half the size by a strided convolution, and back, with what was there before
-        upsampling, down=nn.Conv2d(32, 64, 4, stride=2, padding=1),
+        lambda block, x: block.mix(torch.cat([x, F.elu(block.up(F.leaky_relu(block.down(x), 0.2)))], dim=1)),
+        down=nn.Conv2d(32, 64, 4, stride=2, padding=1),
         up=nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1), mix=nn.Conv2d(64, 32, 1),
     ),
     "images": lambda: Block(  # reflected borders, pixels shuffled to a larger picture, and interpolation back
@@ -160,7 +152,6 @@ PICTURES = {  # by kind: the convolutions of a model of dense outputs, and the s
 TOKENS = {  # by kind: the width of a language model and the length of a text, unless both are 128
     "speech": (256, 512), "gated": (256, 128), "checkpointed": (256, 128), "cells": (128, 16)
 }  # fmt: skip
-CUT = ("gated", "slots")  # kinds whose logits are cut and transposed
 
 
 def make(kind: str = "video", batch_size: int = 16) -> Any:
@@ -174,7 +165,7 @@ def make(kind: str = "video", batch_size: int = 16) -> Any:
     width, time = TOKENS.get(kind, (128, 128))
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if kind in CUT:  # and transposed, as many do
+        if kind in ("gated", "slots"):  # cut and transposed, as many do
             return F.cross_entropy(logits[:, :-1].transpose(1, 2), targets[:, 1:])
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 

@@ -88,9 +88,5 @@ class Gpt(nn.Module):
 def gpt(batch_size: int = 8, time: int = 1024, mask: Mask = "kept", own: bool = True, vocabulary: int = 50_257) -> Any:
     """GPT-2 with 124 million parameters and an untied head; `own` is the norm and the GELU by hand."""
     tokens, targets = (torch.randint(vocabulary, (batch_size, time)) for _ in range(2))
-    return Gpt(vocabulary, time, mask, own=own), (tokens, targets), loss
-
-
-def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy over all positions."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    model = Gpt(vocabulary, time, mask, own=own)
+    return model, (tokens, targets), lambda y, targets: functional.cross_entropy(y.flatten(0, 1), targets.flatten())

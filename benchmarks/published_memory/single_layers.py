@@ -39,10 +39,6 @@ def from_gradient(output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return retained(output, lambda: gradient)
 
 
-def from_noise(output: torch.Tensor) -> torch.Tensor:
-    return retained(output, lambda: torch.randn_like(output))
-
-
 def cross_entropy(vocabulary: int = 4096, rows: int = 16_384) -> Made:
     """Cross entropy of logits."""
     return OnInput(nn.Identity(), rows, vocabulary), ((), torch.randint(vocabulary, (rows,))), nn.CrossEntropyLoss()
@@ -68,7 +64,8 @@ def gated(
     time: int = 1024, batch_size: int = 4, width: int = 4096, inner: int = 11_008, activation: str = "silu"
 ) -> Made:
     """A gated MLP with SiLU, or the GELU of a hyperbolic tangent."""
-    return OnInput(gated_mlp(width, inner, activation), batch_size, time, width), (), from_noise
+    mlp = OnInput(gated_mlp(width, inner, activation), batch_size, time, width)
+    return mlp, (), lambda output: retained(output, lambda: torch.randn_like(output))
 
 
 def jensen_shannon(student: torch.Tensor, teacher: torch.Tensor, beta: float = 0.5) -> torch.Tensor:

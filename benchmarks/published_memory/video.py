@@ -46,14 +46,14 @@ class Shift(nn.Module):
 class Frames(nn.Module):
     """A ResNet over all frames as one batch; the scores' or the features' mean over the frames of a clip."""
 
-    def __init__(self, depth: int, frames: int, classes: int, dropout: float, *, shifts: bool) -> None:
+    def __init__(self, depth: int, frames: int, classes: int, *, shifts: bool) -> None:
         super().__init__()
         self.network = ResNet(Block, DEPTHS[depth], num_classes=classes)
         head, self.network.fc = self.network.fc, nn.Identity()
         for block in self.network.modules():
             if shifts and isinstance(block, Block):
                 block.conv1 = Shift(block.conv1, frames)
-        self.dropout, self.head, self.frames, self.shifts = nn.Dropout(dropout), head, frames, shifts
+        self.dropout, self.head, self.frames, self.shifts = nn.Dropout(0.5 if shifts else 0.4), head, frames, shifts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.network(x.flatten(0, 1))
@@ -88,15 +88,12 @@ def clips(module: nn.Module, batch_size: int, *shape: int, classes: int = 400, m
     return module, (torch.randn(batch_size, *shape), targets), loss
 
 
-def tsn(batch_size: int = 32, frames: int = 3, depth: int = 50, classes: int = 400, many: bool = False) -> Any:
-    """Temporal segment network: the features' mean over the frames."""
-    module = Frames(depth, frames, classes, 0.4, shifts=False)
+def tsn(
+    batch_size: int = 32, frames: int = 3, depth: int = 50, classes: int = 400, many: bool = False, shifts: bool = False
+) -> Any:
+    """Temporal segment network, with shifts a temporal shift module before every block's first convolution."""
+    module = Frames(depth, frames, classes, shifts=shifts)
     return clips(module, batch_size, frames, 3, PIXELS, PIXELS, classes=classes, many=many)
-
-
-def tsm(batch_size: int = 8, frames: int = 8) -> Any:
-    """Temporal shift module in front of every block's first convolution."""
-    return clips(Frames(50, frames, 400, 0.5, shifts=True), batch_size, frames, 3, PIXELS, PIXELS)
 
 
 def i3d(batch_size: int = 8, frames: int = 32) -> Any:
