@@ -374,28 +374,23 @@ class Table:
         costs = self.costs
         if first == target:
             return single(*costs.last(target))
-        behind, parts = self.of(first + 1, target), list[Points]()
+        behind, parts, kept_times = self.of(first + 1, target), list[Points](), list[Whole]()
         for number, way in enumerate(costs.ways(first, target)):  # the first stage kept; several may be at the floor
-            nbytes = np.maximum(behind.nbytes + way.saved, costs.keep_floor(first, target, way))
+            floor = costs.keep_floor(first, target, way)
+            nbytes = np.maximum(behind.nbytes + way.saved, floor)
             parts.append(Points(nbytes=nbytes, ticks=behind.ticks + way.ticks, choice=-number))
+            times = behind.after(behind.counts(self.edges - way.saved), LARGEST) + way.ticks  # at every edge
+            times[self.edges < floor] = LARGEST
+            kept_times.append(times)
         lost = behind.lost
         forward = costs.plain_forward(first, target)
         if len(forward):
             cuts = self._cuts(first, target, forward)
-            parts += merged(cuts, self._kept_times(first, target), self.edges)
+            parts += merged(cuts, kept_times, self.edges)
             lost = max(lost, int(cuts.lost.max()))
         front = lowest(parts)
         front.lost = lost
         return thinned(front, self.points)
-
-    def _kept_times(self, first: int, target: int) -> list[Whole]:
-        """Return the time at every edge with the first stage kept, for each way of keeping it."""
-        behind, times_of_ways = self.of(first + 1, target), []
-        for way in self.costs.ways(first, target):
-            times = behind.after(behind.counts(self.edges - way.saved), LARGEST) + way.ticks
-            times[self.edges < self.costs.keep_floor(first, target, way)] = LARGEST
-            times_of_ways.append(times)
-        return times_of_ways
 
     def _cuts(self, first: int, target: int, forward: Whole) -> Cuts:
         """Return every end of a checkpointed segment that begins at `first`."""

@@ -359,8 +359,11 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
     """
     behind, peaks = 0, list[tuple[int, str]]()
     for stage, before in zip(chain.stages[::-1], _before(chain)[::-1], strict=True):
-        least = min(_at_work(stage, costs, behind) for costs in stage.ways)
+        forwards = [costs.saved_bytes + costs.forward_extra_bytes for costs in stage.ways]
+        # the parameter gradients of later stages are there in a kept stage's backward, and not yet in its forward
         behind += stage.gradient_bytes
+        backwards = [stage.output_bytes + costs.own_bytes + costs.backward_extra_bytes + behind for costs in stage.ways]
+        least = min(map(max, forwards, backwards))  # besides its input
         peaks.append((chain.static_bytes + chain.input_bytes + before + least, stage.name))
     nbytes, name = max(peaks)
     return name, max(nbytes, chain.floor_bytes)
@@ -390,13 +393,3 @@ def kept_before(chain: Chain, name: str) -> int:
 
 def _least_saved(stage: Stage) -> int:
     return min(costs.saved_bytes for costs in stage.ways)
-
-
-def _at_work(stage: Stage, costs: Stage | SaveOption, behind: int) -> int:
-    """Return the bytes that a stage needs besides its input, in its forward or its backward, whichever are more.
-
-    `behind` are the parameter gradients of later stages, which a kept stage's forward does not have yet.
-    """
-    forward = costs.saved_bytes + costs.forward_extra_bytes
-    backward = stage.output_bytes + costs.own_bytes + costs.backward_extra_bytes + stage.gradient_bytes
-    return max(forward, backward + behind)

@@ -221,8 +221,14 @@ class OffloadTable:
             parts = [front.points()]
             parts += [away[before][treatment].points(before)] if treatment in away[before] else []
             self._treated[first][treatment] = self._front(parts, lost)
-            at_fetch = self._at_fetch(first, treatment)
-            self._fetching.add(self._treated[first][treatment], first, before, treatment, *at_fetch)
+            # what the stage needs while a copy is fetched, and the ticks until what is fetched is needed
+            if treatment == ALONE:
+                nbytes, ticks, _ = costs.last(first)
+            else:
+                way = costs.keeps[first][max(0, treatment - OPTIONS + 1)]
+                nbytes = max(way.backward + costs.left[first], way.at_gradient + costs.left[first + 1])
+                ticks = way.backward_ticks
+            self._fetching.add(self._treated[first][treatment], first, before, treatment, nbytes, ticks)
 
     def _front(self, parts: list[Points], lost: int) -> ParetoFront:
         front = lowest(parts)
@@ -230,15 +236,6 @@ class OffloadTable:
         front = thinned(front, self._points)
         self._lost = max(self._lost, front.lost)
         return front
-
-    def _at_fetch(self, stage: int, treatment: int) -> tuple[int, int]:
-        """Return what the stage needs while a copy is fetched, and the ticks until what is fetched is needed."""
-        costs = self._costs
-        if treatment == ALONE:
-            nbytes, ticks, _ = costs.last(stage)
-            return nbytes, ticks
-        way = costs.keeps[stage][max(0, treatment - OPTIONS + 1)]
-        return max(way.backward + costs.left[stage], way.at_gradient + costs.left[stage + 1]), way.backward_ticks
 
     def _here(self, first: int) -> dict[int, ParetoFront]:
         """Return the fronts of plans whose first item has its input on the device, by treatment of the first stage."""
