@@ -272,8 +272,8 @@ CASES = (
         Step(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(overlooked, kind))
         for kind in ("complex", "optimizer")
     ),
-    Step(FREED, "inner_backward.py:make", BOTH, trained_apart),
-    Step(FREED, "inner_backward.py:make", BOTH, trained_apart, is_predicted=True),
+    Step(FREED, "gradients.py:apart", BOTH, trained_apart),
+    Step(FREED, "gradients.py:apart", BOTH, trained_apart, is_predicted=True),
     Step(CAUSES, "causes.py:cached", BOTH, fails),
     Step(CAUSES, "causes.py:squaring", ("all",), on_ctx),
     Step(ROUTED, "experts.py:make", BOTH, routed),

@@ -60,14 +60,13 @@ def test_checkpoints_in_compiled_code_are_off_but_under_own(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["module", pytest.param("graphs", marks=pytest.mark.nightly)])
-def test_a_compiled_model_is_estimated_as_its_code_is_written(way):
+def test_a_compiled_model_is_estimated_as_its_code_is_written():
     """To the byte, as it runs by a backend that compiles nothing; with kernels it takes less."""
-    choice = model(way=way, backend="eager")
+    choice = model(backend="eager")
     case = make.case(model=choice, batch_size=32, device="fake:cpu", warmup=0, samples=1)
 
     predicted = predict(Trial(case=case))
-    eager, kernels = (record("none", one).readings for one in (choice, model(way=way)))
+    eager, kernels = (record("none", one).readings for one in (choice, model()))
 
     assert predicted.readings.peak_bytes == eager.peak_bytes >= kernels.peak_bytes
     assert predicted.readings.step_seconds is None

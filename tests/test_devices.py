@@ -85,13 +85,6 @@ def test_each_device_has_one_trial_at_a_time_and_sees_itself_alone(tmp_path, two
     assert any(second[0] < first[1] for first, second in pairwise(both)), "they never ran beside each other"
 
 
-@pytest.mark.slow
-def test_a_round_on_several_devices_finds_what_it_is_verified_against(two):
-    records = list(two.run(trials(1, models=("mlp", "mlp:width=8"), passes=("equality",))))
-
-    assert [record.equality.gradients_equal for record in records] == [True] * 4
-
-
 @pytest.mark.parametrize(
     ("text", "found", "why"),
     [

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from profiler.core import gpu_specs
@@ -133,16 +132,6 @@ def kept(hollow, tmp_path, monkeypatch):
     shutil.copytree(folder, own, symlinks=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return own
-
-
-@pytest.mark.nightly
-def test_a_training_step_of_the_installed_torch_is_as_arithmetic_has_it(kept):
-    assert smoke.proven_libraries()[0] == kept
-
-    verdict = msgspec.json.decode(smoke.verdict_file(kept).read_bytes(), type=Verdict)
-    assert verdict.wrong() == []
-    phases = {check.phase.rpartition(": ")[2] for check in verdict.checks}
-    assert phases >= {"weights", "forward", "backward", "AdamW", "gradients deleted", "states deleted"}
 
 
 def test_a_torch_that_fails_is_refused_with_what_differs_and_tried_once(kept, monkeypatch):

@@ -18,7 +18,7 @@ from tests.program import gcprof
 from tests.user_models import from_data, padded
 
 FILE = f"{padded.__file__}:make"
-TOLD = {"ones": "whole", "tokens": "whole", "written": "padded", "lengths": "padded", "padding": "padded"}
+TOLD = {"ones": "whole", "tokens": "whole", "written": "padded", "lengths": "padded"}
 FEW = 64  # bytes: the numbers that a question makes
 BATCH, LENGTH, DEPTH = 4, 64, 3
 

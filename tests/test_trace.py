@@ -183,7 +183,7 @@ def test_a_forward_that_frees_a_kept_gradient_saves_what_it_makes(keeps):
 def test_a_backward_within_the_forward_is_part_of_the_forward():
     batch, width = 2048, 32
     hidden, weights = batch * width * FLOAT, (width * width + width) * FLOAT
-    model = Choice.of(f"{FILE.parent}/inner_backward.py:make", {"width": width})
+    model = Choice.of(f"{FILE}:apart", {"width": width})
 
     readings = measured(model, "none", batch_size=batch, passes=("memory",)).readings
 

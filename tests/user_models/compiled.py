@@ -42,8 +42,6 @@ def make(way: str = "module", backend: str = "inductor", own: bool = False, batc
         net.compile(backend=backend)
     if way == "wrapped":
         net = torch.compile(net, backend=backend)
-    if way == "graphs":
-        net.compile(mode="reduce-overhead")
     for block in net.blocks if way == "blocks" else ():
         block.compile(backend=backend)
     return net, torch.randn(batch_size, 64)

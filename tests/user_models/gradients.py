@@ -93,3 +93,19 @@ class Lossy(nn.Module):
 
 def lossy(batch_size: int = 4):
     return Lossy(), torch.randn(batch_size, 8)
+
+
+class Apart(nn.Module):
+    """Trains one layer by a loss of its own, with a backward within the forward, before the other layer runs."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        torch.tanh(self.first(x)).square().mean().backward()
+        return torch.tanh(self.last(x)).square().mean()
+
+
+def apart(batch_size: int = 64, width: int = 32):
+    return Apart(width), torch.randn(batch_size, width)

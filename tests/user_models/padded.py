@@ -48,17 +48,11 @@ def by_lengths(ids):
     return (torch.arange(ids.shape[1])[None] < lengths[:, None]).float()
 
 
-def by_padding(ids):
-    ids[:, -8:] = 0
-    return ids != 0
-
-
 MASKS = {
     "ones": torch.ones_like,
     "tokens": lambda ids: ids != 0,
     "written": written,
     "lengths": by_lengths,
-    "padding": by_padding,
 }
 QUESTIONS = {
     "all": lambda mask: mask.all(),
