@@ -194,7 +194,7 @@ def overlooked(kind: str) -> dict[str, Facts]:
 
 def fails() -> dict[str, Facts]:
     with pytest.raises(CheckpointError):
-        two_steps(causes.cached, chain())
+        two_steps(partial(causes.make, "cached"), chain())
     cause = "the forward changes 0.cache.keys, 1.cache.keys, which the recompute finds changed"
     return {"none": {"outcome": "ok"}, "all": {"outcome": "failed", "detail": cause}}
 
@@ -274,8 +274,8 @@ CASES = (
     ),
     Step(FREED, "gradients.py:apart", BOTH, trained_apart),
     Step(FREED, "gradients.py:apart", BOTH, trained_apart, is_predicted=True),
-    Step(CAUSES, "causes.py:cached", BOTH, fails),
-    Step(CAUSES, "causes.py:squaring", ("all",), on_ctx),
+    Step(CAUSES, "causes.py:make:kind=cached", BOTH, fails),
+    Step(CAUSES, "causes.py:make:kind=squaring", ("all",), on_ctx),
     Step(ROUTED, "experts.py:make", BOTH, routed),
     Step(ROUTED, "data_dependent.py:positive", ("none",), lambda: GATHERED, is_predicted=True),
 )

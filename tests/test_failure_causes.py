@@ -23,7 +23,7 @@ MISMATCH = "checkpoint mismatch: the recompute gives different tensors: "
 
 def under(strategy: str, factory: str, *passes: str, **fields: object) -> Record:
     """The record of a trial beside that of `none`."""
-    fields = {"model": Choice(f"{FILE}:{factory}"), "batch_size": 4, **fields}
+    fields = {"model": Choice(f"{FILE}:make:kind={factory}"), "batch_size": 4, **fields}
     none = measure(Trial(case=make.case("none", **fields), passes=("equality",)))
     trial = Trial(case=make.case(strategy, **fields), passes=passes or ("equality",), digests=none.equality.digests)
     return attempt(trial, on_pass=lambda name: None, by=measure)
@@ -37,7 +37,7 @@ def no_marks(monkeypatch):
 
 def failed(strategy: str, factory: str) -> str:
     """Why a trial failed, which runs its steps without comparing them."""
-    case = make.case(strategy, model=Choice(f"{FILE}:{factory}"), batch_size=4)
+    case = make.case(strategy, model=Choice(f"{FILE}:make:kind={factory}"), batch_size=4)
     record = attempt(Trial(case=case, passes=("memory",)), on_pass=lambda name: None, by=measure)
     assert record.outcome == "failed"
     return str(record.detail)
@@ -47,25 +47,25 @@ def failed(strategy: str, factory: str) -> str:
 def test_a_cast_that_autocast_had_kept_is_told_with_the_way_out(save):
     strategy = f"selective:save={save}"
 
-    failing = under(strategy, "own_autocast:cache=true")
+    failing = under(strategy, "shared,way=cached")
     by_precision = under(strategy, "shared", precision="amp-bf16")
 
     for record in (failing, by_precision):
         assert record.outcome == "failed"
         assert "not found in storage (causes.py:" in record.detail
         assert "torch.autocast(..., cache_enabled=False) casts it in both" in record.detail
-    assert under(strategy, "own_autocast:cache=false").equality.gradients_equal  # the way out is one
+    assert under(strategy, "shared,way=uncached").equality.gradients_equal  # the way out is one
 
 
 @pytest.mark.slow
 def test_blocks_that_write_over_the_input_that_a_checkpoint_keeps_are_told_with_the_way_out():
-    record, without = (under("all", f"overwriting:in_place={word}", blocks="1,2") for word in ("true", "false"))
+    record, without = (under("all", f"overwriting,way={way}", blocks="1,2") for way in ("write", "copy"))
 
     assert record.outcome == "failed"
     assert "F.relu(x, inplace=True)" in record.detail
     assert "detect_anomaly" not in record.detail
     assert without.equality.gradients_equal
-    words = Request(model=f"{FILE}:overwriting", blocks="[12]", strategies="none", device="cpu")
+    words = Request(model=f"{FILE}:make:kind=overwriting", blocks="[12]", strategies="none", device="cpu")
     with pytest.raises(UserError, match=r"x = x \+ y does not"):
         plan(PlanRequest(words=words, budget="90%"))
 
@@ -102,15 +102,12 @@ def test_what_a_recompute_raises_is_told_with_its_block_and_what_the_forward_had
 def test_a_parameter_that_is_frozen_between_forward_and_recompute_is_named(after, cause):
     frozen = "requires_grad of 0.layer.weight, requires_grad of 1.layer.weight"
 
-    assert (
-        failed("all", f"freezing:after={after}") == f"{MISMATCH}{'the forward changes ' * (after == 1)}{frozen}{cause}"
-    )
+    assert failed("all", f"freezing,way={after}") == f"{MISMATCH}{'the forward changes ' * (after == 1)}{frozen}{cause}"
 
 
 def test_parameters_that_a_functional_call_lends_are_told_with_the_way_out():
     lent, marked = (
-        under("all", "", model=Choice(f"{FILE}:skeleton{options}"), blocks=blocks)
-        for options, blocks in (("", "layer"), (":is_marked=true", None))
+        under("all", f"skeleton,way={way}", blocks=blocks) for way, blocks in (("plain", "layer"), ("marked", None))
     )
 
     assert lent.detail == f"{MISMATCH}'layer' {failure_causes.LENT}"
@@ -120,7 +117,7 @@ def test_parameters_that_a_functional_call_lends_are_told_with_the_way_out():
 def test_a_loss_without_gradient_behind_a_reentrant_checkpoint_is_told_with_both_ways_out():
     assert "use_reentrant=False gives them theirs, and so does requires_grad_() on an input" in failed("own", "whole")
     for way in ("plain", "input"):
-        assert under("own", f"whole:way={way}").equality.gradients_equal
+        assert under("own", f"whole,way={way}").equality.gradients_equal
 
 
 @pytest.mark.slow

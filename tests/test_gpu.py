@@ -84,17 +84,3 @@ def test_the_recorded_step_is_within_a_fifth_of_a_bare_loops(engine):
 
     _, seconds = bare_loop(batch_size=BUSY)
     assert median(record.readings.step_seconds) == pytest.approx(seconds, rel=0.2)
-
-
-def test_running_out_of_memory_is_an_outcome_and_the_next_trial_is_clean():
-    total = torch.cuda.get_device_properties(0).total_memory
-    width = int((total / 4) ** 0.5)  # one weight as large as the device
-    cases = [
-        make.case(model=Choice(f"mlp:width={width}"), batch_size=4, device="cuda:0"),
-        make.case(model=Choice("mlp"), device="cuda:0"),
-    ]
-
-    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
-        full, clean = engine.run([Trial(case=case) for case in cases])
-
-    assert (full.outcome, clean.outcome) == ("out_of_memory", "ok")

@@ -126,7 +126,7 @@ def test_the_peak_of_other_blocks_is_that_of_a_step_with_them_checkpointed(rehea
 
 
 def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it(rehearsing):
-    found = followed(rehearsing, "worker:follow", case(f"{USER_MODELS / 'causes.py'}:squaring"))
+    found = followed(rehearsing, "worker:follow", case(f"{USER_MODELS / 'causes.py'}:make:kind=squaring"))
 
     products = [
         one.module for one in found.trace.operators if one.phase == "backward" and one.name == "aten.mul.Tensor"

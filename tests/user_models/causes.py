@@ -17,10 +17,12 @@ class Block(nn.Module):
 class Overwriting(Block):
     """Begins with a write over its input, or over a copy of that."""
 
-    in_place = True
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
 
     def forward(self, x):
-        return self.layer(torch.tanh(x.mul_(0.5) if self.in_place else x * 0.5))
+        return self.layer(torch.tanh(x * 0.5 if self.way == "copy" else x.mul_(0.5)))
 
 
 class Cache:
@@ -52,8 +54,11 @@ class Tied(Block):
 class Shared(nn.Module):
     """Its blocks are one layer: the first has cast its weight for all."""
 
-    def __init__(self) -> None:
+    def __init__(self, autocast: str) -> None:
         super().__init__()
+        if autocast:
+            own = torch.autocast("cpu", torch.bfloat16, cache_enabled=autocast == "cached")
+            self.forward = own(self.forward)
         layer = Tied()
         self.first = layer.layer
         self.layers = nn.ModuleList([layer, Tied()])
@@ -102,8 +107,7 @@ class Freezing(Block):
 
     def __init__(self, after: int) -> None:
         super().__init__()
-        self.after = after
-        self.calls = 0
+        self.after, self.calls = after, 0
 
     def forward(self, x):
         self.calls += 1
@@ -111,45 +115,6 @@ class Freezing(Block):
         if self.calls == self.after:
             self.layer.weight.requires_grad_(False)
         return out
-
-
-def _with_data(module, batch_size):
-    return module, torch.randn(batch_size, 8), lambda out: out.float().square().sum()
-
-
-def overwriting(batch_size: int = 4, in_place: bool = True):
-    blocks = nn.Sequential(nn.Linear(8, 8), *(Overwriting() for _ in range(2)))
-    blocks[1].in_place = blocks[2].in_place = in_place
-    return _with_data(blocks, batch_size)
-
-
-def cached(batch_size: int = 4):
-    return _with_data(nn.Sequential(*(Cached() for _ in range(2))), batch_size)
-
-
-def squaring(batch_size: int = 4):
-    return _with_data(nn.Sequential(*(Squaring() for _ in range(4))), batch_size)
-
-
-def shared(batch_size: int = 4):
-    return _with_data(Shared(), batch_size)
-
-
-def own_autocast(batch_size: int = 4, cache: bool = True):
-    model, x, loss = shared(batch_size)
-    model.forward = torch.autocast("cpu", torch.bfloat16, cache_enabled=cache)(model.forward)
-    return model, x, loss
-
-
-def once(batch_size: int = 4):
-    seen = set()
-    blocks = nn.Sequential(nn.Linear(8, 8), *(Once(number, seen) for number in range(2)))
-    blocks[0].weight.register_post_accumulate_grad_hook(lambda parameter: seen.clear())
-    return _with_data(blocks, batch_size)
-
-
-def freezing(batch_size: int = 4, after: int = 1):
-    return _with_data(nn.Sequential(*(Freezing(after) for _ in range(2))), batch_size)
 
 
 class Whole(nn.Module):
@@ -162,10 +127,6 @@ class Whole(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.layers, x.requires_grad_(self.way == "input"), use_reentrant=self.way != "plain")
-
-
-def whole(batch_size: int = 4, way: str = "reentrant"):
-    return _with_data(Whole(way), batch_size)
 
 
 class Squashed(nn.Module):
@@ -182,11 +143,11 @@ class Squashed(nn.Module):
 class Skeleton(nn.Module):
     """One frozen layer, which every call gives the weights of another; by a marked function, or one that is not."""
 
-    def __init__(self, is_marked: bool) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
         self.weights = nn.ParameterList(torch.randn(8, 8) for _ in range(3))
         self.layer = Squashed().requires_grad_(False)
-        self.call = profiler.block(self.layer_of) if is_marked else self.layer_of
+        self.call = profiler.block(self.layer_of) if way == "marked" else self.layer_of
 
     def layer_of(self, x, weight):
         return functional_call(self.layer, {"weight": weight}, (x,))
@@ -197,5 +158,24 @@ class Skeleton(nn.Module):
         return x
 
 
-def skeleton(batch_size: int = 4, is_marked: bool = False):
-    return _with_data(Skeleton(is_marked), batch_size)
+def once():
+    seen = set()
+    blocks = nn.Sequential(nn.Linear(8, 8), *(Once(number, seen) for number in range(2)))
+    blocks[0].weight.register_post_accumulate_grad_hook(lambda parameter: seen.clear())
+    return blocks
+
+
+MODELS = {  # by kind; some go another way
+    "overwriting": lambda way: nn.Sequential(nn.Linear(8, 8), Overwriting(way), Overwriting(way)),
+    "cached": lambda way: nn.Sequential(Cached(), Cached()),
+    "squaring": lambda way: nn.Sequential(*(Squaring() for _ in range(4))),
+    "shared": Shared,
+    "once": lambda way: once(),
+    "freezing": lambda way: nn.Sequential(Freezing(int(way)), Freezing(int(way))),
+    "whole": Whole,
+    "skeleton": Skeleton,
+}
+
+
+def make(kind: str, way: str = "", batch_size: int = 4):
+    return MODELS[kind](way), torch.randn(batch_size, 8), lambda out: out.float().square().sum()
