@@ -50,7 +50,17 @@ def space(cases: Iterable[Case], defaults: Mapping[str, Mapping[str, str]]) -> S
     """Return the axes of these cases; `defaults` has, by model name, the options that a model's text leaves out."""
     distinct = list(dict.fromkeys(cases))
     several = len({case.model.name for case in distinct}) > 1
-    settings = {case: _settings(case, defaults, several=several) for case in distinct}
+    settings: dict[Case, dict[str, Value]] = {}
+    for case in distinct:
+        own = {name: getattr(case, name) for name in FIELDS} | {STRATEGY: case.label}
+        own = {name: None if value is UNSET else value for name, value in own.items()}
+        fields = {name: value if value is None or _is_number(value) else str(value) for name, value in own.items()}
+        if several:  # each model is one value, since their options are not comparable
+            settings[case] = {"model": str(case.model), **fields}
+            continue
+        options = {**defaults.get(case.model.name, {}), **case.model.options}
+        clear = {f"model's {name}" if name in fields else name: _read(text) for name, text in options.items()}
+        settings[case] = {**clear, **fields}
     if several and len({(case.model, case.batch_size) for case in distinct}) == len({case.model for case in distinct}):
         settings = {case: {**fields, "batch_size": None} for case, fields in settings.items()}  # a model's own
     names = dict.fromkeys(name for fields in settings.values() for name in fields)
@@ -122,18 +132,6 @@ def _ranked(space: Space) -> list[Axis]:
     """Return all axes but the strategy: numbers before words, those with the most values first."""
     candidates = (axis for axis in space.axes if axis.name != STRATEGY)
     return sorted(candidates, key=lambda axis: (not axis.is_number, -len(axis.values)))
-
-
-def _settings(case: Case, defaults: Mapping[str, Mapping[str, str]], *, several: bool) -> dict[str, Value]:
-    """Return the settings of a case; with several models, each is one value, since their options are not comparable."""
-    values = {name: getattr(case, name) for name in FIELDS} | {STRATEGY: case.label}
-    values = {name: None if value is UNSET else value for name, value in values.items()}
-    fields = {name: value if value is None or _is_number(value) else str(value) for name, value in values.items()}
-    if several:
-        return {"model": str(case.model), **fields}
-    options = {**defaults.get(case.model.name, {}), **case.model.options}
-    clear = {f"model's {name}" if name in fields else name: _read(text) for name, text in options.items()}
-    return {**clear, **fields}
 
 
 def _read(text: str) -> Value:

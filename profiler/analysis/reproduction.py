@@ -94,24 +94,20 @@ def lines(figures: Iterable[PublishedFigure], rows: Sequence[Row], *, reduced: b
         if isinstance(ours, (int, float)) and isinstance(figure.published, (int, float)) and not other_size:
             difference = ours - figure.published
             relative = difference / figure.published if figure.published else None
+        widths: list[float | None] = []  # of the row's and the baseline's steps, and half the interval of the ratio
+        if chosen and quantity.sampled:
+            least, most = chosen[0].time_ratio_range or (0.0, 0.0)  # that of `none` is a point
+            widths = [row.step_spread for row in (chosen[0], baseline(chosen[0], rows)) if row]
+            widths += [(most - least) / 2] if most > least else []
         line = ComparedFigure(
             what=f"{figure.label}: {quantity.about}" if figure.label else quantity.about, kind=quantity.kind,
             unit=figure.unit, published=figure.published, arithmetic=figure.arithmetic, ours=ours,
             reason=_reason(chosen, rows, quantity.kind), note=figure.note, other_size=other_size,
-            spread=_spread(chosen, rows) if quantity.sampled else None, difference=difference, relative=relative,
+            spread=max((width for width in widths if width is not None), default=None), difference=difference,
+            relative=relative,
         )  # fmt: skip
         compared.append(line)
     return tuple(compared)
-
-
-def _spread(chosen: Sequence[Row], rows: Sequence[Row]) -> float | None:
-    """Return the largest of the spreads of the row's and the baseline's steps and half the interval of the ratio."""
-    if not chosen:
-        return None
-    within = [row.step_spread for row in (chosen[0], baseline(chosen[0], rows)) if row]
-    least, most = chosen[0].time_ratio_range or (0.0, 0.0)
-    between = [(most - least) / 2] if most > least else []  # that of `none` is a point
-    return max((spread for spread in [*within, *between] if spread is not None), default=None)
 
 
 def _reason(chosen: Sequence[Row], rows: Sequence[Row], kind: str) -> str | None:

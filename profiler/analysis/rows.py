@@ -96,10 +96,19 @@ def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row,
     for record in latest(records):
         rounds.setdefault(record.case, []).append(record)
     groups: dict[Case, dict[Case, list[Record]]] = {}
+    pooled: dict[Case, Record] = {}  # the first record with the time samples of all; the worst outcome stands for it
     for case, of_case in rounds.items():
         of_case.sort(key=lambda record: record.round)
         groups.setdefault(case.baseline, {})[case] = of_case
-    pooled = {case: _pooled(of_case) for case, of_case in rounds.items()}
+        first = pooled[case] = of_case[0]
+        if len(of_case) > 1:
+            worst = next((record for record in of_case if record.outcome != "ok"), first)
+            joined = {
+                name: tuple(chain.from_iterable(getattr(record.readings, name) or () for record in of_case)) or None
+                for name in SAMPLES
+            }
+            readings = replace(first.readings, **joined)
+            pooled[case] = replace(first, readings=readings, outcome=worst.outcome, detail=worst.detail)
     errors = prediction_errors(pooled)
     table: dict[Case, Row] = {}
     for baseline, of_group in groups.items():
@@ -116,19 +125,6 @@ def latest(records: Iterable[Record]) -> list[Record]:
 def static(readings: Readings) -> int | None:
     """Return the sum of the static bytes, which are live in every step under every strategy; None if not measured."""
     return None if readings.static_bytes is None else sum(readings.static_bytes.values())
-
-
-def _pooled(rounds: list[Record]) -> Record:
-    """Return the first record with the time samples of all; the worst outcome stands for the case."""
-    first = rounds[0]
-    if len(rounds) == 1:
-        return first
-    worst = next((record for record in rounds if record.outcome != "ok"), first)
-    joined = {
-        name: tuple(chain.from_iterable(getattr(record.readings, name) or () for record in rounds)) or None
-        for name in SAMPLES
-    }
-    return replace(first, readings=replace(first.readings, **joined), outcome=worst.outcome, detail=worst.detail)
 
 
 def _built(

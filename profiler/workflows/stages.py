@@ -351,16 +351,12 @@ def measured_sizes(records: Sequence[Record], gpu: str) -> dict[str, int]:
         raise UserError(f"nothing in it was measured on {gpu}", hint="--calibrate takes a measured run of that GPU")
     hidden = [(record.readings.hidden_bytes or {}).items() for record in measured]
     workspaces = [nbytes for calls in hidden for call, nbytes in calls if call.startswith(CONVOLUTIONS)]
-    found = {"context": max(map(_context_bytes, measured)), "cudnn_workspace": max(workspaces, default=0)}
-    return {name: nbytes for name, nbytes in found.items() if nbytes > 0}
-
-
-def _context_bytes(record: Record) -> int:
-    """Return the most of any phase, since some show too little between marks; 0 if others used the device too."""
-    readings = record.readings
-    taken = [
+    contexts = [  # of any phase, since some show too little between marks
         phase.device - phase.reserved
+        for readings in (record.readings for record in measured)
+        if not any(moment.others_bytes for moment in readings.conditions or ())
         for phase in (readings.phases or {}).values()
         if phase.device is not None and phase.reserved is not None
     ]
-    return 0 if any(at.others_bytes for at in readings.conditions or ()) else max(taken, default=0)
+    found = {"context": max(contexts, default=0), "cudnn_workspace": max(workspaces, default=0)}
+    return {name: nbytes for name, nbytes in found.items() if nbytes > 0}

@@ -160,22 +160,18 @@ def reasons(rows: Sequence[Row]) -> list[str]:
     smallest = smallest_request(rows)
     free = f" with {bytes_text(smallest.free_bytes)} free" if smallest and smallest.free_bytes is not None else ""
     asked = f": the smallest request that failed was {bytes_text(smallest.asked_bytes)}{free}" if smallest else ""
-    return [*lines, f"nothing fits into memory{asked}; {_way_out(rows)}"]
-
-
-def _way_out(rows: Sequence[Row]) -> str:
-    """Return what to try if nothing fits, without what was tried; no strategy helps a model that fails to be built."""
+    nothing = f"nothing fits into memory{asked}"
     if all(IN_BUILD in (row.detail or "") for row in rows if row.outcome != "skipped"):
         why = "the model with its batch does not fit even before a step, and no strategy makes its parameters smaller"
         others = "a smaller model, a smaller batch if that is what is large, or another device"
-        return f"{why}; try {others}: gcprof predict --device h100 needs none of this memory"
+        return [*lines, f"{nothing}; {why}; try {others}: gcprof predict --device h100 needs none of this memory"]
     tried = {row.case.label for row in rows}
     strategies = ",".join(word for word in ("all", "offload") if word not in tried)
     has_batch = any(row.case.batch_size not in (None, 1) for row in rows)
     ways = ["a smaller --batch-size"] if has_batch else []
     ways += [f"--strategies {strategies}"] if strategies else []
     largest = "; gcprof fit --batch-size max finds the largest that fits" if has_batch else ""
-    return f"try {', '.join(ways)}{' or ' if ways else ''}a smaller model{largest}"
+    return [*lines, f"{nothing}; try {', '.join(ways)}{' or ' if ways else ''}a smaller model{largest}"]
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:

@@ -32,7 +32,7 @@ from profiler.core.units import (
     spread_text,
 )
 from profiler.runs import REFERENCE, read_tags, reference, reference_names, runs
-from profiler.runs.store import Run, load
+from profiler.runs.store import load
 from profiler.training import models
 from profiler.views.tables import Table, byte_columns, numbers, telling, words
 from profiler.views.tables.columns import (
@@ -304,25 +304,6 @@ def references() -> list[RunOverview]:
     return [_read(reference(name), f"{REFERENCE}{name}") for name in reference_names()]
 
 
-def overview(run: Run, name: str) -> RunOverview:
-    """Return the overview of a run: its planned models and devices, and how many rows are ok."""
-    planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records, largest=0)
-    known = {row.case: row.evidence for row in table}
-    of_first = {case: run.manifest.environment for case in planned if case.device == planned[0].device}
-    owed = {evidence(case, of_first.get(case)) for case in planned if case not in known}  # what rows will have
-    return RunOverview(
-        name=name,
-        status=run.status,
-        created=run.manifest.created,
-        models=tuple(dict.fromkeys(str(case.model) for case in planned)),
-        devices=tuple(dict.fromkeys(case.device for case in planned)),
-        evidence=in_order(owed | {*known.values()}),
-        num_ok=sum(row.outcome == "ok" for row in table),
-        num_rows=len(planned),
-        tags=read_tags(run.folder),
-    )
-
-
 def run_list(listed: Sequence[RunOverview]) -> Table:
     """Return a line per run; its status stands beside its rows that are ok, unless it is complete."""
     rows_ok = []
@@ -345,6 +326,21 @@ def _read(path: Path, name: str) -> RunOverview:
     try:
         if (path / "trials.jsonl").exists() and (path / "trials.jsonl").stat().st_size > LISTED_BYTES:
             return RunOverview(name=name, status="large", tags=read_tags(path))
-        return overview(load(path), name)
+        run = load(path)
+        planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records, largest=0)
+        known = {row.case: row.evidence for row in table}
+        of_first = {case: run.manifest.environment for case in planned if case.device == planned[0].device}
+        owed = {evidence(case, of_first.get(case)) for case in planned if case not in known}  # what rows will have
+        return RunOverview(
+            name=name,
+            status=run.status,
+            created=run.manifest.created,
+            models=tuple(dict.fromkeys(str(case.model) for case in planned)),
+            devices=tuple(dict.fromkeys(case.device for case in planned)),
+            evidence=in_order(owed | {*known.values()}),
+            num_ok=sum(row.outcome == "ok" for row in table),
+            num_rows=len(planned),
+            tags=read_tags(run.folder),
+        )
     except (UserError, OSError, MemoryError, RecursionError):
         return RunOverview(name=name, status="unreadable", tags=read_tags(path))

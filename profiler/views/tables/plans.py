@@ -155,9 +155,14 @@ def way_columns(lines: Sequence[ComparedPlan], chain: Chain, none: Way) -> tuple
         peaks.append(numbers("predicted", "off by", errors))
         seconds = [none.cost.step_seconds * ((row and row.time_ratio) or 0.0) for row in rows]  # as was measured
         off = [_change(line.way.cost.step_seconds, one) for line, one in zip(lines, seconds, strict=True)]
+        ratios = [ratio_text(row) if row and row.time else MISSING for row in rows]
+        ranges = []
+        for time in (row.time if row else None for row in rows):
+            known_range = change_range_text(time.interval if time else None)
+            ranges.append("too noisy" if time and time.interval and time.is_noisy else known_range)
         times = [
-            numbers("time", "measured", [_time_change(row) for row in rows]),
-            numbers("range", "measured", [_range(row) for row in rows]),
+            numbers("time", "measured", [UNSURE if ratio == NOISE else ratio for ratio in ratios]),  # the range says so
+            numbers("range", "measured", ranges),
             numbers(*COSTS_OFF, off),
             words("gradients", "", [row.gradients if row else MISSING for row in rows]),
         ]
@@ -175,18 +180,6 @@ def way_columns(lines: Sequence[ComparedPlan], chain: Chain, none: Way) -> tuple
         *times,
         words("plan", "", [words_of(chain, line.way.plan) for line in lines]),
     )
-
-
-def _time_change(row: Row | None) -> str:
-    ratio = ratio_text(row) if row and row.time else MISSING
-    return UNSURE if ratio == NOISE else ratio  # the range beside it says so
-
-
-def _range(row: Row | None) -> str:
-    time = row.time if row else None
-    if time is None or time.interval is None:
-        return MISSING
-    return "too noisy" if time.is_noisy else change_range_text(time.interval)
 
 
 def _cut(table: Table) -> Table:
