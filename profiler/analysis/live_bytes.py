@@ -247,7 +247,16 @@ def floor(trace: Trace, *, blocks: tuple[str, ...], is_proof: bool = False) -> F
     """
     trace = as_asked(trace)
     stage = stage_of(blocks)
-    at_work = _at_work(trace, stage)
+    at_work = [stage(operator.module) for operator in trace.operators]
+    forward = [block for block, operator in zip(at_work, trace.operators, strict=True) if operator.phase == "forward"]
+    runs = Counter(block for block, _ in groupby(forward))
+    passes = sum(phase == "forward" for phase, _ in trace.marks)
+    backward = [at for at, operator in enumerate(trace.operators) if operator.phase == "backward"]
+    last = {at_work[at]: at for at in backward}
+    for before, at in pairwise(backward):  # one without a module is of the block of those around it, if that ran once
+        around = at_work[before]
+        if at_work[at] == OUTSIDE and around != OUTSIDE and passes == 1 == runs[around] and at < last[around]:
+            at_work[at] = around
     bounds = _bounds(trace, stage, at_work, has_saved=not is_proof)
     counted = (number for number, operator in enumerate(trace.operators, start=1) if operator.phase != "recompute")
     at = max(counted, key=bounds.__getitem__)
@@ -294,24 +303,6 @@ def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str], *, ha
             needed.append((storage.nbytes, since, storage.died))
     hidden = (0, *(operator.hidden_bytes for operator in trace.operators))
     return [bytes_ + more for bytes_, more in zip(summed(needed, len(trace.operators)), hidden, strict=True)]
-
-
-def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
-    """Return the block of each operator; of a backward operator without a module, that of those around it.
-
-    But only if the step has one forward in which that block ran once.
-    """
-    at_work = [stage(operator.module) for operator in trace.operators]
-    forward = [block for block, operator in zip(at_work, trace.operators, strict=True) if operator.phase == "forward"]
-    runs = Counter(block for block, _ in groupby(forward))
-    passes = sum(phase == "forward" for phase, _ in trace.marks)
-    backward = [at for at, operator in enumerate(trace.operators) if operator.phase == "backward"]
-    last = {at_work[at]: at for at in backward}
-    for before, at in pairwise(backward):
-        around = at_work[before]
-        if at_work[at] == OUTSIDE and around != OUTSIDE and passes == 1 == runs[around] and at < last[around]:
-            at_work[at] = around
-    return at_work
 
 
 def _calls(trace: Trace, at_work: list[str]) -> list[int]:

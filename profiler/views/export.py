@@ -50,7 +50,25 @@ RecordWithEvidence = msgspec.defstruct(
 
 def lines_of(run: Run) -> tuple[dict[str, type], Iterable[dict[str, Any]]]:
     """Return the columns of a run with their types, and its lines: of a script its phases, else its rows."""
-    return (SCRIPT_COLUMNS, _phases(run)) if run.is_script else (COLUMNS, map(flat_row, rows(run.records)))
+    if not run.is_script:
+        return COLUMNS, map(flat_row, rows(run.records))
+    lines = []
+    for variant in variants(run.records):
+        values = [f"{name}={text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
+        for place, process in enumerate(variant.processes):
+            for phase in process.phases:
+                own = {
+                    "command": " ".join(variant.command), "device": variant.words["device"],
+                    "strategy": variant.words.get("strategy", "none"), "values": ",".join(values),
+                    "evidence": "rehearsed" if variant.gpu else "measured", "process": place,
+                    "model": process.module, "phase": phase.name,
+                }  # fmt: skip
+                line = {
+                    name: own[name] if name in own else getattr(phase if hasattr(phase, name) else process, name)
+                    for name in SCRIPT_COLUMNS
+                }
+                lines.append(line)
+    return SCRIPT_COLUMNS, lines
 
 
 def render_csv(run: Run) -> bytes:
@@ -95,24 +113,6 @@ WAYS: dict[type, Callable[[Any], Any]] = {  # how values are written; numbers ar
     tuple: lambda samples: ";".join(map(repr, samples)),
     bool: safe,
 }
-
-
-def _phases(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield a row for each phase of a script, by SCRIPT_COLUMNS; None if something is not known."""
-    for variant in variants(run.records):
-        values = [f"{name}={text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
-        for place, process in enumerate(variant.processes):
-            for phase in process.phases:
-                own = {
-                    "command": " ".join(variant.command), "device": variant.words["device"],
-                    "strategy": variant.words.get("strategy", "none"), "values": ",".join(values),
-                    "evidence": "rehearsed" if variant.gpu else "measured", "process": place,
-                    "model": process.module, "phase": phase.name,
-                }  # fmt: skip
-                yield {
-                    name: own[name] if name in own else getattr(phase if hasattr(phase, name) else process, name)
-                    for name in SCRIPT_COLUMNS
-                }
 
 
 def render_json(run: Run) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,10 @@ from profiler.workflows.spec import TABLES, Request
 SYSTEMS = shipped("configs", "published")
 SIZES = ("full", "cpu")
 TRAINED = "GCP020"  # the note that only records of a Trainer's real run have
+
+
+# what makes a case one of a system: not how long or how often it ran, and not where
+_compared = attrgetter("model", "label", "optimizer", "precision", "batch_size", "accumulate", "blocks")
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +68,6 @@ class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 if {_compared(trial.case) for trial in checked.trials} <= {_compared(case) for case in cases}:
                     return self.size_on(device, full=True) if size is self.full else size
         return None
-
-
-def _compared(case: Case) -> tuple[object, ...]:
-    """Return what makes a case one of a system: not how long or how often it ran, and not where."""
-    return case.model, case.label, case.optimizer, case.precision, case.batch_size, case.accumulate, case.blocks
 
 
 def names() -> tuple[str, ...]:

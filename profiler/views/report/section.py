@@ -184,7 +184,12 @@ def sentence(advice: Advice, rows: Sequence[Row]) -> str:
     if is_alone and advice.baseline:
         text = f"none peaks at {_peak(advice.baseline)}, and there is no other to compare with."
     else:
-        text = f"{_first(advice, rows)}{_below(advice)}."
+        text = _first(advice, rows)
+        if (lowest := advice.lowest) is not None:  # that can be reached, and why it is no lower if its parts are known
+            by = "" if lowest is advice.chosen else f", which {name(lowest)} reaches,"
+            why = (most_of_peak(lowest.readings) or "").replace("`", "")
+            text += f"; below {_peak(lowest)}{by} nothing {lowest.evidence} here helps{f': {why}' if why else ''}"
+        text += "."
     return text if rows[0].evidence == "measured" else f"{rows[0].evidence.capitalize()}, not measured: {text}"
 
 
@@ -239,16 +244,6 @@ def _first(advice: Advice, rows: Sequence[Row]) -> str:
         "sure": f"for {more}{over}",
     }[advice.certainty]
     return f"{name(chosen)} {fall}{sizes} {cost}{_rivals(advice.rivals)}"
-
-
-def _below(advice: Advice) -> str:
-    """Return the lowest peak that can be reached, and why it is no lower if its parts are known, in words."""
-    lowest = advice.lowest
-    if lowest is None:
-        return ""
-    by = "" if lowest is advice.chosen else f", which {name(lowest)} reaches,"
-    why = (most_of_peak(lowest.readings) or "").replace("`", "")
-    return f"; below {_peak(lowest)}{by} nothing {lowest.evidence} here helps{f': {why}' if why else ''}"
 
 
 def _rivals(rivals: Sequence[Row]) -> str:

@@ -77,7 +77,14 @@ def tables(variants: Sequence[Variant]) -> list[Table]:
     found = list[Table]()
     for variant in variants:
         found.append(Table(above=(sentence(variant, variants),)))
-        found.append(Table(above=tuple(dict.fromkeys(line for one in variant.processes for line in _applied(one)))))
+        lines = []  # what a strategy did to each model, and what the script checkpoints by itself
+        for applied in (applied for process in variant.processes for applied in process.applied):
+            own = f"its own checkpoints: {few(list(applied.own), MOST_NAMED)}" if applied.own else ""
+            what = f"left as it is: {applied.why}" if applied.why else f"{applied.strategy}, {what_was_done(applied)}"
+            kept = own if Choice(applied.strategy).parts[0] in KEEP_OWN or applied.why else f"instead of {own}"
+            done = own if applied.strategy == "none" else f"{what}{f'; {kept}' if own else ''}"
+            lines.append(f"{applied.module}: {done}")
+        found.append(Table(above=tuple(dict.fromkeys(lines))))
         groups: dict[tuple[Any, ...], list[Process]] = {}
         for process in variant.processes:  # those whose steps took the same: one of them may also evaluate and save
             steps = [phase for phase in process.phases if phase.name in IN_STEPS]
@@ -219,18 +226,6 @@ def _equality(equality: Gradients, *, is_plain: bool) -> str:
     where = f": {share}{size}, first {equality.parameter} in step {equality.step}" if equality.parameter else ""
     word = "differ within rounding" if equality.verdict == "equal within rounding" else "differ"
     return f"{word}{where}{f'; {equality.detail}' if equality.detail else ''}"
-
-
-def _applied(process: Process) -> Iterator[str]:
-    """Yield what a strategy did to each model, and what the script checkpoints by itself."""
-    for applied in process.applied:
-        own = f"its own checkpoints: {few(list(applied.own), MOST_NAMED)}" if applied.own else ""
-        if applied.strategy == "none":
-            yield f"{applied.module}: {own}"
-            continue
-        what = f"left as it is: {applied.why}" if applied.why else f"{applied.strategy}, {what_was_done(applied)}"
-        kept = own if Choice(applied.strategy).parts[0] in KEEP_OWN or applied.why else f"instead of {own}"
-        yield f"{applied.module}: {what}{f'; {kept}' if own else ''}"
 
 
 def what_was_done(applied: AppliedToModel) -> str:
