@@ -1,13 +1,10 @@
 """What docs/promises.md promises, by the numbers of its table."""
 
-import json
 import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from profiler.cli import BROKEN_PIPE, INTERNAL, INTERRUPTED, UNWRITABLE
 from profiler.core.case import Trial
@@ -18,26 +15,6 @@ from tests import examples, make
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "profiler"
 PAGE = (TESTS.parent / "docs" / "promises.md").read_text(encoding="utf-8")
-
-
-SEEN: list[str] = []
-
-
-def leave(request: str, channel: int) -> None:
-    """Leave something in this process, as a trial might, and tell what is there."""
-    SEEN.append(request)
-    os.environ["GCPROF_LEFT"] = os.environ.get("GCPROF_LEFT", "") + request
-    told = {"seen": SEEN, "left": os.environ["GCPROF_LEFT"], "process": os.getpid()}
-    os.write(channel, json.dumps(told).encode() + b"\n")
-
-
-@pytest.mark.slow
-def test_promise_1_nothing_of_one_trial_reaches_another(engine):
-    first, second = (engine.ask("tests.test_promises:leave", text, failing="it fails") for text in ("a", "b"))
-
-    assert (first["seen"], second["seen"]) == (["a"], ["b"])
-    assert (first["left"], second["left"]) == ("a", "b")
-    assert len({first["process"], second["process"], os.getpid()}) == 3
 
 
 def test_promise_2_a_record_is_on_disk_before_it_is_told(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ H100 = gpu_specs.find("h100").name
 
 def measured(*, device_name: str = H100, others_bytes: int | None = None, context: int = 500 * MIB):
     """1,000 MiB reserved at most in the backward; the device was read when 40 MiB of them were given back."""
-    record = make.record(
+    return make.record(
         device="cuda:0",
         phases={
             "forward": PhaseBytes(allocated=600 * MIB, reserved=700 * MIB, device=700 * MIB + context),
@@ -24,9 +24,8 @@ def measured(*, device_name: str = H100, others_bytes: int | None = None, contex
         },
         hidden_bytes={"aten.convolution(a)": 3 * MIB, "aten.convolution_backward(a)": 64 * MIB, "aten.mm(b)": 99 * MIB},
         conditions=(Conditions(at_seconds=1.0, others_bytes=others_bytes),),
+        environment=msgspec.structs.replace(make.record().environment, device_name=device_name),
     )
-    environment = msgspec.structs.replace(record.environment, device_name=device_name)
-    return msgspec.structs.replace(record, environment=environment)
 
 
 @pytest.mark.parametrize(("others_bytes", "context"), [(None, {"context": 500 * MIB}), (GIB, {})])

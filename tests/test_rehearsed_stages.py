@@ -15,6 +15,7 @@ from profiler.planning.solver import frontier
 from profiler.workflows import stages
 from tests import make
 from tests.program import PATIENCE_SECONDS
+from tests.user_models import compiled
 
 pytestmark = pytest.mark.slow
 
@@ -73,23 +74,21 @@ class Reading(nn.Sequential):
         x = super().forward(x)
         return x.square().mean() if not self.reads or x[0, 0].item() < 1e30 else None
 
-def make(batch_size=512, reads=True, compiled=False):
+def make(reads=True):
     net = Reading(*(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)) for _ in range(3)))
     net.reads = reads
-    for block in net if compiled else ():
-        block.compile(backend="aot_eager")
-    return net, randn(batch_size, 64)
+    return net, randn(512, 64)
 """
     )
 
-    def chain(words: str):
-        model = Choice(f"{tmp_path / 'reading.py'}:make:{words}")
-        return stages.stages(engine, make.case("none", model=model, device="rehearse:h100", batch_size=512), None)
+    def chain(factory: str):
+        case = make.case(model=Choice(factory), device="rehearse:h100", batch_size=None)
+        return stages.stages(engine, case, None)
 
-    plain, reading = map(chain, ("reads=false", "reads=true"))
+    plain, reading = (chain(f"{tmp_path}/reading.py:make:reads={reads}") for reads in ("false", "true"))
 
     assert plain.notes == ()
     assert "reads values" in reading.notes[0]
     assert [stage.saved_bytes for stage in reading.stages[:3]] == [stage.saved_bytes for stage in plain.stages[:3]]
     with pytest.raises(UserError, match="what each block holds is not known"):
-        chain("reads=false,compiled=true")
+        chain(f"{compiled.__file__}:make:way=blocks,backend=aot_eager")

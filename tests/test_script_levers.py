@@ -284,8 +284,9 @@ def test_own_checkpoints_are_named_under_none_and_replaced_by_other_strategies_u
     compiled = rehearsed(("python", "own.py", "--compile"), "--strategies", "all", cwd=folder)
 
     none, every = done.document["variants"]
-    assert none["processes"][0]["applied"][0]["own"] == ["h.*"]
-    assert every["processes"][0]["applied"][0]["num_blocks"] == 1
+    named, changed = (variant["processes"][0]["applied"] for variant in (none, every))
+    assert "h.*" in [name for made in named for name in made["own"]]
+    assert sum(made["num_blocks"] for made in changed) == 1
     (expected,) = by_hand.figures
     assert every["processes"][0]["peak_bytes"] == expected.peak_bytes
     assert every["processes"][0]["reserved_bytes"] == expected.reserved_bytes

@@ -53,14 +53,11 @@ def make(batch_size=2):
 """
 
 
-def two_rounds(*strategies: str, rounds: int = 2, **fields: Any) -> tuple[Trial, ...]:
-    return schedule.measured([make.case(strategy, **fields) for strategy in strategies], rounds)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder that owes `none` and `all` in two rounds."""
-    store.create(tmp_path / "run", plan=two_rounds("none", "all"), command="", environment=HERE, sources={})
+    plan = schedule.measured([make.case("none"), make.case("all")], 2)
+    store.create(tmp_path / "run", plan=plan, command="", environment=HERE, sources={})
     return tmp_path / "run"
 
 
@@ -234,7 +231,7 @@ def test_a_job_whose_time_was_up_goes_on(here, jobs):
 @pytest.mark.parametrize(("device", "refused"), [(None, False), ("a GPU", False), ("another", True)])
 def test_a_run_of_jobs_goes_on_by_jobs_and_on_the_device_that_they_had(tmp_path, device, refused):
     """Nothing was known of the GPU when the run began; its first record knows."""
-    (trial,) = two_rounds("none", rounds=1, device="cuda:0")
+    (trial,) = schedule.measured([make.case(device="cuda:0")], 1)
     store.create(tmp_path / "run", plan=(trial,), command="", environment=LOGIN, sources={})
     writer = Writer(tmp_path / "run")
     writer.append(make.record(case=trial.case, environment=msgspec.structs.replace(LOGIN, device_name="a GPU")))
