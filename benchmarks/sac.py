@@ -40,11 +40,29 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def solve(request: str, channel: int) -> None:
-    """Write the policies of each budget of TRIES to the file; send why not, or how many there are."""
+    """Write which operators each module saves under each budget of TRIES to the file; send how many, or why not."""
     asked: Asked = decode(request, Asked)
     rehearsed_device.choose(asked.case.device)
+    policies = []
     try:
-        policies = _policies(asked)
+        from torch.distributed._tools import ilp_utils, sac_ilp
+
+        limited: Any = sac_ilp
+        solver = limited.PULP_CBC_CMD
+        limited.PULP_CBC_CMD = lambda **options: solver(**{**options, "timeLimit": min(SECONDS, options["timeLimit"])})
+        with fake_tensors(), unseen():
+            graph, estimator, state_bytes = _estimated(asked.case, ilp_utils)
+        root = graph.nodes[0]["fqn"]
+        for part in TRIES:
+            budget = part * (asked.limit_bytes - state_bytes) / GIB
+            discards, _, peak = sac_ilp.sac_milp(graph, memory_budget=budget)
+            if peak < 0:
+                break  # none of a smaller budget
+            saves = sac_ilp.get_optimal_checkpointing_policy_per_module
+            kept = {name: saves(estimator.sac_mod_stats[name], 1 - ratio) for name, ratio in discards.items()}
+            policies.append({name.removeprefix(root).removeprefix("."): chosen for name, chosen in kept.items()})
+        if not policies:
+            raise ValueError("no solution for this budget")
     except Exception as error:  # noqa: BLE001  private code of PyTorch, which may raise anything
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         tell(channel, {"why": f"{type(error).__name__}: {why}"})
@@ -80,30 +98,6 @@ def _contexts(saves: list[int]) -> tuple[Any, Any]:
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
-
-
-def _policies(asked: Asked) -> list[dict[str, list[int]]]:
-    """Return, for each budget of which the ILP has a solution, which operators each of its modules saves."""
-    from torch.distributed._tools import ilp_utils, sac_ilp
-
-    limited: Any = sac_ilp
-    solver = limited.PULP_CBC_CMD
-    limited.PULP_CBC_CMD = lambda **options: solver(**{**options, "timeLimit": min(SECONDS, options["timeLimit"])})
-    with fake_tensors(), unseen():
-        graph, estimator, state_bytes = _estimated(asked.case, ilp_utils)
-    policies = []
-    root = graph.nodes[0]["fqn"]
-    for part in TRIES:
-        budget = part * (asked.limit_bytes - state_bytes) / GIB
-        discards, _, peak = sac_ilp.sac_milp(graph, memory_budget=budget)
-        if peak < 0:
-            break  # none of a smaller budget
-        saves = sac_ilp.get_optimal_checkpointing_policy_per_module
-        kept = {name: saves(estimator.sac_mod_stats[name], 1 - ratio) for name, ratio in discards.items()}
-        policies.append({name.removeprefix(root).removeprefix("."): chosen for name, chosen in kept.items()})
-    if not policies:
-        raise ValueError("no solution for this budget")
-    return policies
 
 
 def _estimated(case: Case, ilp_utils: Any) -> tuple[Any, Any, int]:
