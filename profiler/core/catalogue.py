@@ -162,25 +162,25 @@ def _entry(name: str, target: str, *, adapter: str | None = None) -> Entry:
     every = _arguments(function)
     keywords = {argument.arg for argument in function.args.kwonlyargs}
     own = [key for key in every if (key == "batch_size" if adapter else key not in keywords)]
+    options = []
+    for key in (key for key in every if key not in own):
+        annotation, default = every[key][0].annotation, _text(every[key][1])
+        if isinstance(annotation, ast.Subscript) and not adapter:  # Literal["torch", "balanced"]
+            words = tuple(str(word) for word in ast.literal_eval(annotation.slice))
+            options.append(Option(name=key, kind=" or ".join(words), default=default, words=words))
+            continue
+        kind = ast.unparse(annotation) if annotation else ""
+        assert adapter or kind in KINDS, f"option {key} is annotated '{kind}': take one of {', '.join(KINDS)}"
+        options.append(Option(name=key, kind=kind if kind in KINDS else "value", default=default))
     return Entry(
         name=name,
         target=adapter or target,
         about=(ast.get_docstring(function) or "").partition("\n")[0],
         parameters={key: _text(every[key][1]) for key in own},
-        options=tuple(_option(*every[key], is_users=adapter is not None) for key in every if key not in own),
+        options=tuple(options),
         open=function.args.kwarg is not None,
         member=name if adapter else None,
     )
-
-
-def _option(argument: ast.arg, default: ast.expr | None, *, is_users: bool) -> Option:
-    annotation = argument.annotation
-    if isinstance(annotation, ast.Subscript) and not is_users:  # Literal["torch", "balanced"]
-        words = tuple(str(word) for word in ast.literal_eval(annotation.slice))
-        return Option(name=argument.arg, kind=" or ".join(words), default=_text(default), words=words)
-    kind = ast.unparse(annotation) if annotation else ""
-    assert is_users or kind in KINDS, f"option {argument.arg} is annotated '{kind}': take one of {', '.join(KINDS)}"
-    return Option(name=argument.arg, kind=kind if kind in KINDS else "value", default=_text(default))
 
 
 def _text(default: ast.expr | None) -> str | None:

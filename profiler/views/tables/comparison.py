@@ -94,7 +94,16 @@ def tables(comparison: Comparison) -> list[Table]:
         shown += [_quantity(comparison, name, matches, quantity) for quantity in ("peak", "step")]
         shown.append(Table(below=tuple(line for match in matches for line in _troubles(comparison, match))))
     notes = Table(below=tuple(f"note: {remark}" for remark in comparison.remarks))
-    return [*shown, _orders(comparison), *_advice(comparison), notes]
+    first, lines, is_grouped = comparison.sides[0], [], len({order.group for order in comparison.orders}) > 1
+    for order in comparison.orders:
+        of = f" ({', '.join(order.group)})" if is_grouped else ""
+        side = next(side for side in comparison.sides if side.label == order.label)
+        is_one_kind = side.evidence == first.evidence
+        held = f"{side.label} against {first.label}" if is_one_kind else f"{_named(side)} against {_named(first)}"
+        left_out = f", without {order.num_left_out:,} more than {MOST_STRATEGIES}" if order.num_left_out else ""
+        lines.append(f"by {order.quantity}, {held}{of}{left_out}: {_agreement(order)}")
+    orders = Table(title="order of the strategies", above=tuple(lines)) if lines else Table()
+    return [*shown, orders, *_advice(comparison), notes]
 
 
 def _is_mixed(comparison: Comparison) -> bool:
@@ -180,18 +189,6 @@ def _troubles(comparison: Comparison, match: Match) -> list[str]:
         for label, cell in pairs
         if cell.outcome != "ok"
     ]
-
-
-def _orders(comparison: Comparison) -> Table:
-    first, lines, is_grouped = comparison.sides[0], [], len({order.group for order in comparison.orders}) > 1
-    for order in comparison.orders:
-        of = f" ({', '.join(order.group)})" if is_grouped else ""
-        side = next(side for side in comparison.sides if side.label == order.label)
-        is_one_kind = side.evidence == first.evidence
-        held = f"{side.label} against {first.label}" if is_one_kind else f"{_named(side)} against {_named(first)}"
-        left_out = f", without {order.num_left_out:,} more than {MOST_STRATEGIES}" if order.num_left_out else ""
-        lines.append(f"by {order.quantity}, {held}{of}{left_out}: {_agreement(order)}")
-    return Table(title="order of the strategies", above=tuple(lines)) if lines else Table()
 
 
 def _agreement(order: Order) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from profiler.analysis import axes, progress
 from profiler.analysis.advice import device_memory, holds, samples_per_second, throughput_frontier
-from profiler.analysis.axes import Space, Value, grid, nearest_growth, two
+from profiler.analysis.axes import Space, grid, nearest_growth, two
 from profiler.analysis.rows import Row, rows
 from profiler.core import catalogue
 from profiler.core.errors import UserError
@@ -182,7 +182,12 @@ def _plane(rows: Sequence[Row]) -> Iterator[Table]:
                 for x, word in zip(across.values, value_words(across, rows), strict=True)
             ),
         ]
-        growths = [_growth([(x, cells.get((x, y))) for x in across.values], quantity) for y in up.values]
+        growths = []
+        for y in up.values:
+            row_of = {x: row for x in across.values if isinstance(x, int | float) and (row := cells.get((x, y)))}
+            known = {x: value for x, row in row_of.items() if (value := quantity.of(row)) is not None}
+            growth = nearest_growth(list(map(float, known)), list(known.values()))
+            growths.append(MISSING if growth is None else growth.text(quantity.unit))
         if across.is_number and quantity.grows and any(growth != MISSING for growth in growths):
             columns.append(numbers("grows", "as", growths))
         title = f"{quantity.title} by {across.label}"
@@ -212,13 +217,6 @@ def _cell(row: Row | None, quantity: ShownQuantity) -> str:
     value = quantity.of(row)
     mark = BEYOND if quantity.is_peak and holds(row) is False else ""
     return MISSING if value is None else f"{mark}{quantity.text(value)}"
-
-
-def _growth(along: Sequence[tuple[Value, Row | None]], quantity: ShownQuantity) -> str:
-    points = [(float(size), quantity.of(row)) for size, row in along if row and isinstance(size, int | float)]
-    measured = [(size, value) for size, value in points if value is not None]
-    growth = nearest_growth([size for size, _ in measured], [value for _, value in measured])
-    return MISSING if growth is None else growth.text(quantity.unit)
 
 
 def planes(rows: Sequence[Row], over: Sequence[str]) -> list[list[Row]]:
