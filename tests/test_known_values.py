@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler.core.case import Case, Choice, Trial
+from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
 from profiler.measuring.trial import measure
 from profiler.predicting.fake_tensors import fake_tensors
@@ -23,17 +23,18 @@ FEW = 64  # bytes: the numbers that a question makes
 BATCH, LENGTH, DEPTH = 4, 64, 3
 
 
-def case(device: str, **options: object) -> Case:
-    return make.case(model=Choice.of(FILE, options), batch_size=BATCH, device=device, verify="off")
+def trial(model: str, device: str, **options: object) -> Trial:
+    case = make.case(model=Choice.of(model, options), batch_size=None, device=device, verify="off")
+    return Trial(case=case, passes=("memory",))
 
 
 @cache
 def measured(**options: object) -> int:
-    return measure(Trial(case=case("cpu", **options), passes=("memory",))).readings.peak_bytes
+    return measure(trial(FILE, "cpu", **options)).readings.peak_bytes
 
 
 def predicted(device: str, **options: object) -> Record:
-    return predict(Trial(case=case(device, **options)))
+    return predict(trial(FILE, device, **options))
 
 
 @pytest.mark.parametrize(
@@ -99,25 +100,21 @@ def test_what_a_step_draws_is_not_known_so_that_a_recompute_is_not_told_other_nu
 # --- a factory computes on its own data whatever it likes, also where a model is traced or rehearsed
 
 
-def trial(name: str, device: str, **options: object) -> Trial:
-    model = Choice.of(f"{from_data.__file__}:{name}", options)
-    return Trial(case=make.case(model=model, batch_size=None, device=device, verify="off"), passes=("memory",))
-
-
 def sizes(record):
     return record.readings.peak_bytes, record.readings.saved_bytes, record.readings.static_bytes
 
 
 @pytest.mark.parametrize("source", [*from_data.BATCHES, "lazy", "assigned", "saved"])
 def test_a_batch_from_data_takes_what_a_drawn_one_does_and_on_a_cpu_what_is_measured(source, tmp_path):
-    name, options = ("make", {"source": source}) if source in from_data.BATCHES else (source, {})
-    if name == "saved":
+    drawn, other = (f"{from_data.__file__}:{name}" for name in ("make", source))
+    name, options = (drawn, {"source": source}) if source in from_data.BATCHES else (other, {})
+    if source == "saved":
         options["path"] = tmp_path / "d.pt"
         torch.save(tuple(from_data.rows().tensors), options["path"])
 
     on_gpu, on_cpu = (predict(trial(name, device, **options)) for device in ("fake:h100", "fake:cpu"))
 
-    assert sizes(on_gpu) == sizes(predict(trial("make", "fake:h100")))
+    assert sizes(on_gpu) == sizes(predict(trial(drawn, "fake:h100")))
     real = measure(trial(name, "cpu", **options)).readings.peak_bytes
     assert abs(on_cpu.readings.peak_bytes - real) <= FEW
 
