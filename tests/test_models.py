@@ -89,7 +89,6 @@ BLOCKS = {  # by the papers or the config: what each is made of
     "timm:resnet10t": 4,
 }
 QUICK = ("hf:gpt2", "hf:t5", "timm:resnet10t")
-TIMM = "timm:resnet10t:size=32,classes=3"
 
 
 def family(model: str) -> str:
@@ -101,7 +100,7 @@ def family(model: str) -> str:
     "model",
     [
         pytest.param(model, marks=() if family(model) in QUICK else pytest.mark.nightly, id=family(model))
-        for model in (*FAMILIES, TIMM)
+        for model in (*FAMILIES, "timm:resnet10t:size=32,classes=3")
         if family(model) in BLOCKS
     ],
 )

@@ -25,7 +25,6 @@ COSTS = FOLDER / "hetero12.stages.json"
 CHAIN = chains.read(COSTS)
 FRONTIER = frontier(CHAIN)
 WHOLE = 1424 * MIB  # its peak without checkpointing
-SMALL = "transformer:layers=4,width=32"
 
 
 def plan(*words: object) -> int:
@@ -95,7 +94,7 @@ def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(capsys):
     assert plan("--stages", COSTS, "--budget", "536MiB") == 0
 
 
-WORDS = (SMALL, "--batch-size", "2", "--device", "cpu")
+WORDS = ("transformer:layers=4,width=32", "--batch-size", "2", "--device", "cpu")
 
 
 @pytest.mark.nightly

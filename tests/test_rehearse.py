@@ -13,7 +13,6 @@ from tests.program import gcprof
 
 pytestmark = pytest.mark.slow
 
-MODEL = "transformer:layers=4,width=64"
 WIDE = "mlp:width=4096,features=4096"
 USER_MODELS = Path(__file__).parent / "user_models"
 READS = """
@@ -45,8 +44,8 @@ def records(folder):
 
 
 def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(hollow, tmp_path):
-    words = ("predict", MODEL, "--strategies", "all", "--batch-size", "4", "--device", "h100", "--rehearse")
-    done = gcprof(*words, "-o", "run", cwd=tmp_path)
+    words = ("predict", "transformer:layers=4,width=64", "--strategies", "all", "--batch-size", "4", "--device", "h100")
+    done = gcprof(*words, "--rehearse", "-o", "run", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     stored = records(tmp_path / "run")

@@ -133,7 +133,6 @@ for step in range(3):
     optimizer.zero_grad()
     print("loss", float(model(torch.ones(2, 8)).square().mean()))
 """
-USUAL = {"backwards": 1, "clips": False}
 
 
 @pytest.mark.slow
@@ -146,7 +145,7 @@ USUAL = {"backwards": 1, "clips": False}
     ],
 )
 def test_a_lever_that_a_script_does_not_allow_says_why(label, changes, reason, here):
-    (here / "mine.py").write_text(TRAINS.format(**USUAL | changes))
+    (here / "mine.py").write_text(TRAINS.format(**{"backwards": 1, "clips": False} | changes))
 
     _, said = losses((sys.executable, "mine.py"), label, here)
 
