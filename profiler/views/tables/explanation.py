@@ -71,7 +71,24 @@ def tables(explained: Explanation, *, title: str, notes: Sequence[str] = (), wid
         words("line", "", [shortened(one.line, LONGEST_NAME) or "-" for one in found]),
         *_held(found),
     )
-    live = Table(title=title, above=tuple(lines), columns=_live(explained), cuts=(0, 2))
+    modules, left = explained.modules[:MOST_MODULES], explained.modules[MOST_MODULES:]
+    kinds, own = [], explained.operator_bytes
+    for share in explained.categories:
+        category = CATEGORIES.get(share.name, share.name)
+        if share.name == TEMPORARIES and own >= NOTEWORTHY * peak.nbytes:
+            category = f"{share.name} ({bytes_text(own)} workspace)"  # of a library, as cuBLAS's
+        kinds.append((category, share.nbytes))
+    blocks = [(module_name(share.name), share.nbytes) for share in modules]
+    if num_others := explained.num_others + len(left):
+        others_bytes = explained.others_bytes + sum(share.nbytes for share in left)
+        blocks.append((count_text(num_others, "other"), others_bytes))
+    size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
+    columns = []  # by category, and beside it by block or module, in one unit
+    for head, shares in (("live at the peak", kinds), ("block or module", blocks)):
+        blank = [""] * (max(len(kinds), len(blocks)) - len(shares))  # the shorter list ends in empty cells
+        columns.append(words(head, "", [*(name for name, _ in shares), *blank]))
+        columns.append(numbers(unit, "", [*(scaled(nbytes, size) for _, nbytes in shares), *blank]))
+    live = Table(title=title, above=tuple(lines), columns=tuple(columns), cuts=(0, 2))
     return [live, Table(columns=largest if found else (), below=tuple(f"note: {note}" for note in notes))]
 
 
@@ -106,28 +123,6 @@ def better_text(choices: BlockChoices, better: BlockChoice) -> str:
         return text
     instead = f", not {bytes_text(choices.own.all_bytes)}" if choices.own.all_bytes is not None else ""
     return f"{text}, and the peak of `all` {bytes_text(better.all_bytes)}{instead}"
-
-
-def _live(explained: Explanation) -> tuple[Column, ...]:
-    """Return what is live at the peak, by category and beside it by block or module, in one unit."""
-    modules, left = explained.modules[:MOST_MODULES], explained.modules[MOST_MODULES:]
-    kinds, own = [], explained.operator_bytes
-    for share in explained.categories:
-        category = CATEGORIES.get(share.name, share.name)
-        if share.name == TEMPORARIES and own >= NOTEWORTHY * explained.peak.nbytes:
-            category = f"{share.name} ({bytes_text(own)} workspace)"  # of a library, as cuBLAS's
-        kinds.append((category, share.nbytes))
-    blocks = [(module_name(share.name), share.nbytes) for share in modules]
-    if num_others := explained.num_others + len(left):
-        others_bytes = explained.others_bytes + sum(share.nbytes for share in left)
-        blocks.append((count_text(num_others, "other"), others_bytes))
-    size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
-    columns = []
-    for head, shares in (("live at the peak", kinds), ("block or module", blocks)):
-        blank = [""] * (max(len(kinds), len(blocks)) - len(shares))  # the shorter list ends in empty cells
-        columns.append(words(head, "", [*(name for name, _ in shares), *blank]))
-        columns.append(numbers(unit, "", [*(scaled(nbytes, size) for _, nbytes in shares), *blank]))
-    return tuple(columns)
 
 
 def _held(holders: Sequence[Holder]) -> tuple[Column, ...]:
