@@ -190,7 +190,10 @@ def notation(items: Sequence[str | Segment], places: Mapping[str, tuple[int, str
             inside = (notation(one.blocks, places, shortens=shortens) for one in run if isinstance(one, Segment))
             pieces += [f"[{text}]{_ending(run[0])}" for text in inside]
         else:
-            pieces.append(_range(first, last) + _ending(run[0]))
+            end = re.search(r"\d*$", last, re.ASCII)[0]  # type: ignore[index]
+            is_numbered = end and re.fullmatch(re.escape(last.removesuffix(end)) + r"\d+", first, re.ASCII)
+            span = f"{first}-{end}" if is_numbered else f"{first} to {last}"  # 0-2, encoder.0-2, or stem to head
+            pieces.append((first if first == last else span) + _ending(run[0]))
     return " ".join(pieces)
 
 
@@ -208,15 +211,6 @@ def _ending(item: str | Segment) -> str:
     if isinstance(item, str):
         return ""
     return "".join(f":{word}" for word in (item.save, HOST if item.fetched_at else None) if word)
-
-
-def _range(first: str, last: str) -> str:
-    """Return `0-2`, `encoder.0-2`, or `stem to head` for names without numbers."""
-    if first == last:
-        return first
-    end = re.search(r"\d*$", last, re.ASCII)[0]  # type: ignore[index]
-    is_numbered = end and re.fullmatch(re.escape(last.removesuffix(end)) + r"\d+", first, re.ASCII)
-    return f"{first}-{end}" if is_numbered else f"{first} to {last}"
 
 
 def strategy_label(strategy: Choice) -> str:
