@@ -67,7 +67,13 @@ def main() -> None:
     if asked.id:
         gpus = [gpu for gpu in gpus if {gpu["index"], gpu["uuid"], gpu["pci.bus_id"]} & {*asked.id.split(",")}]
     if asked.query_gpu:
-        _print_query(gpus, [field.strip() for field in asked.query_gpu.split(",")], asked.format)
+        names, ways = ([word.strip() for word in words.split(",")] for words in (asked.query_gpu, asked.format))
+        units = {name: gpu[name].split()[1] for gpu in gpus for name in names if gpu.get(name, "").endswith(UNITS)}
+        if "noheader" not in ways:
+            print(", ".join(f"{name} [{units[name]}]" if name in units else name for name in names))
+        for gpu in gpus:
+            values = [(name, gpu.get(name, UNKNOWN)) for name in names]
+            print(", ".join(text.split()[0] if "nounits" in ways and name in units else text for name, text in values))
     elif asked.query_compute_apps:
         print(", ".join(asked.query_compute_apps.split(",")))
     else:
@@ -90,16 +96,6 @@ def _facts(index: int) -> dict[str, str]:
         "power.draw": "100.00 W", "power.limit": "700.00 W", "pstate": "P0", "pci.bus_id": bus, "gpu_bus_id": bus,
         "timestamp": datetime.now().strftime("%Y/%m/%d %H:%M:%S.000"), "mig.mode.current": UNKNOWN,
     }  # fmt: skip
-
-
-def _print_query(gpus: list[dict[str, str]], names: list[str], form: str) -> None:
-    ways = {way.strip() for way in form.split(",")}
-    units = {name: gpu[name].split()[1] for gpu in gpus for name in names if gpu.get(name, "").endswith(UNITS)}
-    if "noheader" not in ways:
-        print(", ".join(f"{name} [{units[name]}]" if name in units else name for name in names))
-    for gpu in gpus:
-        values = [(name, gpu.get(name, UNKNOWN)) for name in names]
-        print(", ".join(text.split()[0] if "nounits" in ways and name in units else text for name, text in values))
 
 
 if __name__ == "__main__":
