@@ -301,7 +301,7 @@ def test_a_plan_is_also_run_with_fused_kernels_which_are_faster_where_they_save_
     finder.ways(())
     plan = PlanFile(plan="1 [2] 3", segments=(), fingerprint={})
 
-    (fused,) = finder.further(Way(label=Choice("plan+in-backward"), plan=plan, added_seconds=1.0))
+    (fused,) = finder.further([Way(label=Choice("plan+in-backward"), plan=plan, added_seconds=1.0)])
 
     assert (str(fused.label), fused.plan, fused.added_seconds) == ("plan+fused+in-backward", plan, 1.0)
 

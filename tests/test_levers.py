@@ -149,14 +149,14 @@ def test_a_bias_that_is_lost_is_found(monkeypatch):
 def test_rounding_in_half_precision_is_judged_by_the_norm_of_all_gradients(monkeypatch, precision):
     """Where single gradients differ by more than noise, as in a loss in parts on an H200."""
     monkeypatch.setattr("profiler.core.record.NOISE_MARGIN", 0.0)
-    label, part = "chunk-loss:rows=48,by=parts", chunked_loss._part
+    label, after = "chunk-loss:rows=48,by=parts", chunked_loss.Logits.after
 
     record = _measured(STEPS["own head with a bias"], label, precision=precision)
 
     assert (record.outcome, record.detail) == ("ok", None)
     assert "GCP072" in {note.code for note in record.notes}
-    dropping = lambda logits, hidden, target, how: part(logits, hidden, target, how) * (hidden.shape[0] == 48)  # noqa: E731
-    monkeypatch.setattr(chunked_loss, "_part", dropping)  # the last chunk, which is shorter, counts for nothing
+    dropping = lambda logits, values: after(logits, values) * (values.shape[0] == 48)  # noqa: E731
+    monkeypatch.setattr(chunked_loss.Logits, "after", dropping)  # the last chunk, which is shorter, has no gradient
     assert _measured(STEPS["own head with a bias"], label, precision=precision).outcome == "invalid"
 
 
@@ -184,9 +184,12 @@ def test_a_loss_in_parts_computes_no_product_twice():
 # the optimizer
 
 
-@pytest.mark.parametrize("label", ["in-backward", "all+in-backward", "no-foreach"])
+@pytest.mark.parametrize(
+    ("label", "most"), [("in-backward", 1), ("in-backward", 5000), ("all+in-backward", 25 << 20), ("no-foreach", 1)]
+)
 @pytest.mark.parametrize("optimizer", ["adamw", "momentum", "torch:Adagrad"])
-def test_in_backward_steps_once_as_plain_pytorch_does(optimizer, label):
+def test_in_backward_steps_once_as_plain_pytorch_does(optimizer, label, most, monkeypatch):
+    monkeypatch.setattr(optimizers.in_buckets, "__defaults__", (most,))
     options = {"initial_accumulator_value": 0.5} if optimizer == "torch:Adagrad" else {}
     levered, built = (_built(step, word, optimizer=Choice.of(optimizer, options)) for word in (label, "none"))
     _, run = levered.trainer()
@@ -236,6 +239,25 @@ def test_an_optimizer_that_clips_before_its_step_is_not_replaced(label):
 
     with pytest.raises(Unsupported, match="clips"):
         _built(lambda: msgspec.structs.replace(step(), optimizer=clipping), label).trainer()
+
+
+def test_a_bucket_steps_once_all_its_gradients_are_there_which_are_freed_then():
+    """One of which a parameter gets no gradient waits for the optimizer's step."""
+    module = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    assert [len(one) for one in optimizers.in_buckets(module.parameters(), 2 * 4 * (4 * 4 + 4))] == [4, 2]
+    plain, unused = copy.deepcopy(module), torch.nn.Parameter(torch.ones(2))
+    groups = [{"params": [*module[:2].parameters()]}, {"params": [*module[2].parameters(), unused]}]
+    stepping = optimizers.Buckets(torch.optim.SGD(groups, lr=0.1))
+    optimizers.step_in_backward(stepping)
+
+    module(torch.ones(2, 4)).sum().backward()
+
+    assert [one.grad is None for one in module.parameters()] == [True] * 4 + [False] * 2
+    stepping.step()
+    plain(torch.ones(2, 4)).sum().backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    assert all(map(torch.equal, module.parameters(), plain.parameters()))
+    assert torch.equal(unused, torch.ones(2))
 
 
 def test_a_weight_in_two_reentrant_checkpoints_is_not_stepped_twice():

@@ -39,7 +39,7 @@ OF_OPTIMIZER = {  # by lever, in the order in which they are applied: the code t
     "bf16-state": "with_bf16_state(optimizer)",
     "in-backward": "step_in_backward(optimizer)",
 }
-ONE_BY_ONE = {"bf16-state": "with_bf16_state", "in-backward": "step_in_backward"}  # an optimizer a parameter
+IN_BUCKETS = {"bf16-state": "with_bf16_state", "in-backward": "step_in_backward"}  # several optimizers
 LIBRARIES = {"torchao": "torchao.optim", "bitsandbytes": "bitsandbytes.optim"}  # whichever is installed
 
 
@@ -314,9 +314,9 @@ def _functions(way: Way) -> str:
     if "8bit" in chosen:
         installed = next((name for name in LIBRARIES if find_spec(name)), "torchao")
         parts.append(EIGHT_BIT.substitute(library=LIBRARIES[installed]))
-    if alone := [name for name in chosen if name in ONE_BY_ONE]:
-        calls.insert(chosen.index(alone[0]), "optimizer = OneByOne(optimizer)")
-        parts.append(measured("optimizers.py", "OneByOne", *(ONE_BY_ONE[name] for name in alone)))
+    if alone := [name for name in chosen if name in IN_BUCKETS]:
+        calls.insert(chosen.index(alone[0]), "optimizer = Buckets(optimizer)")
+        parts.append(measured("optimizers.py", "Buckets", *(IN_BUCKETS[name] for name in alone)))
     plan = ""
     if "chunk-loss" in way.names:
         parts.append(_chunk_loss(way))

@@ -34,6 +34,7 @@ from profiler.training.block_segments import apply_strategy, checkpointed, norms
 from profiler.training.blocks import unroute
 from profiler.training.chunked_loss import FoundHeads, put_off
 from profiler.training.memory_levers import IS_LOOK, set_growing
+from profiler.training.optimizers import in_buckets
 from profiler.training.own_checkpoints import compiled_modules, is_left_alone
 from profiler.training.strategies import written
 from profiler.training.workload import Workload
@@ -273,14 +274,15 @@ class _Kernels:
 
 
 class _InBackward:
-    """Steps with each parameter as soon as its gradient is there, by the script's own optimizer, and frees that.
+    """Steps with each bucket as soon as its gradients are there, by the script's own optimizer, and frees them.
 
     Raises Unsupported in the script where that is another training: it clips, scales or accumulates gradients, or
     changes the optimizer's options between a backward and its step.
     """
 
     def __init__(self) -> None:
-        self._places: Any = WeakIdKeyDictionary()  # by parameter: its optimizer and the number of its group
+        # by parameter: its optimizer, the number of its group, its bucket, and those of that whose gradients are there
+        self._places: Any = WeakIdKeyDictionary()
         self._stepped: Any = WeakIdKeyDictionary()  # by parameter that has stepped in this backward: with which options
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._refuse(torch.nn.utils, name, "clips gradients")
@@ -298,9 +300,10 @@ class _InBackward:
             if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
                 raise Unsupported(f"its {type(optimizer).__name__} may not step with each parameter by itself")
             for number, group in enumerate(optimizer.param_groups):
-                for parameter in group["params"]:
-                    if id(parameter) in own and parameter.requires_grad:
-                        self._places[parameter] = weakref.ref(optimizer), number
+                for bucket in in_buckets(one for one in group["params"] if id(one) in own and one.requires_grad):
+                    place = weakref.ref(optimizer), number, [weakref.ref(one) for one in bucket], set[int]()
+                    for parameter in bucket:
+                        self._places[parameter] = place
                         parameter.register_post_accumulate_grad_hook(self._arrived)
         return "steps in the backward"
 
@@ -318,20 +321,27 @@ class _InBackward:
         setattr(owner, name, refuse)
 
     def _arrived(self, parameter: Any) -> None:
-        optimizer, number = self._places[parameter][0](), self._places[parameter][1]
+        made, number, bucket, arrived = self._places[parameter]
+        optimizer, weights = made(), [one() for one in bucket]
         if optimizer is None:
             return
         if parameter in self._stepped:
             raise Unsupported(f"in-backward: {ACCUMULATES}")
+        arrived.add(id(parameter))
+        if len(arrived) < len(bucket):
+            return
+        arrived.clear()
         groups: Any = optimizer.param_groups
-        self._stepped[parameter] = _numbers(groups[number])
-        optimizer.param_groups = [{**groups[number], "params": [parameter]}]
+        for one in weights:
+            self._stepped[one] = _numbers(groups[number])
+        optimizer.param_groups = [{**groups[number], "params": weights}]
         try:
             step: Any = type(optimizer).step
             (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)  # without the script's own hooks
         finally:
             optimizer.param_groups = groups
-        parameter.grad = None
+        for one in weights:
+            one.grad = None
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         """Look at the script's own step: what it would have stepped with has stepped by the same options."""
@@ -339,6 +349,8 @@ class _InBackward:
             raise Unsupported("in-backward: the optimizer's step calls the model by a closure")
         for group in optimizer.param_groups:
             for parameter in group["params"]:
+                if parameter in self._places:
+                    self._places[parameter][-1].clear()
                 used = self._stepped.pop(parameter, None)
                 if used is not None and used != _numbers(group):
                     raise Unsupported("in-backward: the script changes the optimizer's options before its step")

@@ -1,6 +1,6 @@
 """Lever `chunk-loss`: the model's head is put off; cross entropy computes its logits and gradients part by part.
 
-Until CASTS all is plain PyTorch, since code that is emitted contains it: planning/plan_code.py.
+Until UNSEEN all is plain PyTorch, since code that is emitted contains it: planning/plan_code.py.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ POINTWISE = (  # what a part may do with its own logits: casts, the scale and ta
     "float", "to", "type", "bfloat16", "half", "double", "div", "mul", "__truediv__", "__mul__", "__rmul__", "tanh",
     "add", "__add__",
 )  # fmt: skip
+CASTS = ("float", "to", "type")
 ASKED = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "get_device", "__len__", "is_contiguous")
 TAKEN = ("weight", "bias", "heads", "weight_name", "pointwise", "classes_first", "cast")  # attributes of logits
 
@@ -63,8 +64,15 @@ class Logits(torch.Tensor):
 
     def of(self: Any, hidden: torch.Tensor) -> torch.Tensor:
         """Return the computed logits of these hidden states."""
+        return self.after(self.product(hidden))  # type: ignore[no-any-return]
+
+    def product(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the product of these hidden states and the weight."""
         with torch.autocast(hidden.device.type, self.cast, enabled=self.cast is not None):
-            values = F.linear(hidden, self.weight, self.bias)
+            return F.linear(hidden, self.weight, self.bias)
+
+    def after(self: Any, values: torch.Tensor) -> torch.Tensor:
+        """Return what the pointwise operators make of such products."""
         for func, args, kwargs in self.pointwise:
             values = func(values, *args, **kwargs)
         return values
@@ -213,7 +221,9 @@ def by_parts(
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves):
         total = _with_gradients(logits, hidden, pairs, how)
     else:
-        total = torch.stack([_part(logits, values, labels, how) for values, labels in pairs]).sum()
+        total = torch.stack(
+            [F.cross_entropy(logits.of(values), labels, reduction="sum", **how) for values, labels in pairs]
+        ).sum()
     if reduction == "sum":
         return total
     count = (target != how["ignore_index"]).sum()
@@ -223,32 +233,93 @@ def by_parts(
 
 def _with_gradients(logits: Any, hidden: torch.Tensor, pairs: Any, how: Any) -> torch.Tensor:
     """Return the sum over the parts, whose gradients are known."""
-    head = logits.weight, logits.bias, logits.pointwise
-    trained = [one for one in pytree.tree_leaves(head) if isinstance(one, torch.Tensor) and one.requires_grad]
-    leaves = {one: one.detach().requires_grad_() for one in trained}  # whose hooks are for whole gradients
-    weight, bias, pointwise = pytree.tree_map_only(torch.Tensor, lambda one: leaves.get(one, one), head)
-    logits = logits.like(weight=weight, bias=bias, pointwise=pointwise)
-    inputs = [hidden] if hidden.requires_grad else []
-    of_hidden, summed, totals, start = [torch.empty_like(one) for one in inputs], list[torch.Tensor](), [], 0
+    weight, bias, pointwise = logits.weight, logits.bias, logits.pointwise
+    if pointwise and pointwise[-1][0].__name__ in CASTS and logits.dtype == torch.float32:
+        pointwise = pointwise[:-1]  # `_loss` casts
+    trained = [one for one in pytree.tree_leaves(pointwise) if isinstance(one, torch.Tensor)]
+    leaves = {one: one.detach().requires_grad_() for one in trained if one.requires_grad}  # without hooks for wholes
+    pointwise = pytree.tree_map_only(torch.Tensor, lambda one: leaves.get(one, one), pointwise)
+    lower = weight.dtype if weight.dtype == torch.float64 else logits.cast or weight.dtype
+    bare = {"weight": weight.detach().to(lower), "bias": None if bias is None else bias.detach()}
+    low = logits.like(**bare, pointwise=pointwise)
+    of_hidden = torch.empty_like(hidden)
+    of_weight = torch.zeros_like(weight) if weight.requires_grad else None
+    of_bias = torch.zeros_like(bias) if bias is not None and bias.requires_grad else None
+    summed, totals, start = [torch.zeros_like(one) for one in leaves], [], 0
     for values, labels in pairs:
-        part = values.detach().requires_grad_(hidden.requires_grad)
+        part = values.detach().requires_grad_()
         with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # those of others are for the step's
-            total = _part(logits, part, labels, how)
+            computed = [low.after(_Product.apply(part, low, of_weight, of_bias))]
+        edge = torch.autograd.graph.get_gradient_edge(computed[0])
         one_thread = torch.autograd.set_multithreading_enabled(False)
         with torch.autocast(hidden.device.type, enabled=False), one_thread:
-            gradients = torch.autograd.grad(total, [*([part] if inputs else []), *leaves.values()])
-        for gradient in of_hidden:
-            gradient[start : start + len(labels)] = gradients[0]
-        own = gradients[len(inputs) :]
-        summed = [one.add_(more) for one, more in zip(summed, own, strict=True)] if summed else list(own)
-        totals.append(total.detach())
+            with torch.no_grad():
+                total, gradient = _loss(computed, labels, **how)
+            of_hidden[start : start + len(labels)], *rest = torch.autograd.grad(
+                [edge], [part, *leaves.values()], [gradient]
+            )
+        for one, more in zip(summed, rest, strict=True):
+            one.add_(more)
+        totals.append(total)
         start += len(labels)
-        del part, total, gradients, own  # before the next part's are made
-    return _Known.apply(torch.stack(totals).sum(), [*of_hidden, *summed], *inputs, *leaves)  # type: ignore[no-any-return]
+        del part, edge, gradient, rest  # before the next part's are made
+    total = torch.stack(totals).sum()
+    total = total if torch.is_autocast_enabled(hidden.device.type) else total.to(logits.dtype)
+    made = [(hidden, of_hidden), (weight, of_weight), (bias, of_bias), *zip(leaves, summed, strict=True)]
+    inputs, gradients = zip(*(pair for pair in made if pair[1] is not None), strict=True)
+    return _Known.apply(total, [*gradients], *inputs)  # type: ignore[no-any-return]
 
 
-def _part(logits: Any, hidden: torch.Tensor, target: torch.Tensor, how: Any) -> torch.Tensor:
-    return F.cross_entropy(logits.of(hidden), target, reduction="sum", **how)
+def _loss(
+    computed: list[torch.Tensor], target: torch.Tensor, *, ignore_index: int, label_smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the summed cross entropy of the logits in the list, which it takes out to free them, and its gradient."""
+    values = computed.pop()
+    dtype, values = values.dtype, values.to(torch.promote_types(values.dtype, torch.float32))
+    values = torch.log_softmax(values, -1)
+    is_left_out = (target == ignore_index).unsqueeze(1)
+    index = target.unsqueeze(1).masked_fill(is_left_out, 0)
+    own = values.gather(1, index)
+    losses, evenly = own * (label_smoothing - 1), label_smoothing / values.shape[1]
+    gradient = torch.empty_like(values, dtype=dtype)
+    if label_smoothing:
+        losses -= evenly * values.sum(1, keepdim=True)
+        torch.sub(values.exp_(), evenly, out=gradient)
+    else:
+        torch.exp(values, out=gradient)
+    gradient.scatter_(1, index, (own.exp() + (label_smoothing - 1 - evenly)).to(dtype)).masked_fill_(is_left_out, 0)
+    return losses.masked_fill(is_left_out, 0).sum(), gradient
+
+
+class _Product(torch.autograd.Function):
+    """A part's product with the weight, whose gradient, and that of the bias, are added to sums in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, logits: Any, of_weight: Any, of_bias: Any) -> torch.Tensor:
+        ctx.save_for_backward(hidden, logits.weight)
+        ctx.sums = of_weight, of_bias
+        return logits.product(hidden)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        hidden, weight = ctx.saved_tensors
+        of_weight, of_bias = ctx.sums
+        if of_weight is not None:
+            _add_product(of_weight, gradient.t(), hidden.to(gradient.dtype))
+        if of_bias is not None:
+            of_bias.add_(gradient.sum(0))
+        return (gradient @ weight).to(hidden.dtype), None, None, None
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add left @ right to the total; by one kernel where a GPU has one for a total of float32 and lower factors."""
+    is_ampere = total.is_cuda and (not torch.cuda.is_available() or torch.cuda.is_bf16_supported(False))
+    if total.dtype == left.dtype:
+        torch.addmm(total, left, right, out=total)
+    elif is_ampere and total.dtype == torch.float32 and left.dtype != torch.float64:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(left @ right)
 
 
 class _Known(torch.autograd.Function):
@@ -277,7 +348,6 @@ def by_torch(logits: Any, hidden: torch.Tensor, target: torch.Tensor, *, rows: i
     return loss.to(logits.dtype)
 
 
-CASTS = ("float", "to", "type")
 UNSEEN = (
     "F.linear_cross_entropy is one operator: its products are counted, what it reads and writes is not, so that its "
     "time is estimated too low; chunk-loss:by=parts has an estimate of all"

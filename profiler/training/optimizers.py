@@ -217,10 +217,10 @@ def eight_bit(workload: Workload, case: Case) -> tuple[Workload, Applied]:
 
 
 def bf16_state(workload: Workload, case: Case) -> tuple[Workload, Applied]:
-    """The optimizer's state in bfloat16; it steps parameter by parameter, in their own type. Its updates differ."""
+    """The optimizer's state in bfloat16; it steps by 25 MiB of parameters, in their own type. Its updates differ."""
 
     def change(optimizer: Optimizer) -> Optimizer:
-        made = _one_by_one(optimizer)
+        made = _in_buckets(optimizer)
         with_bf16_state(made)
         return made
 
@@ -228,7 +228,7 @@ def bf16_state(workload: Workload, case: Case) -> tuple[Workload, Applied]:
 
 
 def in_backward(workload: Workload, case: Case) -> tuple[Workload, Applied]:
-    """Steps with each parameter as soon as its gradient is there, which is freed at once.
+    """Steps with 25 MiB of parameters, or a larger one, as soon as their gradients are there, which are freed at once.
 
     Raises Unsupported where a parameter's gradient is not there at once: with accumulation, with a gradient scaler and
     on several ranks.
@@ -243,14 +243,14 @@ def in_backward(workload: Workload, case: Case) -> tuple[Workload, Applied]:
         raise Unsupported(f"in-backward steps before gradients are complete: leave {named[0]} out")
 
     def change(optimizer: Optimizer) -> Optimizer:
-        made, stepped = _one_by_one(optimizer), set[nn.Parameter]()
+        made, stepped = _in_buckets(optimizer), set[nn.Parameter]()
 
         def once(weight: Any) -> None:
             if weight in stepped:
                 raise Unsupported(TWICE)
             stepped.add(weight)
 
-        for weight in made.parts:
+        for weight in [one for group in made.param_groups for one in group["params"]]:
             weight.register_post_accumulate_grad_hook(once)
         step_in_backward(made)
         made.register_step_post_hook(lambda *_: stepped.clear())
@@ -262,23 +262,24 @@ def in_backward(workload: Workload, case: Case) -> tuple[Workload, Applied]:
 # Until `_changed` all is plain PyTorch, since code that is emitted contains it: planning/plan_code.py
 
 
-class OneByOne(Optimizer):
-    """An optimizer of the same kind for each parameter; their groups are its own, as schedulers of the rate need."""
+class Buckets(Optimizer):
+    """An optimizer of the same kind for each bucket of parameters; their groups are its own, as schedulers need."""
 
     def __init__(self, optimizer: Any) -> None:
-        pairs = [(group, weight) for group in optimizer.param_groups for weight in group["params"]]
         kind: Any = type(optimizer)
         taken = {"lr", "initial_accumulator_value"} & optimizer.defaults.keys()  # the latter is of no group: Adagrad
         make = partial(kind, **{name: optimizer.defaults[name] for name in taken})
-        self.parts: dict[Any, Any] = {
-            weight: make([{**group, "params": [weight]}]) for group, weight in pairs if weight.requires_grad
-        }
-        super().__init__(list(self.parts), {})
-        self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
+        trained = [(group, [one for one in group["params"] if one.requires_grad]) for group in optimizer.param_groups]
+        self.parts: list[Any] = [
+            make([{**group, "params": bucket}]) for group, weights in trained for bucket in in_buckets(weights)
+        ]
+        self.arrived: list[set[Any]] = [set() for _ in self.parts]  # parameters whose gradients wait for a step
+        super().__init__([weight for _, weights in trained for weight in weights], {})
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all."""
-        for part in self.parts.values():
+        for part in self.parts:
             self.state.update(part.state)
         made = super().state_dict()
         self.state.clear()
@@ -286,44 +287,63 @@ class OneByOne(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # of a state dict that is loaded
         super().__setstate__(state)
-        for group, (weight, part) in zip(self.param_groups, self.parts.items(), strict=True):
-            part.state.update({weight: self.state.pop(weight)} if weight in self.state else {})
+        for group, part in zip(self.param_groups, self.parts, strict=True):
+            part.state.update({weight: self.state.pop(weight) for weight in group["params"] if weight in self.state})
             part.__setstate__({"state": part.state, "param_groups": [group]})
 
     def step(self, closure: Any = None) -> Any:
         """Step with the parameters that have a gradient: those that have not stepped in the backward."""
         with torch.enable_grad():
             loss = closure() if closure else None
-        for weight, part in self.parts.items():
-            if weight.grad is not None:
+        for part, arrived in zip(self.parts, self.arrived, strict=True):
+            arrived.clear()
+            if any(weight.grad is not None for weight in part.param_groups[0]["params"]):
                 part.step()
         return loss
 
 
-def step_in_backward(optimizer: OneByOne) -> None:
-    """Step with each parameter as soon as its gradient is there: no accumulation, no clipping, no gradient scaler."""
-    for weight in optimizer.parts:
-        weight.register_post_accumulate_grad_hook(partial(_arrived, optimizer.parts[weight]))
+def in_buckets(weights: Any, most: int = 25 << 20) -> list[list[Any]]:
+    """Return the weights in lists of at most so many bytes, as DistributedDataParallel has; a larger one is alone."""
+    made: list[list[Any]] = []
+    room = 0
+    for weight in weights:
+        room -= weight.nbytes
+        if room < 0 or not made:
+            made.append([])
+            room = most - weight.nbytes
+        made[-1].append(weight)
+    return made
 
 
-def _arrived(optimizer: Optimizer, weight: Any) -> None:
-    optimizer.step()
-    weight.grad = None
+def step_in_backward(optimizer: Buckets) -> None:
+    """Step with each bucket as soon as its gradients are there: no accumulation, no clipping, no gradient scaler."""
+    for part, arrived in zip(optimizer.parts, optimizer.arrived, strict=True):
+        for weight in part.param_groups[0]["params"]:
+            weight.register_post_accumulate_grad_hook(partial(_arrived, part, arrived))
 
 
-def with_bf16_state(optimizer: OneByOne) -> None:
+def _arrived(optimizer: Optimizer, arrived: set[Any], weight: Any) -> None:
+    arrived.add(weight)
+    if len(arrived) == len(optimizer.param_groups[0]["params"]):
+        optimizer.step()
+        for one in arrived:
+            one.grad = None
+        arrived.clear()
+
+
+def with_bf16_state(optimizer: Buckets) -> None:
     """Between steps the state is bfloat16; each step computes in the type of its parameter."""
-    for weight, part in optimizer.parts.items():
-        part.register_step_pre_hook(partial(_cast, weight.dtype))
+    for part in optimizer.parts:
+        part.register_step_pre_hook(partial(_cast, None))
         part.register_step_post_hook(partial(_cast, torch.bfloat16))
 
 
-def _cast(dtype: torch.dtype, optimizer: Optimizer, *_: Any) -> None:
+def _cast(dtype: torch.dtype | None, optimizer: Optimizer, *_: Any) -> None:
     for weight, state in optimizer.state.items():
         for name, value in state.items():
             is_like = isinstance(value, torch.Tensor) and value.shape == weight.shape and value.is_floating_point()
             if is_like and name != "step":  # which has the shape of a weight that is a scalar
-                state[name] = value.to(dtype)
+                state[name] = value.to(dtype or weight.dtype)
 
 
 def _changed(
@@ -334,14 +354,14 @@ def _changed(
     return msgspec.structs.replace(workload, optimizer_changes=changes), Applied(notes=notes, rounds=True)
 
 
-def _one_by_one(optimizer: Optimizer) -> OneByOne:
-    """Return an optimizer of the same kind for each parameter that trains. Raises Unsupported if it needs all."""
-    if isinstance(optimizer, OneByOne):
+def _in_buckets(optimizer: Optimizer) -> Buckets:
+    """Return an optimizer of the same kind for each bucket of parameters. Raises Unsupported if it needs all."""
+    if isinstance(optimizer, Buckets):
         return optimizer
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported("LBFGS steps with all parameters at once")
     _like(optimizer)  # raises
-    return OneByOne(optimizer)
+    return Buckets(optimizer)
 
 
 def _like(optimizer: Optimizer, **options: bool | None) -> Optimizer:

@@ -24,6 +24,7 @@ from profiler.workflows import SILENT, Screen
 from profiler.workflows.explain import peak_place
 from profiler.workflows.fit_search import (
     CONSENTS,
+    IN_BACKWARD,
     OFFLOAD,
     Levers,
     Search,
@@ -91,7 +92,11 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
             return self.needed_bytes(row) or 0, row.time_ratio or 0.0, len(row.case.label.parts)
 
         nbytes, seconds, _ = mine = costs(row)
-        comparable = [costs(other) for other in others if other.time_ratio is not None or row.time_ratio is None]
+        comparable = [
+            costs(other)
+            for other in others
+            if (other.time_ratio is not None or row.time_ratio is None) and _asks(other) <= _asks(row)
+        ]
         return any(one[0] <= nbytes and one[1] <= seconds and one < mine for one in comparable)
 
     @property
@@ -103,6 +108,11 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
         taken = {str(lever) for row in rows if self.fits(row) for lever in row.case.label.parts[1:]}
         below += view.left_out_lines({word: why for word, why in self.left_out.items() if str(word) not in taken})
         below += self.missing if chosen is None else ["it fits as it is"] if chosen is rows[0] else []
+        below += (
+            [f"{IN_BACKWARD} is not for a training that clips or accumulates gradients"]
+            if any(map(_asks, rows))
+            else []
+        )
         return view.fit_table(
             rows, list(map(self.needed_bytes, rows)), list(map(self.fits, rows)), chosen=chosen, places=self.places,
             below=below,
@@ -182,7 +192,7 @@ def searched(
         if model.case.has_estimated_times and not ways:
             search.with_consents(allowed)
         elif model.case.has_estimated_times and ways[0].label != "none":
-            ways += search.further(ways[0])
+            ways += search.further(ways)
     files = {way.label: file(f"plan {number}") for number, way in enumerate(ways, 1)}
     cases = {way.under(model.case, files[way.label]): way for way in ways}
     code, records = 0, tuple[Record, ...]()
@@ -222,6 +232,11 @@ def searched(
     is_changed = request.emit is not None and chosen.case != model.case
     written = plan_code.emit_way(way_of(model.engine, chosen.case, plan), str(request.emit)) if is_changed else None
     return msgspec.structs.replace(fitted, chosen=chosen, plan=plan, code=written)
+
+
+def _asks(row: Row) -> bool:
+    """Whether a training that clips or accumulates gradients cannot have it."""
+    return IN_BACKWARD in row.case.label.parts
 
 
 def _chosen(fitting: Sequence[Row]) -> Row | None:

@@ -39,8 +39,8 @@ EIGHT_BIT = Choice("8bit")  # has kernels of its own
 EXPANDABLE = Choice("expandable-segments")
 IN_BACKWARD, OFFLOAD = Choice("in-backward"), Choice("offload-inputs")
 # What costs most is tried where nothing else fits. On an H200, a step of GPT-2 with a batch of 8 x 1024 in bf16 took
-# 62 ms; with steps of each parameter in the backward 110, with two micro-batches 96, and with eight 365.
-COSTLY = ((), (IN_BACKWARD,), *((Choice(f"micro-batches:n={n}"),) for n in (2, 4, 8)))
+# 62 ms; with two micro-batches 96, and with eight 365.
+COSTLY = ((), *((Choice(f"micro-batches:n={n}"),) for n in (2, 4, 8)))
 CONSENTS = ("8bit", "bf16-state")  # change what is trained
 SURE = 0.95  # of a floor by the costs of stages, which may be a few percent too high
 
@@ -137,19 +137,22 @@ class Search:
             [(peak, (own + more) / whole) for peak, more in zip(points.peak_bytes, added, strict=True)] if whole else []
         )
 
-    def further(self, way: Way) -> list[Way]:
-        """Run what may come next after a way: `all` with its levers, and with each lever that takes more besides.
+    def further(self, found: list[Way]) -> list[Way]:
+        """Run what may come next after the first way: `all` with its levers, and with each that takes more besides.
 
-        Returns those of them that fit and cost nothing but the optimizer's kernels; and a plan with fused ones too.
+        Returns those of them that fit and cost nothing but the optimizer's kernels; and each plan with fused ones too.
         """
-        _, *taken = way.label.parts
+        _, *taken = found[0].label.parts
         more = [FUSED, *(() if any(lever.name == "micro-batches" for lever in taken) else (IN_BACKWARD,)), OFFLOAD]
         added = [_ordered((*taken, lever)) for lever in more if lever not in (*taken, *self._refused)]
         self.run_all(label_of(ALL, chosen) for chosen in ((*taken,), *added))
         cheap = [label_of(ALL, chosen) for chosen in added if set(chosen) - {*taken} == {FUSED}]
         ways = [Way(label=label) for label in cheap if self._fits(self._run[label])]
-        if way.plan and FUSED not in (*taken, *self._refused):
-            ways.append(msgspec.structs.replace(way, label=label_of(PLAN, _ordered((*taken, FUSED)))))
+        known = {way.label for way in found}
+        for way in found if FUSED not in self._refused else ():
+            label = label_of(PLAN, _ordered((*{*way.label.parts[1:], FUSED},)))
+            if way.plan and label not in known:
+                ways.append(msgspec.structs.replace(way, label=label))
         return ways
 
     def with_consents(self, allowed: Levers) -> None:
@@ -168,7 +171,8 @@ class Search:
         """Yield combinations of levers, those that cost least first; all have those that were allowed."""
         for costly in COSTLY:
             made = [
-                _ordered((*loss, *kernels, *costly, *allowed))
+                _ordered((*loss, *kernels, *back, *costly, *allowed))
+                for back in (((),) if costly else ((), (IN_BACKWARD,)))
                 for kernels in ((), (FUSED,), (NO_FOREACH,))
                 for loss in ((), (LOSS,))
                 if (NO_FOREACH not in kernels or FUSED in self._refused) and not (kernels and EIGHT_BIT in allowed)
