@@ -27,6 +27,7 @@ from tests import make
 from tests.pages import DOCS
 from tests.plain_steps import Forward, apart, chain, judged, two_steps, under
 from tests.user_models import (
+    broken,
     causes,
     draws,
     experts,
@@ -205,6 +206,14 @@ def routed() -> dict[str, Facts]:
     return with_facts(found, all={"buffers_difference": 1 / 2, "GCP004": "(0.load, 1.load, 2.load)"})
 
 
+def breaking() -> dict[str, Facts]:
+    with pytest.raises(RuntimeError) as raised:
+        two_steps(broken.no_product)
+    last = raised.traceback[-1]
+    detail = f"RuntimeError: {raised.value} ({last.path.name}:{last.lineno + 1})"
+    return {"none": {"outcome": "failed", "detail": detail}}
+
+
 # --- bytes
 
 FLOAT, RANDOM_STATE = 4, 5056  # bytes: a number in fp32; the CPU's random state, which a checkpoint keeps
@@ -278,6 +287,7 @@ CASES = (
     Step(CAUSES, "causes.py:make:kind=squaring", ("all",), on_ctx),
     Step(ROUTED, "experts.py:make", BOTH, routed),
     Step(ROUTED, "data_dependent.py:positive", ("none",), lambda: GATHERED, is_predicted=True),
+    Step(CAUSES, "broken.py:no_product", ("none",), breaking),
 )
 
 
