@@ -114,7 +114,16 @@ class Costing:
         self._precision = (
             f"amp-{KINDS.get(kind, 'fp16')}" if kind else KINDS.get(next(module.parameters()).dtype, "fp32")
         )  # as cases have it
-        self._dropped = _dropped(module, arguments, keywords)
+        self._dropped = tracer = DeviceTracer(module, drops=True)  # follows one call of which autograd keeps nothing
+        torch.clear_autocast_cache()  # the step's own call makes its casts, too
+        try:
+            with tracer.follow():
+                tracer.mark("forward")
+                module(*arguments, **keywords)
+        except Exception:  # noqa: BLE001  the model may raise anything, and does so again in its own step
+            self._dropped = None  # it cannot be made beforehand
+        finally:
+            torch.clear_autocast_cache()
         self._tracer = DeviceTracer(module, with_saves=True)
         self._following.enter_context(self._tracer.follow())
         self._tracer.mark("forward")
@@ -136,18 +145,3 @@ class Costing:
             self._write({**line, "chain": msgspec.to_builtins(chain), "floor_bytes": least})
         except Unsupported as error:
             self._write({**line, "why": str(error)})
-
-
-def _dropped(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> DeviceTracer | None:
-    """Follow one call of which autograd keeps nothing; None where it cannot be made beforehand."""
-    tracer = DeviceTracer(module, drops=True)
-    torch.clear_autocast_cache()  # the step's own call makes its casts, too
-    try:
-        with tracer.follow():
-            tracer.mark("forward")
-            module(*arguments, **keywords)
-    except Exception:  # noqa: BLE001  the model may raise anything, and does so again in its own step
-        return None
-    finally:
-        torch.clear_autocast_cache()
-    return tracer

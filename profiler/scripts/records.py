@@ -124,6 +124,7 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
     peak: dict[str, Any] = (
         {"peak_bytes": process.peak_bytes, "peak_phase": process.peak.name} if process.peak_bytes else {}
     )
+    facts = {name: getattr(variant, name) for name in VariantFacts.__struct_fields__}
     return Record(
         case=case,
         outcome=outcome,  # type: ignore[arg-type]  # one of them
@@ -133,10 +134,8 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
         num_steps=process.num_steps,
         rank=UNSET if process.rank is None else process.rank,
         phases=process.phases,
-        script=_part(process, ProcessFacts),
-        variant=msgspec.structs.replace(
-            _part(variant, VariantFacts), words={name: hide(text) for name, text in words.items()}
-        ),
+        script=ProcessFacts(**{name: getattr(process, name) for name in ProcessFacts.__struct_fields__}),
+        variant=VariantFacts(**{**facts, "words": {name: hide(text) for name, text in words.items()}}),
     )
 
 
@@ -154,11 +153,6 @@ def _process(record: Record) -> Process:
         module=str(record.case.model) if is_named else "",
         phases=record.phases or (),
     )
-
-
-def _part(whole: msgspec.Struct, kind: type[Any]) -> Any:
-    """Return the fields that a struct has from its base."""
-    return kind(**{name: getattr(whole, name) for name in kind.__struct_fields__})
 
 
 # ---- runs compared: their phases in pairs, by strategy, values of -L, rank and phase

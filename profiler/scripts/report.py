@@ -262,7 +262,7 @@ def read_process(
         num_steps=max([row["step"] for row in rows] + [line["steps"] for line in kinds["end"]]),
         steps_are="backward passes" if is_by_hand else "steps",
         shortages=tuple(line["line"] for line in short),
-        shortage_holders=_holders(short[-1]) if short else (),
+        shortage_holders=msgspec.convert(short[-1].get("holders", ()) if short else (), tuple[Holder, ...]),
         growth=msgspec.convert(ended["growth"], tuple[Growth, ...]),
         holders_why=ended["why"],
         reads=tuple(line["line"] for line in kinds["read"]),
@@ -300,15 +300,12 @@ def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
             Phase(
                 name=name, is_first_step=is_first, first_step=several[0]["step"], num=len(several), peak_bytes=peak,
                 live_bytes=live, reserved_bytes=_largest(_most(row)[2] for row in several),
-                line=largest.get("peak_line", largest["line"]), holders=_holders(largest),
+                line=largest.get("peak_line", largest["line"]),
+                holders=msgspec.convert(largest.get("holders", ()), tuple[Holder, ...]),
             )
         )  # fmt: skip
     return sorted(found, key=lambda phase: (phase.name in ORDER[6:], phase.name in IN_STEPS and not phase.is_first_step,
                                             ORDER.index(phase.name)))  # fmt: skip
-
-
-def _holders(row: dict[str, Any]) -> tuple[Holder, ...]:
-    return msgspec.convert(row.get("holders", ()), tuple[Holder, ...])
 
 
 def _most(row: dict[str, Any]) -> tuple[int | None, int | None, int | None]:

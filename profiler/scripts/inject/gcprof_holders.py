@@ -54,10 +54,6 @@ class Counters:
         found: Stats = self._replaced.get(read, (getattr(torch._C, read),))[0](device)
         return found
 
-    def allocated(self, device: int) -> int:
-        """Return how many allocations there have been on a device."""
-        return int(self.stats(device)["allocation"]["all"]["allocated"])
-
     def begin(self) -> None:
         """Hide what is reset from now on."""
         self._is_ended = False
@@ -153,22 +149,19 @@ class Holders:
         interface: Any = torch._C
         for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):
             if hasattr(interface, name):
-                setattr(interface, name, self._handing_over(getattr(interface, name)))
+                setattr(interface, name, partial(self._hand_over, getattr(interface, name)))
         if hasattr(interface, "_cuda_isHistoryEnabled"):
             enabled = interface._cuda_isHistoryEnabled
             interface._cuda_isHistoryEnabled = lambda: self._is_theirs and enabled()
         torch.cuda._lazy_call(self._begin)
 
-    def _handing_over(self, record: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*words: Any, **keywords: Any) -> Any:
-            if not self._is_ours and not self._is_theirs:
-                self._is_theirs, self.why = True, OWN
-                if self._is_on:
-                    self._is_on = False
-                    self._record(None)
-            return record(*words, **keywords)
-
-        return call
+    def _hand_over(self, record: Callable[..., Any], *words: Any, **keywords: Any) -> Any:
+        if not self._is_ours and not self._is_theirs:
+            self._is_theirs, self.why = True, OWN
+            if self._is_on:
+                self._is_on = False
+                self._record(None)
+        return record(*words, **keywords)
 
     # ---- what the watch tells
 
@@ -185,8 +178,10 @@ class Holders:
             for block in filter(None, map(live.get, _addresses(tensor))):
                 if block.category is None and block.phase not in ("forward", "backward"):
                     block.category = "inputs"
-        nums = (counters.allocated(device) - one.num_allocations for device, one in self.devices.items())
-        if any(num > LOOK_AFTER for num in nums):
+        nums = (
+            (counters.stats(device)["allocation"]["all"], one.num_allocations) for device, one in self.devices.items()
+        )
+        if any(now["allocated"] - before > LOOK_AFTER for now, before in nums):
             self.read(phase, line)
 
     def ended(self, phase: str, step: int, line: str, devices: Mapping[int, tuple[int, int, int]]) -> dict[str, Any]:
@@ -256,7 +251,7 @@ class Holders:
                     one = self.devices.setdefault(device, _OneDevice())
                     segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
                     self._read_one(one, entries, segments, known, phase, line)
-                    one.num_allocations = counters.allocated(device)
+                    one.num_allocations = counters.stats(device)["allocation"]["all"]["allocated"]
         except Exception as error:  # noqa: BLE001  it is within the script
             self._is_on, self.why = False, f"not known: {type(error).__name__}: {error}"
             self._record(None)

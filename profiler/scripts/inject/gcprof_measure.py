@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -174,45 +174,40 @@ class HostWatch(MeasuredWatch):
         return self._prepare(*words, **keywords)
 
     def _finish(self) -> None:
+        """Write of each phase its peak and what is live at its end, in bytes, by allocations and releases in time.
+
+        Shared memory, as of a DataLoader's workers, is among them. Sources: c10/core/CPUAllocator.cpp,
+        ATen/MapAllocator.cpp.
+        """
         if self.profile is None:
             return
         self._tell()
         profile, self.profile = self.profile, None
         profile.__exit__(None, None, None)
-        peaks = _spans(profile.kineto_results.experimental_event_tree())
-        for row, (peak, live) in zip(self.passes, peaks, strict=False):
-            _write({**row, "devices": {"cpu": (peak, live, None)}})
+        found, events = [], list(profile.kineto_results.experimental_event_tree())
+        while events:
+            event = events.pop()
+            events += event.children
+            if event.name in (MARK, ASIDE):
+                found.append((event.start_time_ns, event.name, 0))
+            elif event.name == "[memory]" and event.extra_fields.device.type == "cpu":
+                found.append((event.start_time_ns, "", event.extra_fields.alloc_size))
+        spans, live, peak, is_aside = [], 0, 0, False
+        for _, name, size in sorted(found, key=lambda item: item[0]):
+            if name == MARK:
+                spans.append((peak, live, None))
+                peak = live
+            elif name == ASIDE:
+                is_aside = not is_aside
+            else:
+                live += size
+                peak = peak if is_aside else max(peak, live)
+        for row, span in zip(self.passes, spans, strict=False):
+            _write({**row, "devices": {"cpu": span}})
 
     def _tell_last(self) -> None:
         _tell_device()
         self._finish()
-
-
-def _spans(tree: Iterable[Any]) -> list[tuple[int, int]]:
-    """Return of each phase its peak and what is live at its end, in bytes, by allocations and releases in time.
-
-    Shared memory, as of a DataLoader's workers, is among them. Sources: c10/core/CPUAllocator.cpp,
-    ATen/MapAllocator.cpp.
-    """
-    found, events = [], list(tree)
-    while events:
-        event = events.pop()
-        events += event.children
-        if event.name in (MARK, ASIDE):
-            found.append((event.start_time_ns, event.name, 0))
-        elif event.name == "[memory]" and event.extra_fields.device.type == "cpu":
-            found.append((event.start_time_ns, "", event.extra_fields.alloc_size))
-    spans, live, peak, is_aside = [], 0, 0, False
-    for _, name, size in sorted(found, key=lambda item: item[0]):
-        if name == MARK:
-            spans.append((peak, live))
-            peak = live
-        elif name == ASIDE:
-            is_aside = not is_aside
-        else:
-            live += size
-            peak = peak if is_aside else max(peak, live)
-    return spans
 
 
 class Clock(Watch):

@@ -33,10 +33,7 @@ _kept: list[torch.library.Library] = []
 
 
 def begin(note: Callable[[str], None]) -> None:
-    """Hide cuDNN from recurrent modules and the CTC loss, and have decompositions of CUDA matrices run on the CPU.
-
-    Libraries that do not load for lack of a CUDA function are noted: whoever loads them may catch that and go on.
-    """
+    """Hide cuDNN from recurrent modules and the CTC loss, and have decompositions of CUDA matrices run on the CPU."""
     kinds: tuple[Any, ...] = (nn.RNN, nn.LSTM, nn.GRU)
     for kind in kinds:
         kind.forward = _without_cudnn(kind.forward, note, RECURRENT)
@@ -53,9 +50,6 @@ def begin(note: Callable[[str], None]) -> None:
             for overload in packet.overloads() if packet else ():
                 decompose = partial(_decompose, note, packet.default, getattr(packet, overload)._schema)
                 library.impl(name if overload == "default" else f"{name}.{overload}", decompose, "CUDA")
-    ctypes.CDLL.__init__ = _noting(ctypes.CDLL.__init__, note)  # type: ignore[method-assign]
-    create = ExtensionFileLoader.create_module
-    ExtensionFileLoader.create_module = _noting(create, note)  # type: ignore[method-assign]
 
 
 def _without_cudnn(plain: Callable[..., Any], note: Callable[[str], None], text: str) -> Callable[..., Any]:
@@ -110,15 +104,23 @@ def _decompose(
     return tuple(outs) if len(outs) > 1 else outs[0]
 
 
-def _noting(plain: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
-    @wraps(plain)
-    def load(*arguments: Any, **keywords: Any) -> Any:
-        try:
-            return plain(*arguments, **keywords)
-        except (OSError, ImportError) as error:
-            if missing := MISSING.search(str(error)):
-                library = os.path.basename(str(error).partition(":")[0])
-                note(f"{library} does not load: it needs {missing[1]}, which the hollow GPU's libraries do not have")
-            raise
+def tell_missing(note: Callable[[str], None]) -> None:
+    """Note libraries that do not load for lack of a CUDA function: whoever loads them may catch that and go on."""
 
-    return load
+    def told(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(plain)
+        def load(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                return plain(*arguments, **keywords)
+            except (OSError, ImportError) as error:
+                if missing := MISSING.search(str(error)):
+                    library = os.path.basename(str(error).partition(":")[0])
+                    note(
+                        f"{library} does not load: it needs {missing[1]}, which the hollow GPU's libraries do not have"
+                    )
+                raise
+
+        return load
+
+    ctypes.CDLL.__init__ = told(ctypes.CDLL.__init__)  # type: ignore[method-assign]
+    ExtensionFileLoader.create_module = told(ExtensionFileLoader.create_module)  # type: ignore[method-assign]

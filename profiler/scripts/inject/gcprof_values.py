@@ -294,7 +294,14 @@ class Work:
     def stepped(self, step: int) -> None:
         """Begin or end to count, right after a step of the main optimizer."""
         if self._is_on:
-            self._tell()
+            dynamo = sys.modules.get("torch._dynamo.utils")
+            is_compiled = bool(dynamo and dynamo.counters["stats"]["unique_graphs"])
+            why = COMPILED if is_compiled else REPLAYED if self._num_replays else None
+            if self._to_host:
+                why = TO_HOST.format(f"{self._to_host / 2**20:.0f} MiB")
+            calls = [[*call, num] for call, num in self._calls.items()]
+            self._write({"kind": "work", "why": why, "calls": [] if why else calls})
+            self._calls.clear()
         self._is_on = step == STEP - 1
 
     def replayed(self) -> None:
@@ -319,13 +326,3 @@ class Work:
         flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
         self._calls[str(func.overloadpacket), kind, flops, nbytes] += 1
-
-    def _tell(self) -> None:
-        dynamo = sys.modules.get("torch._dynamo.utils")
-        is_compiled = bool(dynamo and dynamo.counters["stats"]["unique_graphs"])
-        why = COMPILED if is_compiled else REPLAYED if self._num_replays else None
-        if self._to_host:
-            why = TO_HOST.format(f"{self._to_host / 2**20:.0f} MiB")
-        calls = [[*call, num] for call, num in self._calls.items()]
-        self._write({"kind": "work", "why": why, "calls": [] if why else calls})
-        self._calls.clear()

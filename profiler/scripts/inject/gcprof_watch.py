@@ -68,7 +68,9 @@ def begin(why: str | None) -> None:
         watch.values.begin()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
-    import_module("gcprof_replaced").begin(note)
+    replaced: Any = import_module("gcprof_replaced")
+    replaced.begin(note)
+    replaced.tell_missing(note)
     if {"RANK", "LOCAL_RANK"} & set(os.environ):
         _write({"kind": "begun"})  # others wait for this process, whether it comes to use a GPU or not
 
