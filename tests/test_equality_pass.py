@@ -12,7 +12,7 @@ from profiler.core.record import Equality, judge
 from profiler.measuring import equality_pass, meters
 from profiler.measuring.meters import equality, wrong_gradients
 from profiler.measuring.ranks import Group
-from profiler.training.workload import Workload, batch_counts, batch_statistics
+from profiler.training.workload import Workload, batch_statistics
 from tests import make
 
 EQUAL = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True)
@@ -137,7 +137,8 @@ def test_buffers_are_compared_and_a_norms_count_says_nothing_of_how_much_they_di
     found = equality.compare(norms(1.0, 4.0), norms(*other))
 
     assert (found.buffers_equal, found.buffers_difference, found.differing_buffers) == (False, difference, names)
-    assert batch_counts(nn.Sequential(nn.BatchNorm1d(2))) == {"0.num_batches_tracked"}
+    counts = batch_statistics(nn.Sequential(nn.BatchNorm1d(2)), of=("num_batches_tracked",))
+    assert counts == {"0.num_batches_tracked"}
     assert batch_statistics(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2, affine=False))) == {
         f"{place}.{name}" for place in (1, 2) for name in ("running_mean", "running_var", "num_batches_tracked")
     }

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from profiler.core.safe_files import hide
 from profiler.core.schedule import Shard
 from profiler.engines.local import Local, informed, lost
 from profiler.runs import runs, store
-from profiler.runs.store import Manifest, Writer
+from profiler.runs.store import Writer
 
 GENERAL = ("name", "mem_gb", "cpus_per_task")  # options of submitit for any cluster, besides those of `connect`
 OURS = ("slurm_nodes", "slurm_ntasks_per_node", "slurm_tasks_per_node")  # a job is one process on one node
@@ -287,7 +287,16 @@ class Work:
         try:
             run = store.load(self.shard)
             with Local(stage_seconds=self.stage_seconds, logs=self.shard / "logs") as engine:
-                self._refuse_other(run.manifest, engine.survey())
+                devices, cases = engine.survey(), [trial.case for trial in run.manifest.plan]
+                for device in dict.fromkeys(case.device for case in cases if not case.is_predicted):
+                    if device not in devices:
+                        raise UserError(f"this node has no '{device}': torch sees {', '.join(devices)}")
+                    agreed = _agreed(self.shard.parents[1] / "jobs", device, devices[device])
+                    first = msgspec.structs.replace(run.manifest, environment=agreed)
+                    sources = store.code_digests(cases)
+                    if changes := store.changes(first, environment=devices[device], sources=sources):
+                        hint = "ask for one kind of node, as constraint=NAME does"
+                        raise UserError(f"this node is not as the first of the run: {'; '.join(changes)}", hint=hint)
                 plan = [
                     msgspec.structs.replace(trial, data_directory=self.data_directory) for trial in run.manifest.plan
                 ]
@@ -295,18 +304,6 @@ class Work:
                     writer.append(record)
         finally:
             writer.close()
-
-    def _refuse_other(self, manifest: Manifest, devices: Mapping[str, Environment]) -> None:
-        cases = [trial.case for trial in manifest.plan]
-        for device in dict.fromkeys(case.device for case in cases if not case.is_predicted):
-            if device not in devices:
-                raise UserError(f"this node has no '{device}': torch sees {', '.join(devices)}")
-            agreed = _agreed(self.shard.parents[1] / "jobs", device, devices[device])
-            first = msgspec.structs.replace(manifest, environment=agreed)
-            changes = store.changes(first, environment=devices[device], sources=store.code_digests(cases))
-            if changes:
-                hint = "ask for one kind of node, as constraint=NAME does"
-                raise UserError(f"this node is not as the first of the run: {'; '.join(changes)}", hint=hint)
 
     def checkpoint(self) -> Any:
         """Return what is submitted again when the time of a job is up; submitit calls the method by this name."""

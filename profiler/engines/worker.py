@@ -50,7 +50,6 @@ from profiler.training import assemble
 from profiler.training.known_values import ZEROS
 from profiler.training.own_checkpoints import HAS_OWN
 
-OF_HOST = ("can't allocate memory",)  # c10/core/impl/alloc_cpu.cpp
 OF_DEVICE = (  # besides torch.OutOfMemoryError
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -452,7 +451,7 @@ def shortage(error: BaseException) -> Shortage | None:
     if isinstance(error, torch.OutOfMemoryError) or says(OF_DEVICE):
         asked_bytes, free_bytes = size(f"[Tt]ried to allocate {SIZE}"), size(f"of which {SIZE} is free")
         return Shortage(of="device", asked_bytes=asked_bytes, free_bytes=free_bytes)
-    if isinstance(error, MemoryError) or says(OF_HOST):
+    if isinstance(error, MemoryError) or says(("can't allocate memory",)):  # c10/core/impl/alloc_cpu.cpp
         return Shortage(of="host", asked_bytes=size(f"tried to allocate {SIZE}"), free_bytes=available_bytes())
     return None
 

@@ -154,8 +154,8 @@ class _Comparison:
             result = verify_averaging(
                 result,
                 lambda: self._gradients(case),
-                lambda rank: lambda: self._alone(rank),
-                lambda rank: lambda: self._alone(rank, nudge=True),
+                lambda rank: lambda: self._run(self._bench.build_unwatched(case, rank=rank)),
+                lambda rank: lambda: self._run(self._bench.build_unwatched(case, rank=rank), nudge=True),
                 self._group,
                 attempt=lambda run: self._bench.extra(what, run, is_local=True),
             )
@@ -291,10 +291,6 @@ class _Comparison:
             other_kernels=lambda: applied.changes_kernels or applied.rounds or num_compiled() > before,
             group=self._group,
         )
-
-    def _alone(self, rank: int, *, nudge: bool = False) -> Ran:
-        """Run the step of one process with the batch of a rank."""
-        return self._run(self._bench.build_unwatched(self._case, rank=rank), nudge=nudge)
 
     def _gradients(self, case: Case, *, nudge: bool = False) -> Ran:
         forget()

@@ -23,6 +23,7 @@ from profiler.training.optimizers import wrapped
 aten = torch.ops.aten
 plain_dropout, plain_attention = F.dropout, F.scaled_dot_product_attention
 KEY = "AutocastCPU"
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 IN_FLOAT = (
@@ -167,7 +168,7 @@ def _kernels() -> dict[str, Any]:
 def _in(operator: Any, choose: Callable[[Any], torch.dtype]) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = choose((args, kwargs))
-        with _without_autocast():
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
             return operator(*cast(args, dtype), **cast(kwargs, dtype))
 
     return kernel
@@ -183,7 +184,7 @@ def _to_float(operator: Any, fused: Any) -> Kernel:
 
     def kernel(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         chosen = args[place - 1] if len(args) >= place else kwargs.get("dtype")
-        with _without_autocast():
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
             if first.dtype not in FLOATS or chosen is not None:
                 return operator(first, *args, **kwargs)
             if fused and first.dtype == torch.float16:
@@ -204,7 +205,3 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
 def _operator(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-
-def _without_autocast() -> Any:
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))

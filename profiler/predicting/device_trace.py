@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -23,7 +23,6 @@ from profiler.core.trace_data import (
     GRANULE,
     TAKEN_BACK,
     WORKSPACES,
-    Allocation,
     Block,
     BlockChoices,
     Followed,
@@ -176,23 +175,21 @@ class DeviceTracer(StepTracer):
             made_by = self.ran[life.born - 1].made_by if life.born and not life.line else 0
             if made_by:
                 life.line = next((made.line for made in self.blocks.made[made_by] if made.line), "")
-        trace = super().trace(before, after, dropped, of_call=of_call)
-        return msgspec.structs.replace(trace, operators=tuple(self._with_hidden(trace.allocations)))
-
-    def _with_hidden(self, allocations: Sequence[Allocation]) -> Iterator[Operator]:
-        """Yield the operators with what they took besides, by the allocator's own peak in each."""
-        held = summed(((one.nbytes, one.born, one.died) for one in allocations), len(self.ran))
-        asked = summed(((one.nbytes - one.unsplit, one.born, one.died) for one in allocations), len(self.ran))
+        trace, operators = super().trace(before, after, dropped, of_call=of_call), list[Operator]()
+        held = summed(((one.nbytes, one.born, one.died) for one in trace.allocations), len(self.ran))
+        asked = summed(((one.nbytes - one.unsplit, one.born, one.died) for one in trace.allocations), len(self.ran))
         for number, (operator, ran) in enumerate(zip(self.operators, self.ran, strict=True), start=1):
-            hidden = ran.peak_bytes - held[number]
+            hidden = ran.peak_bytes - held[number]  # what it took besides, by the allocator's own peak in it
             name = operator.name.rpartition("aten.")[2].partition(".")[0]
             grows = name not in WORKING and "convolution" not in name  # how a library's workspace grows is not known
-            yield msgspec.structs.replace(
+            own = msgspec.structs.replace(
                 operator,
                 hidden_bytes=hidden,
                 unsplit=hidden - (self.blocks.asked_peaks[number] - asked[number]),
                 batch_bytes=hidden // 2 // GRANULE * GRANULE if grows else 0,
             )
+            operators.append(own)
+        return msgspec.structs.replace(trace, operators=tuple(operators))
 
 
 def snapshot(device: int | None = None) -> dict[str, Any]:

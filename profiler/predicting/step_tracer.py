@@ -230,33 +230,6 @@ class StepTracer(TorchDispatchMode):
                 raise Unsupported(f"{OWN_HOOKS}; {self.saved_elsewhere} for each strategy")
             return enter(hooks)
 
-        with ExitStack() as stack:
-            for parameter in self._trained:
-                stack.enter_context(parameter.register_post_accumulate_grad_hook(arrive))
-            if self._with_modules:
-                stack.enter_context(type(self).patched(nn.Module, __call__=self._calling()))
-            if self._with_saves:
-                stack.enter_context(saved_tensors_hooks(pack, unpack))
-                stack.enter_context(replaced(saved_tensors_hooks, __enter__=entered))
-            yield
-
-    def place(self, number: int) -> tuple[str, str, int]:
-        """Return the phase, the module, and the operator whose backward it is, of the operator of this number."""
-        node: Any = torch._C._current_autograd_node() if self.phase == "backward" else None
-        task = torch._C._current_graph_task_id() if self.phase == "backward" else -1
-        is_recompute = task != -1 and torch.is_grad_enabled()
-        self._task = task if self._task is None and task != -1 else self._task
-        if self.phase == "forward" or is_recompute:
-            made = threading.get_ident(), torch._C._autograd._get_sequence_nr() - 1  # each thread has its own numbers
-            self._made.setdefault(made, (self._stack[-1], number))
-            return "recompute" if is_recompute else self.phase, self._stack[-1], 0
-        variable = getattr(node, "variable", None)  # of AccumulateGrad
-        if node is None or variable is not None:
-            return self.phase, self._owners.get(id(variable), ""), 0
-        thread = self._home if task == self._task else threading.get_ident()  # a backward within a recompute
-        return self.phase, *self._made.get((thread, node._sequence_nr()), ("", 0))
-
-    def _calling(self) -> Callable[..., Any]:
         call: Callable[..., Any] = nn.Module.__call__
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -278,7 +251,31 @@ class StepTracer(TorchDispatchMode):
                 self.calls.append(Call(name or "", before, len(self.operators), saves, given, made))
             return out
 
-        return called
+        with ExitStack() as stack:
+            for parameter in self._trained:
+                stack.enter_context(parameter.register_post_accumulate_grad_hook(arrive))
+            if self._with_modules:
+                stack.enter_context(type(self).patched(nn.Module, __call__=called))
+            if self._with_saves:
+                stack.enter_context(saved_tensors_hooks(pack, unpack))
+                stack.enter_context(replaced(saved_tensors_hooks, __enter__=entered))
+            yield
+
+    def place(self, number: int) -> tuple[str, str, int]:
+        """Return the phase, the module, and the operator whose backward it is, of the operator of this number."""
+        node: Any = torch._C._current_autograd_node() if self.phase == "backward" else None
+        task = torch._C._current_graph_task_id() if self.phase == "backward" else -1
+        is_recompute = task != -1 and torch.is_grad_enabled()
+        self._task = task if self._task is None and task != -1 else self._task
+        if self.phase == "forward" or is_recompute:
+            made = threading.get_ident(), torch._C._autograd._get_sequence_nr() - 1  # each thread has its own numbers
+            self._made.setdefault(made, (self._stack[-1], number))
+            return "recompute" if is_recompute else self.phase, self._stack[-1], 0
+        variable = getattr(node, "variable", None)  # of AccumulateGrad
+        if node is None or variable is not None:
+            return self.phase, self._owners.get(id(variable), ""), 0
+        thread = self._home if task == self._task else threading.get_ident()  # a backward within a recompute
+        return self.phase, *self._made.get((thread, node._sequence_nr()), ("", 0))
 
 
 def are_known(hooks: Any) -> bool:

@@ -94,11 +94,6 @@ def drop_gradients(workload: Workload) -> None:
         leaf.grad = None
 
 
-def batch_counts(module: nn.Module) -> frozenset[str]:
-    """Return the names of the batch counts (`num_batches_tracked`) of PyTorch's own norms."""
-    return batch_statistics(module, of=("num_batches_tracked",))
-
-
 def batch_statistics(
     module: nn.Module, *, of: Collection[str] = ("running_mean", "running_var", "num_batches_tracked")
 ) -> frozenset[str]:

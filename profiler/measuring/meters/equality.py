@@ -24,7 +24,7 @@ from profiler.measuring.meters import (
 )
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import kept_state
-from profiler.training.workload import Mark, Workload, batch_counts, local, trained
+from profiler.training.workload import Mark, Workload, batch_statistics, local, trained
 from profiler.training.workload import compared as compared_leaves
 
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
@@ -291,7 +291,7 @@ def _results(ran: Ran) -> Results:
         loss=copied(ran.loss),
         gradients=gradients_of(ran.workload),
         buffers=buffers_of(ran.workload.module),
-        counts=batch_counts(ran.workload.module),
+        counts=batch_statistics(ran.workload.module, of=("num_batches_tracked",)),
         random_states=kept_state.random_states(ran.workload, ran.loss.device),
         moved=ran.moved,
         device=ran.loss.device,

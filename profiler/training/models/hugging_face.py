@@ -66,7 +66,17 @@ def build(
         raise Unsupported(f"hf:{name} has {no_head}")
     if hasattr(settings, "image_size") and size.isdigit():
         settings.image_size = int(size)
-    _mend(settings, chosen)
+    settings.use_cache = False  # of keys and values: whole sequences train
+    text = settings.get_text_config()
+    if chosen == "seq2seq" and getattr(settings, "decoder_start_token_id", None) is None:
+        settings.decoder_start_token_id = getattr(text, "pad_token_id", None)
+    vocabulary = getattr(text, "vocab_size", None)
+    if chosen == "classification" and getattr(text, "pad_token_id", None) is None:
+        text.pad_token_id = 0  # else it is not known where a sequence ends
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        token = getattr(text, key, None)
+        if vocabulary is not None and isinstance(token, int) and token >= vocabulary:
+            setattr(text, key, vocabulary - 1)
     kind: Any = getattr(modeling_auto, HEADS[chosen])[type(settings)]
     module: nn.Module = (kind[0] if isinstance(kind, tuple) else kind)(settings)
     inputs = batch(settings, chosen, batch_size, sequence=sequence, size=size)
@@ -93,21 +103,6 @@ def _settings(name: str, config: dict[str, Any]) -> Any:
 def _nearest(word: str, words: Iterable[str]) -> str:
     near = similar(word, list(words))
     return f"; the nearest is '{near[0]}'" if near else ""
-
-
-def _mend(settings: Any, head: str) -> None:
-    """Adapt a config to training on whole sequences: no cache, and special tokens within the vocabulary."""
-    settings.use_cache = False
-    text = settings.get_text_config()
-    if head == "seq2seq" and getattr(settings, "decoder_start_token_id", None) is None:
-        settings.decoder_start_token_id = getattr(text, "pad_token_id", None)
-    vocabulary = getattr(text, "vocab_size", None)
-    if head == "classification" and getattr(text, "pad_token_id", None) is None:
-        text.pad_token_id = 0  # else it is not known where a sequence ends
-    for key in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-        token = getattr(text, key, None)
-        if vocabulary is not None and isinstance(token, int) and token >= vocabulary:
-            setattr(text, key, vocabulary - 1)
 
 
 def _own_loss(module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
