@@ -51,6 +51,7 @@ from profiler.predicting.step_tracer import (
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.known_values import NOT_REAL, ZEROS, ValueReads
 from profiler.training.observed_forward import Seen, remembering
+from profiler.training.optimizers import hooks_of
 from profiler.training.workload import Step, dense_parts, drop_gradients, rounded, uncollected
 
 COMPILED = "compiled code"  # what allocates without a call that a dispatch mode sees
@@ -340,7 +341,9 @@ def trace_case(
     workspaces = {block.address: (WORKSPACES, "") for block in in_use if block.address not in left}
     trace = tracer.trace(workspaces | before, after, dropped)
     if max(live(trace)) != peak_bytes:  # a third step may find the allocator's free blocks elsewhere than a second
-        del built, workload, optimizer, step, tracer, dropped, before, after  # all hold the first model
+        for parameter in workload.module.parameters():
+            hooks_of(parameter).clear()  # which may hold the optimizer that steps in the backward, and so the model
+        del built, workload, optimizer, step, tracer, dropped, before, after, parameter  # all hold the first model
         open_device(case.device).release()
         built, _, step = _settled(make, seen, ValueReads())
         peak_bytes = _plain_peak(built, step)
