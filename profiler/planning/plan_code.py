@@ -315,7 +315,8 @@ def _functions(way: Way) -> str:
         installed = next((name for name in LIBRARIES if find_spec(name)), "torchao")
         parts.append(EIGHT_BIT.substitute(library=LIBRARIES[installed]))
     if alone := [name for name in chosen if name in IN_BUCKETS]:
-        calls.insert(chosen.index(alone[0]), "optimizer = Buckets(optimizer)")
+        mib = way.options("in-backward").get("mib") if "in-backward" in alone else None
+        calls.insert(chosen.index(alone[0]), f"optimizer = Buckets(optimizer{f', {mib} << 20' if mib else ''})")
         parts.append(measured("optimizers.py", "Buckets", *(IN_BUCKETS[name] for name in alone)))
     plan = ""
     if "chunk-loss" in way.names:

@@ -280,7 +280,8 @@ class _InBackward:
     changes the optimizer's options between a backward and its step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mib: int = 25) -> None:
+        self._most = mib << 20
         # by parameter: its optimizer, the number of its group, its bucket, and those of that whose gradients are there
         self._places: Any = WeakIdKeyDictionary()
         self._stepped: Any = WeakIdKeyDictionary()  # by parameter that has stepped in this backward: with which options
@@ -300,7 +301,8 @@ class _InBackward:
             if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
                 raise Unsupported(f"its {type(optimizer).__name__} may not step with each parameter by itself")
             for number, group in enumerate(optimizer.param_groups):
-                for bucket in in_buckets(one for one in group["params"] if id(one) in own and one.requires_grad):
+                trained = [one for one in group["params"] if id(one) in own and one.requires_grad]
+                for bucket in in_buckets(trained, self._most):
                     place = weakref.ref(optimizer), number, [weakref.ref(one) for one in bucket], set[int]()
                     for parameter in bucket:
                         self._places[parameter] = place

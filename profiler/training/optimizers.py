@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from profiler.core.case import Case
+from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported, similar
 from profiler.core.record import Applied, Note
 from profiler.training.kept_state import contents
@@ -227,11 +228,11 @@ def bf16_state(workload: Workload, case: Case) -> tuple[Workload, Applied]:
     return _changed(workload, change, text="the optimizer's state is bfloat16: its updates differ from those of `none`")
 
 
-def in_backward(workload: Workload, case: Case) -> tuple[Workload, Applied]:
-    """Steps with 25 MiB of parameters, or a larger one, as soon as their gradients are there, which are freed at once.
+def in_backward(workload: Workload, case: Case, *, mib: Count = 25) -> tuple[Workload, Applied]:
+    """Steps with so many MiB of parameters, or a larger one, as soon as their gradients are there, and frees these.
 
-    Raises Unsupported where a parameter's gradient is not there at once: with accumulation, with a gradient scaler and
-    on several ranks.
+    Fewer at once take less memory, and more of the host's time. Raises Unsupported where a parameter's gradient is not
+    there at once: with accumulation, with a gradient scaler and on several ranks.
     """
     given = {
         "--accumulate": case.accumulate > 1,
@@ -243,7 +244,7 @@ def in_backward(workload: Workload, case: Case) -> tuple[Workload, Applied]:
         raise Unsupported(f"in-backward steps before gradients are complete: leave {named[0]} out")
 
     def change(optimizer: Optimizer) -> Optimizer:
-        made, stepped = _in_buckets(optimizer), set[nn.Parameter]()
+        made, stepped = _in_buckets(optimizer, mib << 20), set[nn.Parameter]()
 
         def once(weight: Any) -> None:
             if weight in stepped:
@@ -265,13 +266,15 @@ def in_backward(workload: Workload, case: Case) -> tuple[Workload, Applied]:
 class Buckets(Optimizer):
     """An optimizer of the same kind for each bucket of parameters; their groups are its own, as schedulers need."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, most: int = 25 << 20) -> None:
+        """A bucket has at most so many bytes, or one parameter."""
         kind: Any = type(optimizer)
+        self.most = most
         taken = {"lr", "initial_accumulator_value"} & optimizer.defaults.keys()  # the latter is of no group: Adagrad
         make = partial(kind, **{name: optimizer.defaults[name] for name in taken})
         trained = [(group, [one for one in group["params"] if one.requires_grad]) for group in optimizer.param_groups]
         self.parts: list[Any] = [
-            make([{**group, "params": bucket}]) for group, weights in trained for bucket in in_buckets(weights)
+            make([{**group, "params": bucket}]) for group, weights in trained for bucket in in_buckets(weights, most)
         ]
         self.arrived: list[set[Any]] = [set() for _ in self.parts]  # parameters whose gradients wait for a step
         super().__init__([weight for _, weights in trained for weight in weights], {})
@@ -302,7 +305,7 @@ class Buckets(Optimizer):
         return loss
 
 
-def in_buckets(weights: Any, most: int = 25 << 20) -> list[list[Any]]:
+def in_buckets(weights: Any, most: int) -> list[list[Any]]:
     """Return the weights in lists of at most so many bytes, as DistributedDataParallel has; a larger one is alone."""
     made: list[list[Any]] = []
     room = 0
@@ -354,9 +357,11 @@ def _changed(
     return msgspec.structs.replace(workload, optimizer_changes=changes), Applied(notes=notes, rounds=True)
 
 
-def _in_buckets(optimizer: Optimizer) -> Buckets:
+def _in_buckets(optimizer: Optimizer, most: int = 25 << 20) -> Buckets:
     """Return an optimizer of the same kind for each bucket of parameters. Raises Unsupported if it needs all."""
     if isinstance(optimizer, Buckets):
+        if optimizer.most != most:
+            raise Unsupported("bf16-state has buckets of 25 MiB: leave in-backward's mib out")
         return optimizer
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported("LBFGS steps with all parameters at once")

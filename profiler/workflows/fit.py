@@ -236,7 +236,7 @@ def searched(
 
 def _asks(row: Row) -> bool:
     """Whether a training that clips or accumulates gradients cannot have it."""
-    return IN_BACKWARD in row.case.label.parts
+    return any(lever.name == IN_BACKWARD for lever in row.case.label.parts)
 
 
 def _chosen(fitting: Sequence[Row]) -> Row | None:

@@ -25,7 +25,18 @@ from profiler.planning.solver import Point
 from profiler.scripts import launch
 from profiler.scripts.report import NOT_MET, Asked, Ended, Variant, phase_text
 from profiler.training import label_of
-from profiler.workflows.fit_search import ALL, EXPANDABLE, FUSED, IN_BACKWARD, LOSS, NO_FOREACH, NONE, PLAN, Levers
+from profiler.workflows.fit_search import (
+    ALL,
+    EACH_IN_BACKWARD,
+    EXPANDABLE,
+    FUSED,
+    IN_BACKWARD,
+    LOSS,
+    NO_FOREACH,
+    NONE,
+    PLAN,
+    Levers,
+)
 from profiler.workflows.plan_fitting import TriedPlan, fastest, written
 from profiler.workflows.planner import ANY, GATE
 from profiler.workflows.stages import context_alone, limit_of
@@ -212,7 +223,8 @@ class _Search:
         if not helps and self._as_it_is(loss):
             self.left_out.pop(LOSS, None)
             yield [loss]
-        yield [(*(loss if self._as_it_is(loss) else kernels), IN_BACKWARD)]
+        for back in (IN_BACKWARD, EACH_IN_BACKWARD):
+            yield [(*(loss if self._as_it_is(loss) else kernels), back)]
 
     def _kernels(self) -> Levers:
         """Return the lever of the optimizer's kernels, if its step alone takes too much."""

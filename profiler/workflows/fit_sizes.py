@@ -24,8 +24,8 @@ from profiler.workflows import SILENT, Screen
 from profiler.workflows.fit import ROUNDS, FitRequest
 from profiler.workflows.fit_search import (
     ALL,
+    EACH_IN_BACKWARD,
     FUSED,
-    IN_BACKWARD,
     LOSS,
     NO_FOREACH,
     NONE,
@@ -135,7 +135,7 @@ class _Ladder:
         for levers in dict.fromkeys([cheap, (*with_consents, *consents)]):
             rungs += self._of_levers(levers, rungs) if levers else ()
         if not any(rung.reach for rung in rungs):
-            rungs += self._of_levers((*loss, *self._applicable(at, IN_BACKWARD)), rungs)
+            rungs += self._of_levers((*loss, *self._applicable(at, EACH_IN_BACKWARD)), rungs)
         return list({rung.label: rung for rung in rungs}.values())  # without its levers a rung may be one of before
 
     def _of_levers(self, levers: Levers, before: Sequence[Rung]) -> Iterator[Rung]:
