@@ -54,7 +54,8 @@ def shifted(module, batch):
 
 
 def classes_first(module, batch):
-    return F.cross_entropy(module(batch[0])[0].transpose(1, 2), batch[1], ignore_index=-1)
+    logits = module(batch[0])[0].to(batch[1].device)
+    return F.cross_entropy(logits.transpose(1, 2), batch[1], ignore_index=-1)
 
 
 def reading(module, batch):

@@ -172,6 +172,22 @@ def test_a_loss_in_parts_of_which_no_target_counts_has_gradients_of_zero_as_the_
     assert _measured(build, "chunk-loss:rows=16").outcome == "ok"
 
 
+def test_a_loss_in_parts_is_a_mean_whose_sum_may_overflow_its_type():
+    head, hidden, labels = torch.nn.Linear(8, 20).half(), torch.randn(40000, 8).half(), torch.randint(20, (40000,))
+    exact = torch.nn.functional.cross_entropy(copy.deepcopy(head).double()(hidden.double()), labels)
+    chunked_loss.put_off(head, ["weight"], chunked_loss.Heads(partial(chunked_loss.by_parts, rows=30000)))
+
+    loss = torch.nn.functional.cross_entropy(head(hidden), labels)
+
+    with torch.no_grad():
+        evaluated = torch.nn.functional.cross_entropy(head(hidden), labels)
+    assert loss.dtype == evaluated.dtype == torch.float16
+    assert [float(loss), float(evaluated)] == pytest.approx([float(exact)] * 2, rel=1e-3)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="one backward"):
+        loss.backward()
+
+
 def test_a_loss_in_parts_computes_no_product_twice():
     def flops(label):
         trial = Trial(case=_case().under(resolved_label(Choice(label))), passes=("flops",))

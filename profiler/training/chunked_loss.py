@@ -157,10 +157,12 @@ def _put_off(own: Any, func: Any, name: str, rest: Any, kwargs: Any) -> Any:
     if name == "cross_entropy":  # the function itself may be replaced, where steps are traced
         return _cross_entropy(own, *rest, **kwargs)
     if name in POINTWISE and all(_is_for_each_row(own, one) for one in (*rest, *kwargs.values())):
-        alike = pytree.tree_map_only(torch.Tensor, partial(torch.empty_like, device="meta"), (rest, kwargs))
+        none = torch.empty(0, own.shape[-1], dtype=own.dtype, device=own.device)
         with torch._C.DisableTorchFunctionSubclass():
-            dtype = func(torch.empty(1, dtype=own.dtype, device="meta"), *alike[0], **alike[1]).dtype
-        return own.like(pointwise=(*own.pointwise, (func, rest, kwargs)), dtype=dtype)
+            made = func(none, *rest, **kwargs)
+        if not isinstance(made, torch.Tensor) or (made.shape, made.device) != (none.shape, none.device):
+            return None
+        return own.like(pointwise=(*own.pointwise, (func, rest, kwargs)), dtype=made.dtype)
     is_transpose = name == "transpose" and own.ndim == 3 and not kwargs
     if is_transpose and {place % 3 for place in rest} == {1, 2}:
         return own.like(classes_first=not own.classes_first)
@@ -197,7 +199,7 @@ def _cross_entropy(  # noqa: PLR0917  as in torch
     reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     """Return the cross entropy, computed in parts; None for kinds of it that need the whole logits."""
-    is_plain = weight is None and size_average is None and reduce is None and not target.is_floating_point()
+    is_plain = weight is None and size_average is None and reduce is None and target.dtype == torch.long
     is_plain = is_plain and own.ndim == target.ndim + 1 == (3 if own.classes_first else 2)
     if not is_plain or reduction == "none":
         return None
@@ -221,14 +223,14 @@ def by_parts(
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves):
         total = _with_gradients(logits, hidden, pairs, how)
     else:
-        total = torch.stack(
-            [F.cross_entropy(logits.of(values), labels, reduction="sum", **how) for values, labels in pairs]
-        ).sum()
-    if reduction == "sum":
-        return total
-    count = (target != how["ignore_index"]).sum()
-    if_none = total.detach() / count  # nan, with gradients of 0, as of a whole loss
-    return torch.where(count > 0, total / count.clamp(min=1), if_none)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        parts = ((logits.of(values).to(wide), labels) for values, labels in pairs)
+        total = torch.stack([F.cross_entropy(*part, reduction="sum", **how) for part in parts]).sum()
+    if reduction != "sum":
+        count = (target != how["ignore_index"]).sum()
+        if_none = total.detach() / count  # nan, with gradients of 0, as of a whole loss
+        total = torch.where(count > 0, total / count.clamp(min=1), if_none)
+    return total if torch.is_autocast_enabled(hidden.device.type) else total.to(logits.dtype)
 
 
 def _with_gradients(logits: Any, hidden: torch.Tensor, pairs: Any, how: Any) -> torch.Tensor:
@@ -263,11 +265,9 @@ def _with_gradients(logits: Any, hidden: torch.Tensor, pairs: Any, how: Any) -> 
         totals.append(total)
         start += len(labels)
         del part, edge, gradient, rest  # before the next part's are made
-    total = torch.stack(totals).sum()
-    total = total if torch.is_autocast_enabled(hidden.device.type) else total.to(logits.dtype)
     made = [(hidden, of_hidden), (weight, of_weight), (bias, of_bias), *zip(leaves, summed, strict=True)]
     inputs, gradients = zip(*(pair for pair in made if pair[1] is not None), strict=True)
-    return _Known.apply(total, [*gradients], *inputs)  # type: ignore[no-any-return]
+    return _Known.apply(torch.stack(totals).sum(), [*gradients], *inputs)  # type: ignore[no-any-return]
 
 
 def _loss(
@@ -332,8 +332,8 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True: a second derivative would lack that of the loss
-            raise RuntimeError("a loss in parts has no second derivative: leave chunk-loss out")
+        if torch.is_grad_enabled() or ctx.gradients is None:  # create_graph=True: it would lack that of the loss
+            raise RuntimeError("a loss in parts has one backward and no second derivative: leave chunk-loss out")
         gradients, ctx.gradients = ctx.gradients, None
         return None, None, *(gradient.mul_(factor) for gradient in gradients)
 
