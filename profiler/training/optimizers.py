@@ -93,8 +93,8 @@ def own_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, Mapping[str, Any]]]:
     """Yield each parameter that has state with that state, once for each optimizer that keeps some."""
-    for part in wrapped(optimizer):
-        yield from part.state.items()
+    for state in {id(part.state): part.state for part in wrapped(optimizer)}.values():  # Buckets share one
+        yield from state.items()
 
 
 def state_by_parameter(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, list[Mapping[str, Any]]]:
@@ -264,7 +264,7 @@ def in_backward(workload: Workload, case: Case, *, mib: Count = 25) -> tuple[Wor
 
 
 class Buckets(Optimizer):
-    """An optimizer of the same kind for each bucket of parameters; their groups are its own, as schedulers need."""
+    """An optimizer of the same kind for each bucket of parameters; their groups and state are its own, as users need."""
 
     def __init__(self, optimizer: Any, most: int = 25 << 20) -> None:
         """A bucket has at most so many bytes, or one parameter."""
@@ -272,27 +272,22 @@ class Buckets(Optimizer):
         self.most = most
         taken = {"lr", "initial_accumulator_value"} & optimizer.defaults.keys()  # the latter is of no group: Adagrad
         make = partial(kind, **{name: optimizer.defaults[name] for name in taken})
-        trained = [(group, [one for one in group["params"] if one.requires_grad]) for group in optimizer.param_groups]
+        groups = [{name: group[name] for name in group if name != "param_names"} for group in optimizer.param_groups]
+        trained = [(group, [one for one in group["params"] if one.requires_grad]) for group in groups]
         self.parts: list[Any] = [
             make([{**group, "params": bucket}]) for group, weights in trained for bucket in in_buckets(weights, most)
         ]
         self.arrived: list[set[Any]] = [set() for _ in self.parts]  # parameters whose gradients wait for a step
-        super().__init__([weight for _, weights in trained for weight in weights], {})
+        super().__init__([weight for _, weights in trained for weight in weights], optimizer.defaults)
         self.param_groups = [group for part in self.parts for group in part.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of all."""
         for part in self.parts:
             self.state.update(part.state)
-        made = super().state_dict()
-        self.state.clear()
-        return made
+            part.state = self.state
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # of a state dict that is loaded
         super().__setstate__(state)
         for group, part in zip(self.param_groups, self.parts, strict=True):
-            part.state.update({weight: self.state.pop(weight) for weight in group["params"] if weight in self.state})
-            part.__setstate__({"state": part.state, "param_groups": [group]})
+            part.__setstate__({"state": self.state, "param_groups": [group]})
 
     def step(self, closure: Any = None) -> Any:
         """Step with the parameters that have a gradient: those that have not stepped in the backward."""
@@ -342,10 +337,11 @@ def with_bf16_state(optimizer: Buckets) -> None:
 
 
 def _cast(dtype: torch.dtype | None, optimizer: Optimizer, *_: Any) -> None:
-    for weight, state in optimizer.state.items():
+    for weight in optimizer.param_groups[0]["params"]:
+        state = optimizer.state.get(weight, {})
         for name, value in state.items():
             is_like = isinstance(value, torch.Tensor) and value.shape == weight.shape and value.is_floating_point()
-            if is_like and name != "step":  # which has the shape of a weight that is a scalar
+            if is_like and value.ndim:  # a scalar is a count
                 state[name] = value.to(dtype or weight.dtype)
 
 
