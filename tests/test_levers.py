@@ -2,11 +2,13 @@
 
 import copy
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 from msgspec import UNSET
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.utils import _pytree as pytree
 
 from profiler.core import catalogue
@@ -275,6 +277,25 @@ def test_a_bucket_steps_once_all_its_gradients_are_there_which_are_freed_then():
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     assert all(map(torch.equal, module.parameters(), plain.parameters()))
     assert torch.equal(unused, torch.ones(2))
+
+
+def test_buckets_are_saved_loaded_and_scheduled_as_one_optimizer_is():
+    """PyTorch's distributed checkpoints step an optimizer that has no state, to make one."""
+    module = torch.nn.Linear(4, 4)
+    stepping = optimizers.Buckets(torch.optim.AdamW(module.named_parameters()), 1)
+    first = copy.deepcopy(stepping.state_dict())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(stepping, 0.1, total_steps=4)
+    module(torch.ones(2, 4)).sum().backward()
+    stepping.step()
+    module.zero_grad()
+    schedule.step()
+
+    saved: Any = get_optimizer_state_dict(module, stepping)["state"]
+
+    assert [float(saved[name]["step"]) for name in ("weight", "bias")] == [1.0, 1.0]
+    assert {group["betas"][0] for group in stepping.param_groups} != {0.9}
+    stepping.load_state_dict(first)
+    assert not stepping.state_dict()["state"]
 
 
 def test_a_weight_in_two_reentrant_checkpoints_is_not_stepped_twice():

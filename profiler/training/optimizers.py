@@ -264,7 +264,7 @@ def in_backward(workload: Workload, case: Case, *, mib: Count = 25) -> tuple[Wor
 
 
 class Buckets(Optimizer):
-    """An optimizer of the same kind for each bucket of parameters; their groups and state are its own, as users need."""
+    """An optimizer of the same kind for each bucket of parameters; their groups and state are its own."""
 
     def __init__(self, optimizer: Any, most: int = 25 << 20) -> None:
         """A bucket has at most so many bytes, or one parameter."""
