@@ -249,6 +249,17 @@ def test_what_cannot_be_done_is_refused_with_the_reason(label, fields, noun):
         _built(step, label, **fields).trainer()
 
 
+@pytest.mark.parametrize(("label", "sizes"), [("in-backward", [6]), ("in-backward:mib=1", [1] * 6)])
+def test_a_bucket_has_so_many_mib_or_one_parameter(label, sizes):
+    module = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(3)))  # weights of 1 MiB
+    loss = lambda module, batch: module(batch).sum()  # noqa: E731
+    build = partial(Workload, module=module, batch=torch.ones(1, 512), loss=loss)
+
+    optimizer, _ = _built(build, label).trainer()
+
+    assert [len(part.param_groups[0]["params"]) for part in optimizer.parts] == sizes
+
+
 @pytest.mark.parametrize("label", ["in-backward", "bf16-state", "no-foreach"])
 def test_an_optimizer_that_clips_before_its_step_is_not_replaced(label):
     def clipping(parameters):

@@ -362,7 +362,7 @@ def _in_buckets(optimizer: Optimizer, most: int = 25 << 20) -> Buckets:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported("LBFGS steps with all parameters at once")
     _like(optimizer)  # raises
-    return Buckets(optimizer)
+    return Buckets(optimizer, most)
 
 
 def _like(optimizer: Optimizer, **options: bool | None) -> Optimizer:
