@@ -296,14 +296,15 @@ def test_no_lever_is_tried_where_cuda_itself_takes_the_memory():
     assert finder.left_out == {"all levers": "CUDA itself takes 50.0 MiB: see --context"}
 
 
-def test_a_plan_is_also_run_with_fused_kernels_which_are_faster_where_they_save_nothing():
-    finder, _ = search({"all": 60, "none+in-backward": 90, "all+in-backward": 55}, limit=50, default=100)
+@pytest.mark.parametrize("back", ["in-backward", "in-backward:mib=1"])
+def test_a_plan_is_also_run_with_fused_kernels_which_are_faster_where_they_save_nothing(back):
+    finder, _ = search({"all": 60, f"none+{back}": 90, f"all+{back}": 55}, limit=50, default=100)
     finder.ways(())
     plan = PlanFile(plan="1 [2] 3", segments=(), fingerprint={})
 
-    (fused,) = finder.further([Way(label=Choice("plan+in-backward"), plan=plan, added_seconds=1.0)])
+    (fused,) = finder.further([Way(label=Choice(f"plan+{back}"), plan=plan, added_seconds=1.0)])
 
-    assert (str(fused.label), fused.plan, fused.added_seconds) == ("plan+fused+in-backward", plan, 1.0)
+    assert (str(fused.label), fused.plan, fused.added_seconds) == (f"plan+fused+{back}", plan, 1.0)
 
 
 @pytest.mark.parametrize(("output_bytes", "is_enough"), [(MIB // 2, False), (2 * MIB, True)])

@@ -144,8 +144,9 @@ class Search:
         Returns those of them that fit and cost nothing but the optimizer's kernels; and each plan with fused ones too.
         """
         _, *taken = found[0].label.parts
-        more = [FUSED, *(() if any(lever.name == "micro-batches" for lever in taken) else (IN_BACKWARD,)), OFFLOAD]
-        added = [_ordered((*taken, lever)) for lever in more if lever not in (*taken, *self._refused)]
+        names = {lever.name for lever in taken}
+        more = [FUSED, *(() if "micro-batches" in names else (IN_BACKWARD,)), OFFLOAD]
+        added = [_ordered((*taken, lever)) for lever in more if lever.name not in names and lever not in self._refused]
         self.run_all(label_of(ALL, chosen) for chosen in ((*taken,), *added))
         cheap = [label_of(ALL, chosen) for chosen in added if set(chosen) - {*taken} == {FUSED}]
         ways = [Way(label=label) for label in cheap if self._fits(self._run[label])]
