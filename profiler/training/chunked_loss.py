@@ -218,12 +218,12 @@ def by_parts(
     since another would free the last ones some time later.
     """
     logits = logits.like(hidden, classes_first=False)
-    pairs = zip(hidden.split(rows), target.split(rows), strict=True)
     leaves = pytree.tree_leaves((hidden, logits.weight, logits.bias, logits.pointwise))
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves):
-        total = _with_gradients(logits, hidden, pairs, how)
+        total = _with_gradients(logits, hidden, target, rows=rows, **how)
     else:
         wide = torch.promote_types(logits.dtype, torch.float32)
+        pairs = zip(hidden.split(rows), target.split(rows), strict=True)
         parts = ((logits.of(values).to(wide), labels) for values, labels in pairs)
         total = torch.stack([F.cross_entropy(*part, reduction="sum", **how) for part in parts]).sum()
     if reduction != "sum":
@@ -233,11 +233,13 @@ def by_parts(
     return total if torch.is_autocast_enabled(hidden.device.type) else total.to(logits.dtype)
 
 
-def _with_gradients(logits: Any, hidden: torch.Tensor, pairs: Any, how: Any) -> torch.Tensor:
+def _with_gradients(
+    logits: Any, hidden: torch.Tensor, target: torch.Tensor, *, rows: int, ignore_index: int, label_smoothing: float
+) -> torch.Tensor:
     """Return the sum over the parts, whose gradients are known."""
     weight, bias, pointwise = logits.weight, logits.bias, logits.pointwise
     if pointwise and pointwise[-1][0].__name__ in CASTS and logits.dtype == torch.float32:
-        pointwise = pointwise[:-1]  # `_loss` casts
+        pointwise = pointwise[:-1]  # `_likelihood` casts
     trained = [one for one in pytree.tree_leaves(pointwise) if isinstance(one, torch.Tensor)]
     leaves = {one: one.detach().requires_grad_() for one in trained if one.requires_grad}  # without hooks for wholes
     pointwise = pytree.tree_map_only(torch.Tensor, lambda one: leaves.get(one, one), pointwise)
@@ -247,8 +249,10 @@ def _with_gradients(logits: Any, hidden: torch.Tensor, pairs: Any, how: Any) -> 
     of_hidden = torch.empty_like(hidden)
     of_weight = torch.zeros_like(weight) if weight.requires_grad else None
     of_bias = torch.zeros_like(bias) if bias is not None and bias.requires_grad else None
-    summed, totals, start = [torch.zeros_like(one) for one in leaves], [], 0
-    for values, labels in pairs:
+    is_left_out = (target == ignore_index).unsqueeze(1)
+    index = target.unsqueeze(1).masked_fill(is_left_out, 0)
+    summed, likelihoods, start = [torch.zeros_like(one) for one in leaves], [], 0
+    for values, labels, left_out in zip(hidden.split(rows), index.split(rows), is_left_out.split(rows), strict=True):
         part = values.detach().requires_grad_()
         with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # those of others are for the step's
             computed = [low.after(_Product.apply(part, low, of_weight, of_bias))]
@@ -256,39 +260,41 @@ def _with_gradients(logits: Any, hidden: torch.Tensor, pairs: Any, how: Any) -> 
         one_thread = torch.autograd.set_multithreading_enabled(False)
         with torch.autocast(hidden.device.type, enabled=False), one_thread:
             with torch.no_grad():
-                total, gradient = _loss(computed, labels, **how)
+                likelihood, gradient = _likelihood(computed, labels, label_smoothing)
+                gradient.masked_fill_(left_out, 0)
             of_hidden[start : start + len(labels)], *rest = torch.autograd.grad(
                 [edge], [part, *leaves.values()], [gradient]
             )
         for one, more in zip(summed, rest, strict=True):
             one.add_(more)
-        totals.append(total)
+        likelihoods.append(likelihood)
         start += len(labels)
         del part, edge, gradient, rest  # before the next part's are made
     made = [(hidden, of_hidden), (weight, of_weight), (bias, of_bias), *zip(leaves, summed, strict=True)]
     inputs, gradients = zip(*(pair for pair in made if pair[1] is not None), strict=True)
-    return _Known.apply(torch.stack(totals).sum(), [*gradients], *inputs)  # type: ignore[no-any-return]
+    total = -torch.cat(likelihoods).masked_fill(is_left_out, 0).sum()
+    return _Known.apply(total, [*gradients], *inputs)  # type: ignore[no-any-return]
 
 
-def _loss(
-    computed: list[torch.Tensor], target: torch.Tensor, *, ignore_index: int, label_smoothing: float
+def _likelihood(
+    computed: list[torch.Tensor], index: torch.Tensor, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed cross entropy of the logits in the list, which it takes out to free them, and its gradient."""
+    """Return the log-likelihood of each row's label, and the gradient of its negative.
+
+    The logits are taken out of their list, which frees them.
+    """
     values = computed.pop()
     dtype, values = values.dtype, values.to(torch.promote_types(values.dtype, torch.float32))
     values = torch.log_softmax(values, -1)
-    is_left_out = (target == ignore_index).unsqueeze(1)
-    index = target.unsqueeze(1).masked_fill(is_left_out, 0)
-    own = values.gather(1, index)
-    losses, evenly = own * (label_smoothing - 1), label_smoothing / values.shape[1]
-    gradient = torch.empty_like(values, dtype=dtype)
-    if label_smoothing:
-        losses -= evenly * values.sum(1, keepdim=True)
+    own, gradient = values.gather(1, index), torch.empty_like(values, dtype=dtype)
+    change = own.expm1()
+    if smoothing:
+        evenly = smoothing / values.shape[1]
+        own, change = own * (1 - smoothing) + evenly * values.sum(1, keepdim=True), change + (smoothing - evenly)
         torch.sub(values.exp_(), evenly, out=gradient)
     else:
         torch.exp(values, out=gradient)
-    gradient.scatter_(1, index, (own.exp() + (label_smoothing - 1 - evenly)).to(dtype)).masked_fill_(is_left_out, 0)
-    return losses.masked_fill(is_left_out, 0).sum(), gradient
+    return own, gradient.scatter_(1, index, change.to(dtype))
 
 
 class _Product(torch.autograd.Function):
@@ -296,19 +302,20 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, logits: Any, of_weight: Any, of_bias: Any) -> torch.Tensor:
-        ctx.save_for_backward(hidden, logits.weight)
-        ctx.sums = of_weight, of_bias
-        return logits.product(hidden)  # type: ignore[no-any-return]
+        cast = hidden if logits.cast is None else hidden.to(logits.weight.dtype)
+        ctx.save_for_backward(cast, logits.weight)
+        ctx.sums, ctx.dtype = (of_weight, of_bias), hidden.dtype
+        return logits.product(cast)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        hidden, weight = ctx.saved_tensors
+        cast, weight = ctx.saved_tensors
         of_weight, of_bias = ctx.sums
         if of_weight is not None:
-            _add_product(of_weight, gradient.t(), hidden.to(gradient.dtype))
+            _add_product(of_weight, gradient.t(), cast)
         if of_bias is not None:
             of_bias.add_(gradient.sum(0))
-        return (gradient @ weight).to(hidden.dtype), None, None, None
+        return (gradient @ weight).to(ctx.dtype), None, None, None
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
