@@ -141,6 +141,17 @@ def test_the_rank_that_ended_without_a_word_is_not_the_one_that_its_launcher_end
     assert ended.exit_code == 1  # of torchrun, which is found without an active environment too
 
 
+def test_python_is_gcprofs_own_where_the_system_has_none_of_that_name(tmp_path, monkeypatch):
+    alone = tmp_path / "python3"
+    alone.symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(alone))
+
+    ended = run(Asked(words=("python", "-c", "raise SystemExit(7)")), on_line=lambda line: None)
+
+    assert ended.exit_code == 7
+
+
 @pytest.mark.nightly
 def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
     """By the hollow device, whose values and times mean nothing."""

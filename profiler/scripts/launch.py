@@ -103,8 +103,9 @@ def _started(asked: Asked, watched: _Watched, stdout: int | None, *, is_guarded:
     Where they are not to be guarded, what it saves by torch and other libraries is redirected all the same.
     """
     words, environment = [*asked.words], _environment(asked, watched.scratch)
-    if not shutil.which(words[0]):  # of gcprof's environment, where that is not active
-        words[0] = shutil.which(words[0], path=str(Path(sys.executable).parent)) or words[0]
+    if not shutil.which(words[0]):  # of gcprof's environment, where that is not active; a system may have python3 alone
+        own = sys.executable if words[0] == "python" else words[0]
+        words[0] = shutil.which(words[0], path=str(Path(sys.executable).parent)) or own
     with tempfile.TemporaryFile() as refused:
         if is_guarded:
             words = [sys.executable, "-P", str(GUARD), str(watched.scratch), str(refused.fileno()), *words]
