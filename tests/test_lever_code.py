@@ -236,6 +236,18 @@ def test_gradients_of_the_code_are_those_of_the_lever_to_the_bit(name, by):
         assert torch.equal(one.grad, other.grad)
 
 
+@pytest.mark.parametrize("label", ["none+fused", "none+no-foreach+in-backward"])
+def test_code_leaves_each_group_its_own_options(label):
+    code: dict[str, Any] = {}
+    exec(emit_way(Way(label=label, levers=Choice(label).parts[1:]), "python"), code)
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    groups = [{"params": first.parameters(), "lr": 0.1}, {"params": second.parameters(), "weight_decay": 0.2}]
+
+    made = code["apply_levers"](None, torch.optim.AdamW(groups, lr=0.3, weight_decay=0.4))
+
+    assert [(group["lr"], group["weight_decay"]) for group in made.param_groups] == [(0.1, 0.4), (0.3, 0.2)]
+
+
 # what is said where others have words of their own
 
 

@@ -52,9 +52,9 @@ LIKE = '''
 
 def _like(optimizer, **options):
     """A fresh optimizer, as if it had been made with these options too."""
+    groups = [{**group, **options} for group in optimizer.param_groups]
     taken = {"lr", "initial_accumulator_value"} & optimizer.defaults.keys()
-    options = {name: optimizer.defaults[name] for name in taken} | options
-    return type(optimizer)([{**group, **options} for group in optimizer.param_groups], **options)
+    return type(optimizer)(groups, **{name: optimizer.defaults[name] for name in taken} | options)
 '''
 EIGHT_BIT = Template('''
 import $library
