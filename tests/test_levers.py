@@ -1,7 +1,9 @@
 """Levers: named after a strategy, `all+chunk-loss+fused`; what they change of a step, against plain PyTorch."""
 
 import copy
+import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -319,6 +321,16 @@ def test_a_weight_in_two_reentrant_checkpoints_is_not_stepped_twice():
 
     with pytest.raises(Unsupported, match="twice"):
         run(lambda phase: None)
+
+
+def test_state_in_8_bits_is_of_all_groups(monkeypatch):
+    groups = [{"params": [torch.zeros(2, requires_grad=True)], "lr": rate} for rate in (0.1, 0.2)]
+    workload = msgspec.structs.replace(step(), optimizer=lambda parameters: torch.optim.AdamW(groups))
+    monkeypatch.setitem(sys.modules, "torchao.optim", SimpleNamespace(AdamW8bit=torch.optim.AdamW))
+
+    made, _ = _built(lambda: workload, "8bit").trainer()
+
+    assert [group["lr"] for group in made.param_groups] == [0.1, 0.2]
 
 
 def test_state_in_bf16_is_half_the_bytes():

@@ -210,8 +210,8 @@ def eight_bit(workload: Workload, case: Case) -> tuple[Workload, Applied]:
                 made = getattr(import_module(module), f"{kind.__name__}8bit")
             except ImportError:
                 continue
-            names = ("lr", "betas", "eps", "weight_decay")
-            return made(optimizer.param_groups[0]["params"], **{name: optimizer.defaults[name] for name in names})  # type: ignore[no-any-return]
+            taken = ("params", "lr", "betas", "eps", "weight_decay")
+            return made([{name: group[name] for name in taken} for group in optimizer.param_groups])  # type: ignore[no-any-return]
         raise Unsupported("8bit needs a library: pip install torchao, or bitsandbytes")
 
     return _changed(workload, change, text="the optimizer's state has 8 bits: its updates differ from those of `none`")
