@@ -113,14 +113,14 @@ def _outermost_frozen(module: nn.Module, name: str = "") -> Iterator[tuple[str, 
 def kept_on_ctx(loss: torch.Tensor, workload: Workload) -> dict[str, int]:
     """Return the bytes of tensors on the ctx of each class of Function in the graph of a loss, the largest first.
 
-    Tensors saved by `save_for_backward` do not count, nor do parameters, buffers, the batch, and what PyTorch's own
-    Functions keep. A storage counts for the first class that has it.
+    Tensors saved by `save_for_backward` do not count, nor do parameters, buffers, the batch, and what Functions
+    of PyTorch and of levers keep. A storage counts for the first class that has it.
     """
     seen = set(bytes_by_storage(resting(workload)))
     found: dict[str, int] = {}
     for node in reversed(_needs(loss.grad_fn, set())):  # the loss's first
         function = getattr(type(node), "_forward_cls", None)
-        if function is None or function.__module__.startswith("torch."):
+        if function is None or function.__module__.startswith(("torch.", "profiler.training.")):
             continue
         own = bytes_by_storage(tensors(dict(getattr(node, "__dict__", {}))))
         nbytes = sum(size for storage, size in own.items() if storage not in seen)
