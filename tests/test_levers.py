@@ -3,7 +3,7 @@
 import copy
 import sys
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -327,7 +327,9 @@ def test_a_weight_in_two_reentrant_checkpoints_is_not_stepped_twice():
 def test_state_in_8_bits_is_of_all_groups(monkeypatch):
     groups = [{"params": [torch.zeros(2, requires_grad=True)], "lr": rate} for rate in (0.1, 0.2)]
     workload = msgspec.structs.replace(step(), optimizer=lambda parameters: torch.optim.AdamW(groups))
-    monkeypatch.setitem(sys.modules, "torchao.optim", SimpleNamespace(AdamW8bit=torch.optim.AdamW))
+    library = ModuleType("torchao.optim")
+    library.AdamW8bit = torch.optim.AdamW
+    monkeypatch.setitem(sys.modules, "torchao.optim", library)
 
     made, _ = _built(lambda: workload, "8bit").trainer()
 
