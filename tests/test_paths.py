@@ -31,7 +31,7 @@ PATHS = {
         "engines/local.py:_record_of_end",
         "runs/store.py:append",
         "analysis/rows.py:_built",
-        "views/tables/columns.py:_memory",
+        "views/tables/columns.py:group_table",
     ),
 }
 MOST = {"segments": 14, "max_memory_allocated": 9}
