@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.core.case import Choice
+from profiler.core.case import Choice, Trial
 from profiler.core.record import Equality, judge
 from profiler.measuring import equality_pass, meters
 from profiler.measuring.meters import equality, wrong_gradients
 from profiler.measuring.ranks import Group
+from profiler.measuring.trial import measure
 from profiler.training.workload import Workload, batch_statistics
 from tests import make
 
@@ -411,6 +412,28 @@ def test_the_baseline_is_compared_with_itself_and_with_fp32(precision, gradients
     assert (found.noise_floor, found.precision_difference, reason) == (0.0, difference, None)
     told = {code: text for code, text in bench.notes.items() if code != "GCP045"}  # which parameters have none
     assert (bench.begun, told) == (["equality"], notes)
+
+
+@pytest.mark.parametrize(
+    ("side", "said"), [("second", "`none` that is wrong"), ("neither", "agree with neither"), (None, "do not settle")]
+)
+def test_which_of_two_gradients_is_wrong_is_said_as_finite_differences_tell(side, said, monkeypatch):
+    monkeypatch.setattr(wrong_gradients, "side", lambda built, first, second: side)
+    bench = Scripted(make.case("all"), lambda case: left({"a": [1.0 + (case.strategy == "all"), 1.0]}), digests={})
+
+    _, reason = equality_pass.compare(bench)
+
+    assert said in reason
+
+
+def test_a_trial_that_does_not_compare_says_so_and_reads_all_that_it_was_asked():
+    case = make.case("all", batch_size=4, verify="off")
+
+    record = measure(Trial(case=case, passes=("memory", "equality", "flops")))
+
+    assert "GCP006" in {note.code for note in record.notes}
+    assert record.readings.saved_bytes
+    assert record.readings.forward_flops
 
 
 REFERENCE, ROUNDS = Choice("every:k=2"), "rounds differently, by 2.5e-05,"
