@@ -71,12 +71,13 @@ def test_a_recording_that_begins_late_has_what_was_there_before_in_its_peak():
         entry("alloc", 0x2000, 1000, "main"),
         entry("alloc", 0x9000, 5000, "main"),
         entry("free_requested", 0x9000, 5000),
+        entry("oom", 0, 9000),
     ]
 
     segments = [{"device": 0, "address": 0x1000, "total_size": 8192, "blocks": blocks}]
     found = explain_snapshot({"segments": segments, "device_traces": [events]})
 
-    assert found.peak_bytes == 2048 + 1024 + 5120
+    assert (found.peak_bytes, found.failed_bytes) == (2048 + 1024 + 5120, 9000)
     assert (found.peak_event, found.peak_line) == (2, "own.py:7")
     assert (found.end_bytes, found.free_bytes, found.largest_free_bytes) == (3072, 8192 - 3072, 4096)
     shares = [(share.name, share.nbytes) for share in found.categories]
