@@ -248,6 +248,16 @@ def test_code_leaves_each_group_its_own_options(label):
     assert [(group["lr"], group["weight_decay"]) for group in made.param_groups] == [(0.1, 0.4), (0.3, 0.2)]
 
 
+def test_code_has_the_defaults_of_levers_and_a_library_that_need_not_be_here():
+    levers = Choice("none+chunk-loss+8bit").parts[1:]
+
+    text = emit_way(Way(label="none+chunk-loss+8bit", levers=levers, heads={"head.weight": "head"}), "python")
+
+    assert "gradients 1024 rows at a time" in text
+    assert "partial(by_parts, rows=1024)" in text
+    assert any(f"import {library}.optim\n" in text for library in ("torchao", "bitsandbytes"))
+
+
 # what is said where others have words of their own
 
 
