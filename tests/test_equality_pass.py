@@ -470,8 +470,10 @@ def test_other_gradients_are_invalid_but_compiled_code_is_compared_with_what_it_
         ({}, "differ by 5.0e-01 (a, _u): BatchNorm", ": the recompute changes 0.calls, _u again"),
         ({"noise_floor": 1e-5}, "--repair-batchnorm mends it", ": the recompute changes 0.calls again"),  # maybe noise
         ({"buffers_difference": 1e-6, "moved": ()}, "equal except for rounding (1.0e-06)", ""),
+        ({"buffers_difference": 1e-6, "moved": (), "differing_buffers": ("a", "0.bn.num_batches_tracked")},
+         "rounding (1.0e-06) and BatchNorm's count of its batches", ""),
     ],
-)
+)  # fmt: skip
 def test_buffers_that_differ_are_said_and_are_the_reason_where_the_recompute_changes_them(
     monkeypatch, fields, said, cause
 ):
