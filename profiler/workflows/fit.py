@@ -86,10 +86,10 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
         return none, *sorted(rungs, key=lambda row: -(self.needed_bytes(row) or 0))
 
     def _is_beaten(self, row: Row, others: Sequence[Row]) -> bool:
-        """Whether another row needs no more, and takes no longer; of two alike the one with fewer levers stays."""
+        """Whether another row needs no more, and takes no longer to 0.1 %; of two alike the fewest levers stay."""
 
         def costs(row: Row) -> tuple[float, float, int]:
-            return self.needed_bytes(row) or 0, row.time_ratio or 0.0, len(row.case.label.parts)
+            return self.needed_bytes(row) or 0, round(row.time_ratio or 0.0, 3), len(row.case.label.parts)
 
         nbytes, seconds, _ = mine = costs(row)
         comparable = [
@@ -108,11 +108,8 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
         taken = {str(lever) for row in rows if self.fits(row) for lever in row.case.label.parts[1:]}
         below += view.left_out_lines({word: why for word, why in self.left_out.items() if str(word) not in taken})
         below += self.missing if chosen is None else ["it fits as it is"] if chosen is rows[0] else []
-        below += (
-            [f"{IN_BACKWARD} is not for a training that clips or accumulates gradients"]
-            if any(map(_asks, rows))
-            else []
-        )
+        if any(map(_asks, rows)):
+            below.append(f"{IN_BACKWARD} is not for a training that clips or accumulates gradients")
         return view.fit_table(
             rows, list(map(self.needed_bytes, rows)), list(map(self.fits, rows)), chosen=chosen, places=self.places,
             below=below,
