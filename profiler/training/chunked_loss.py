@@ -31,6 +31,7 @@ POINTWISE = (  # what a part may do with its own logits: casts, the scale and ta
 )  # fmt: skip
 CASTS = ("float", "to", "type")
 ASKED = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "get_device", "__len__", "is_contiguous")
+SLICE = 1 << 24  # logits that are in float32 at once: enough for a GPU's kernels
 TAKEN = ("weight", "bias", "heads", "weight_name", "pointwise", "classes_first", "cast")  # attributes of logits
 
 
@@ -239,7 +240,7 @@ def _with_gradients(
     """Return the sum over the parts, whose gradients are known."""
     weight, bias, pointwise = logits.weight, logits.bias, logits.pointwise
     if pointwise and pointwise[-1][0].__name__ in CASTS and logits.dtype == torch.float32:
-        pointwise = pointwise[:-1]  # `_likelihood` casts
+        pointwise = pointwise[:-1]  # `_likelihoods` casts
     trained = [one for one in pytree.tree_leaves(pointwise) if isinstance(one, torch.Tensor)]
     leaves = {one: one.detach().requires_grad_() for one in trained if one.requires_grad}  # without hooks for wholes
     pointwise = pytree.tree_map_only(torch.Tensor, lambda one: leaves.get(one, one), pointwise)
@@ -249,73 +250,81 @@ def _with_gradients(
     of_hidden = torch.empty_like(hidden)
     of_weight = torch.zeros_like(weight) if weight.requires_grad else None
     of_bias = torch.zeros_like(bias) if bias is not None and bias.requires_grad else None
-    is_left_out = (target == ignore_index).unsqueeze(1)
-    index = target.unsqueeze(1).masked_fill(is_left_out, 0)
+    is_counted = (target != ignore_index).unsqueeze(1)
+    index = target.unsqueeze(1) * is_counted
     summed, likelihoods, start = [torch.zeros_like(one) for one in leaves], [], 0
-    for values, labels, left_out in zip(hidden.split(rows), index.split(rows), is_left_out.split(rows), strict=True):
-        part = values.detach().requires_grad_()
+    for values, labels, counted in zip(hidden.split(rows), index.split(rows), is_counted.split(rows), strict=True):
+        part = values.detach().where(counted, 0).requires_grad_()  # for less than to mask the gradient of the logits
         with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # those of others are for the step's
-            computed = [low.after(_Product.apply(part, low, of_weight, of_bias))]
+            computed = [low.after(_Product.apply(part, low, of_weight, of_bias, counted))]
         edge = torch.autograd.graph.get_gradient_edge(computed[0])
         one_thread = torch.autograd.set_multithreading_enabled(False)
         with torch.autocast(hidden.device.type, enabled=False), one_thread:
             with torch.no_grad():
-                likelihood, gradient = _likelihood(computed, labels, label_smoothing)
-                gradient.masked_fill_(left_out, 0)
+                values = computed.pop().detach()  # the gradient takes its place if no operator has kept it
+                gradient = torch.empty_like(values) if pointwise else values
+                likelihoods += _likelihoods(values, labels, gradient, label_smoothing)
+                if leaves:
+                    gradient.mul_(counted)
             of_hidden[start : start + len(labels)], *rest = torch.autograd.grad(
                 [edge], [part, *leaves.values()], [gradient]
             )
         for one, more in zip(summed, rest, strict=True):
             one.add_(more)
-        likelihoods.append(likelihood)
         start += len(labels)
-        del part, edge, gradient, rest  # before the next part's are made
+        del values, part, edge, gradient, rest  # before the next part's are made
     made = [(hidden, of_hidden), (weight, of_weight), (bias, of_bias), *zip(leaves, summed, strict=True)]
     inputs, gradients = zip(*(pair for pair in made if pair[1] is not None), strict=True)
-    total = -torch.cat(likelihoods).masked_fill(is_left_out, 0).sum()
+    of_hidden.mul_(is_counted)
+    total = -(torch.cat(likelihoods) * is_counted).sum()
     return _Known.apply(total, [*gradients], *inputs)  # type: ignore[no-any-return]
 
 
-def _likelihood(
-    computed: list[torch.Tensor], index: torch.Tensor, smoothing: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-likelihood of each row's label, and the gradient of its negative.
+def _likelihoods(
+    values: torch.Tensor, index: torch.Tensor, gradient: torch.Tensor, smoothing: float
+) -> list[torch.Tensor]:
+    """Return the log-likelihoods of the rows' labels, and write the gradient of their negative, which may be in place.
 
-    The logits are taken out of their list, which frees them.
+    Wider than its own type is only a slice of the logits at a time.
     """
-    values = computed.pop()
-    dtype, values = values.dtype, values.to(torch.promote_types(values.dtype, torch.float32))
-    values = torch.log_softmax(values, -1)
-    own, gradient = values.gather(1, index), torch.empty_like(values, dtype=dtype)
-    change = own.expm1()
-    if smoothing:
-        evenly = smoothing / values.shape[1]
-        own, change = own * (1 - smoothing) + evenly * values.sum(1, keepdim=True), change + (smoothing - evenly)
-        torch.sub(values.exp_(), evenly, out=gradient)
-    else:
-        torch.exp(values, out=gradient)
-    return own, gradient.scatter_(1, index, change.to(dtype))
+    likelihoods, slices = [], max(1, -(-values.numel() // SLICE))
+    for some, labels, into in zip(values.chunk(slices), index.chunk(slices), gradient.chunk(slices), strict=True):
+        log = some.to(torch.promote_types(some.dtype, torch.float32), copy=gradient is not values)
+        torch.log_softmax(log, -1, out=log)  # it writes an element after it has read its row
+        own = log.gather(1, labels)
+        change = own.expm1()
+        if smoothing:
+            evenly = smoothing / values.shape[1]
+            own, change = own * (1 - smoothing) + evenly * log.sum(1, keepdim=True), change + (smoothing - evenly)
+            torch.sub(log.exp_(), evenly, out=into)
+        else:
+            torch.exp(log, out=into)
+        into.scatter_(1, labels, change.to(into.dtype))
+        likelihoods.append(own)
+    return likelihoods
 
 
 class _Product(torch.autograd.Function):
     """A part's product with the weight, whose gradient, and that of the bias, are added to sums in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, logits: Any, of_weight: Any, of_bias: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, hidden: torch.Tensor, logits: Any, of_weight: Any, of_bias: Any, counted: Any
+    ) -> torch.Tensor:  # fmt: skip
         cast = hidden if logits.cast is None else hidden.to(logits.weight.dtype)
-        ctx.save_for_backward(cast, logits.weight)
+        ctx.save_for_backward(cast, logits.weight, counted)
         ctx.sums, ctx.dtype = (of_weight, of_bias), hidden.dtype
         return logits.product(cast)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        cast, weight = ctx.saved_tensors
+        cast, weight, counted = ctx.saved_tensors
         of_weight, of_bias = ctx.sums
         if of_weight is not None:
             _add_product(of_weight, gradient.t(), cast)
         if of_bias is not None:
-            of_bias.add_(gradient.sum(0))
-        return (gradient @ weight).to(ctx.dtype), None, None, None
+            of_bias.add_(counted.to(gradient.dtype).flatten() @ gradient)
+        return (gradient @ weight).to(ctx.dtype), None, None, None, None
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
