@@ -69,12 +69,12 @@ TWINS = {  # small steps of the same families
     "GPT-2": (f"hf:gpt2:sequence=128,{SMALL}", 8),
     "Llama-1B": (LLAMA.replace("2048", "128").replace("8192", "512").replace("128256", "8000").replace("16", "4"), 8),
     "BERT-base": (f"hf:bert:sequence=64,{BERT}", 16),
-    "ViT-L": ("timm:vit_tiny_patch16_224", 2),
-    "ResNet-50": ("torchvision:resnet18", 4),
+    "ViT-L": ("timm:vit_tiny_patch16_224", 16),
+    "ResNet-50": ("torchvision:resnet50:size=112", 32),
     "MNIST CNN": ("mnist-cnn:channels=16", 16),
-    "LSTM": (f"{FILE}:lstm:sequence=32,width=128,layers=4", 8),
-    "U-Net": (f"{FILE}:unet:width=16,side=32", 4),
-    "MoE": (f"{FILE}:moe:sequence=64,width=128,layers=4", 8),
+    "LSTM": (f"{FILE}:lstm:sequence=128,width=256", 64),
+    "U-Net": (f"{FILE}:unet:width=32,side=32", 32),
+    "MoE": (f"{FILE}:moe:sequence=128,width=128", 16),
 }
 ROUNDS = 5  # of a twin's pairs of steps
 
