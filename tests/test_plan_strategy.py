@@ -10,12 +10,8 @@ from torch import nn
 import profiler
 from profiler.core import plan_file
 from profiler.core.errors import Unsupported, UserError
-from profiler.core.plan_file import PlanFile
-from profiler.training.block_segments import (
-    OwnCheckpoint,
-    checkpoint_segments,
-    checkpoint_without_reentry,
-)
+from profiler.core.plan_file import PlanFile, Segment
+from profiler.training.block_segments import checkpoint_segments, checkpoint_without_reentry
 from tests.chain_models import Counted, workload
 from tests.plans import Saving, plan_of
 
@@ -59,9 +55,10 @@ def test_a_run_under_a_checkpoint_of_its_own_is_alone_under_it():
         return entered_as
 
     own, others = entering("own"), entering("others")
-    checkpoint_segments(
-        workload(module, tuple("01234")), [[0, OwnCheckpoint([1], own), 2], OwnCheckpoint([3], own)], checkpoint=others
-    )
+    inner, last = Segment(blocks=("1",)), Segment(blocks=("3",))
+    whole = Segment(blocks=("0", inner, "2"))
+    each = {whole: others, inner: own, last: own}
+    checkpoint_segments(workload(module, tuple("01234")), [whole, last], checkpoint_of=each.__getitem__)
 
     for block in module:
         block.calls = 0  # one forward was observed

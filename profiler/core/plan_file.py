@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path, PurePath
-from typing import Any
 
 import msgspec
 
@@ -128,29 +127,19 @@ def every(segments: Iterable[str | Segment]) -> Iterator[Segment]:
             yield from every(segment.blocks)
 
 
-def recomputes(segments: Iterable[Segment]) -> dict[str, int]:
-    """Return how often each block is recomputed, as counted by `recompute_counts`."""
-    return recompute_counts(segments, lambda item: item.blocks if isinstance(item, Segment) else None)
+def recomputes(items: Iterable[str | Segment], times: int = 0) -> dict[str, int]:
+    """Return how often each block is recomputed, with `times` by the segments around all of these items.
 
-
-def recompute_counts(
-    items: Iterable[Any], inside: Callable[[Any], Sequence[Any] | None], times: int = 0
-) -> dict[Any, int]:
-    """Return how often each block of nested items is recomputed, with `times` by the segments around all of them.
-
-    `inside` gives the items of a segment, and None for a block. A block is recomputed once per segment around it,
-    except for a segment that is the last item of another: the outer recompute ends where the inner checkpoint has its
-    input.
+    A block is recomputed once per segment around it, except for a segment that is the last item of another: the outer
+    recompute ends where the inner checkpoint has its input.
     """
-    counts: dict[Any, int] = {}
+    counts: dict[str, int] = {}
     for item in items:
-        held = inside(item)
-        if held is None:
+        if isinstance(item, str):
             counts[item] = times
-            continue
-        *others, last = held
-        counts |= recompute_counts(others, inside, times + 1)
-        counts |= recompute_counts([last], inside, times + (inside(last) is None))
+        else:
+            *others, last = item.blocks
+            counts |= recomputes(others, times + 1) | recomputes([last], times + isinstance(last, str))
     return counts
 
 

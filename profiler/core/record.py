@@ -312,7 +312,6 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     draws_apart: bool = False  # whether a lever draws dropout's masks for parts of the batch
     heads: dict[str, str] = {}  # Linears whose loss a lever computes in parts, by name: "parts" or "torch", which does
     recomputes: dict[int, int] = {}  # by block index: how often it is recomputed in the backward
-    kept: tuple[str, ...] = ()  # operators that are not recomputed in these blocks
     keeps_own: bool = False  # whether the model's own checkpoints stay on
     notes: tuple[Note, ...] = ()
     remark: Callable[[], Note | None] = lambda: None  # called after a step: an additional note, if there is one

@@ -17,11 +17,12 @@ import torch
 from profiler.analysis.time_ratio import HELD
 from profiler.core.case import Case
 from profiler.core.errors import Unsupported
+from profiler.core.plan_file import Segment
 from profiler.core.stats import interval
 from profiler.core.units import left_text
 from profiler.measuring.devices import open_device
 from profiler.training.assemble import assemble
-from profiler.training.block_segments import Checkpoint, OwnCheckpoint, checkpoint_segments, checkpoint_without_reentry
+from profiler.training.block_segments import Checkpoint, checkpoint_segments, checkpoint_without_reentry, segment_of
 from profiler.training.strategies import saving
 
 # Ways to run a step: without marks, as a user's step; every stage kept; each stage checkpointed alone; each run of
@@ -287,18 +288,19 @@ class _SwitchedStep:
         self._way = PLAIN
         self._labels: list[tuple[str, int]] = []
         self._mark: Callable[[], None] = lambda: None
-        stages = {
-            place: OwnCheckpoint(work.blocks, partial(self._run, place))
-            for place, work in enumerate(works)
-            if work.blocks
-        }
+        names = assembled.workload.blocks
+        stages = {place: segment_of(names, work.blocks) for place, work in enumerate(works) if work.blocks}
+        checkpoints: dict[Segment, Checkpoint] = {stage: partial(self._run, place) for place, stage in stages.items()}
 
         def together_if_asked(*call: Any, **keywords: Any) -> Any:
             return (checkpoint_without_reentry if self._way == TOGETHER else _kept)(*call, **keywords)
 
         held = runs(works) if TOGETHER in ways else []
-        together = [OwnCheckpoint([stages.pop(place) for place in run], together_if_asked) for run in held]
-        self._switch = checkpoint_segments(assembled.workload, [*together, *stages.values()])
+        together = [Segment(blocks=tuple(stages.pop(place) for place in run)) for run in held]
+        checkpoints |= dict.fromkeys(together, together_if_asked)
+        self._switch = checkpoint_segments(
+            assembled.workload, [*together, *stages.values()], checkpoint_of=checkpoints.__getitem__
+        )
         _, self._step = assembled.trainer()
 
     def sample(self, way: str) -> StepSample | None:

@@ -144,7 +144,7 @@ def code_way(case: Case) -> Way:
         with _fakes(case, routing):
             built = assemble(case)
             workload, applied = built.workload, built.applied
-            plan = written(workload, applied, str(case.strategy))
+            plan = written(workload, str(case.strategy))
             if not plan.segments and case.strategy.name not in ("none", "own"):
                 raise Unsupported(f"there is no code for {case.strategy}: it checkpoints no block by itself")
             optimizer = None if workload.optimizer else type(built.trainer()[0]).__name__

@@ -95,7 +95,7 @@ def apply(
         "heads": _levers["chunk-loss"].found.get(module, []) if "chunk-loss" in _levers else [],
         "optimizer": type(optimizers[0]).__name__ if optimizers else None,
         "has_batchnorm": bool(norms(workload)),
-        "plan": msgspec.to_builtins(written(workload, made, str(choice))) if own and made.recomputes else None,
+        "plan": msgspec.to_builtins(written(workload, str(choice))) if own and made.recomputes else None,
     }
     return {"num_blocks": len(made.recomputes), "split": text, "why": nothing[0] if nothing else None, "code": code}
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from profiler.core.errors import Unsupported
-from profiler.core.plan_file import Segment, recompute_counts
+from profiler.core.plan_file import Segment, every, names, recomputes
 from profiler.core.record import Applied, Note
 from profiler.training import called_blocks
 from profiler.training.blocks import Route, refuse_none, route, unroute
@@ -32,62 +32,66 @@ Checkpoint = Callable[..., Any]
 Switch = Callable[[bool], None]
 # The reentrant form silently loses gradients if no input of the first segment needs one.
 checkpoint_without_reentry: Checkpoint = partial(checkpoint, use_reentrant=False)
-
-
-class OwnCheckpoint(NamedTuple):
-    """A segment with a checkpoint function of its own, such as a selective one."""
-
-    segment: Sequence[Any]
-    checkpoint: Checkpoint
-
-
-# Indices into the blocks, and segments inside, which are checkpoints within the checkpoint.
-BlockSegment = Sequence[Any] | OwnCheckpoint
+Indices = Sequence[Any]  # of the blocks of a segment, and the Indices of segments inside
 
 
 def recompute(
     workload: Workload,
-    segments: Sequence[BlockSegment],
+    segments: Sequence[Segment | Indices],
     *,
     split: str,
     nothing: str = "the last block is never checkpointed, and there is no other",
-    checkpoint: Checkpoint | None = None,
+    checkpoint_of: Callable[[Segment], Checkpoint] = lambda segment: checkpoint_without_reentry,
     **more: Any,
 ) -> Applied:
     """Change the module as `checkpoint_segments` does; return what was done.
 
     Without segments a note says why `nothing` is checkpointed. `more` are other fields of Applied.
     """
-    switch = checkpoint_segments(workload, segments, checkpoint=checkpoint)
+    made = [segment_of(workload.blocks, segment) for segment in segments]
+    switch = checkpoint_segments(workload, made, checkpoint_of=checkpoint_of)
     if not segments:
         text = f"checkpoints nothing: {nothing}; it is identical to `none`"
         more["notes"] = (Note(code="GCP001", text=text),)
-    return Applied(**{"split": split, "recomputes": recomputes(segments), "switch": switch, **more})
+    places = {name: place for place, name in enumerate(workload.blocks)}
+    again = {places[name]: count for name, count in recomputes(made).items()}
+    return Applied(**{"split": split, "recomputes": again, "switch": switch, **more})
+
+
+def segment_of(blocks: Sequence[str], indices: Segment | Indices, save: str | None = None) -> Segment:
+    """Return a segment of these blocks, with a save option: `[[0, 1], 2]` has a segment inside."""
+    if isinstance(indices, Segment):
+        return indices
+    inside = (blocks[item] if isinstance(item, int) else segment_of(blocks, item) for item in indices)
+    return Segment(blocks=tuple(inside), save=save)
 
 
 def checkpoint_segments(
-    workload: Workload, segments: Sequence[BlockSegment], *, checkpoint: Checkpoint | None = None
+    workload: Workload,
+    segments: Sequence[Segment | Indices],
+    *,
+    checkpoint_of: Callable[[Segment], Checkpoint] = lambda segment: checkpoint_without_reentry,
 ) -> Switch:
     """Change the module in place so that each segment of its blocks is recomputed in the backward.
 
     Returns a switch that turns this off and on between steps; while it is off, the module is as it was before.
 
-    A segment holds the indices of consecutive blocks, and may hold segments: `[[0, 1], 2]` recomputes 0 to 2, and in
-    that recompute 0 and 1 once more. `checkpoint` is used for all segments without an OwnCheckpoint. When the module's
-    own forward calls the first block of a segment, the whole segment is computed under the checkpoint; its calls of the
-    other blocks return their input. So the forward that runs the blocks in order, a Sequential or a loop, is not
+    A segment holds consecutive blocks, and may hold segments: `[[0, 1], 2]` recomputes 0 to 2, and in that recompute 0
+    and 1 once more. `checkpoint_of` returns the checkpoint function of each. When the module's own forward calls the
+    first block of a segment, the whole segment is computed under the checkpoint; its calls of the other blocks return
+    their input. So the forward that runs the blocks in order, a Sequential or a loop, is not
     changed. If a segment is longer than one block, one forward is observed. Raises Unsupported if the blocks of a
     segment do not feed each other and nothing else, or if a block is checkpointed already.
     """
     refuse_none(workload.blocks)
-    for name in (workload.blocks[index] for segment in segments for index in flat(segment)):
+    made = [segment_of(workload.blocks, segment) for segment in segments]
+    places = {name: place for place, name in enumerate(workload.blocks)}
+    for name in (name for segment in made for name in names(segment)):
         if not isinstance(vars(workload.block(name)).get("_route"), _WholeForward | None):
             raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
-    together = [pair for segment in segments for pair in pairwise(flat(segment))]
+    together = [pair for segment in made for pair in pairwise(places[name] for name in names(segment))]
     seen = refuse_unlinked(workload, together) if together else None
-    routed = [
-        CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in segments
-    ]
+    routed = [CheckpointedSegment(workload, segment, checkpoint_of, seen) for segment in made]
     ends_within = bool(together) and not workload.calls  # watch forwards for skipped blocks; Calls watches its own
 
     def switch(on: bool) -> None:
@@ -106,21 +110,6 @@ def checkpoint_segments(
     return switch
 
 
-def flat(segment: BlockSegment) -> list[int]:
-    """Return all indices of a segment, in order."""
-    return [index for item in items(segment) for index in (flat(item) if isinstance(item, Sequence) else [item])]
-
-
-def items(segment: BlockSegment) -> Sequence[Any]:
-    """Return the indices and segments that a segment's checkpoint holds."""
-    return segment.segment if isinstance(segment, OwnCheckpoint) else segment
-
-
-def recomputes(segments: Iterable[BlockSegment]) -> dict[int, int]:
-    """Return how often each block is recomputed: once per checkpoint around it, except as in `recompute_counts`."""
-    return recompute_counts(segments, lambda item: items(item) if isinstance(item, Sequence) else None)
-
-
 def checkpointed(workload: Workload) -> dict[str, CheckpointedSegment]:
     """Return the segment of each block that is checkpointed by itself or with others, in the order of the blocks."""
     routes = {name: vars(workload.block(name)).get("_route") for name in workload.blocks}
@@ -131,24 +120,28 @@ class CheckpointedSegment(Route):
     """One checkpointed segment. It receives the calls of its blocks, unless it is running them."""
 
     def __init__(
-        self, workload: Workload, segment: BlockSegment, checkpoint: Checkpoint, seen: Observation | None
+        self,
+        workload: Workload,
+        segment: Segment,
+        checkpoint_of: Callable[[Segment], Checkpoint],
+        seen: Observation | None,
     ) -> None:
-        self._order = flat(segment)
-        self._blocks = {index: workload.block(workload.blocks[index]) for index in self._order}
-        self._names = {index: workload.blocks[index] for index in self._order}
-        self._segment = segment
-        self._checkpoint = checkpoint
-        self._in_tuples = seen.in_tuples if seen else set()
-        behind = self._order[1:]
-        self._given = {index: seen.given[index] for index in behind if seen and index in seen.given}
-        for block in (self._blocks[index] for index in behind):
+        self.segment = segment
+        self.names = names(segment)
+        self._blocks = {name: workload.block(name) for name in self.names}
+        self._checkpoints = {one: checkpoint_of(one) for one in every([segment])}
+        self._in_tuples = {workload.blocks[index] for index in seen.in_tuples} if seen else set()
+        given = {workload.blocks[index]: given for index, given in seen.given.items()} if seen else {}
+        self._given = {name: given[name] for name in self.names[1:] if name in given}
+        for block in (self._blocks[name] for name in self.names[1:]):
             if isinstance(block, CalledBlock):
                 block.runs_ahead = True
         self.around: Callable[..., Any] | None = None  # calls the checkpoint: where the input waits in host memory
         self.due = 0  # the position of the block whose call comes next
         self.passed: Any = None  # the segment's output, which every later block is to be given
         # A recompute needs the input of a module (ReLU) that begins a checkpoint
-        self._in_place = [first for first in _firsts(self._blocks, segment) if getattr(first, "inplace", False)]
+        firsts = dict.fromkeys(self._blocks[names(one)[0]] for one in every([segment]))
+        self._in_place = [first for first in firsts if getattr(first, "inplace", False)]
 
     def switch(self, on: bool) -> None:
         """Switch the checkpoint on or off; while it is off, every block is as it was before."""
@@ -168,65 +161,55 @@ class CheckpointedSegment(Route):
         parameters or values than it was computed with, as where a module was put around each block later (LoRA).
         """
         if own is not block:
-            run = partial(self._chosen(self._segment), own) if len(self._blocks) == 1 else own
+            run = partial(self._chosen(self.segment), own) if len(self._blocks) == 1 else own
             return run(*arguments, **keywords)
         due = self.due
-        place = due if self._blocks[self._order[due]] is block else [*self._blocks.values()].index(block)
+        place = due if self._blocks[self.names[due]] is block else [*self._blocks.values()].index(block)
         self.due = 0
         if place != due:
-            raise self.refusal(f"called '{self.name(place)}'", due)
+            raise self.refusal(f"called '{self.names[place]}'", due)
         if place == 0:
-            value = self._under(self._segment)(*arguments, **keywords)
+            value = self._under(self.segment)(*arguments, **keywords)
             self.due = 1 % len(self._blocks)
             self.passed = _bare(value) if self.due else None
             return value
         passed, self.due = self.passed, (place + 1) % len(self._blocks)
         self.passed = passed if self.due else None
         value, *further = arguments
-        index = self._order[place]
+        name = self.names[place]
         if value is not passed:
             raise Unsupported(
-                f"'{self._names[index]}' is not given what the block before it returned: "
+                f"'{name}' is not given what the block before it returned: "
                 "what is put around blocks, such as LoRA, comes before the strategy"
             )
-        given = self._given.get(index)
+        given = self._given.get(name)
         if given and not given.agrees(tuple(further), keywords):
-            raise Unsupported(f"'{self._names[index]}' gets other arguments than when it was observed")
-        return (value,) if index in self._in_tuples else value
+            raise Unsupported(f"'{name}' gets other arguments than when it was observed")
+        return (value,) if name in self._in_tuples else value
 
     def refusal(self, did: str, due: int) -> Unsupported:
         """Return the error for a forward that did `did` when the block at position `due` was to come."""
         why = "a forward that skips blocks at random cannot be cut into segments; --strategies all works"
-        return Unsupported(f"the forward {did} where '{self.name(due)}' was expected: {why}")
+        return Unsupported(f"the forward {did} where '{self.names[due]}' was expected: {why}")
 
-    def planned(self, save: str | None, segment: BlockSegment | None = None) -> Segment:
-        """Return the segment, or one inside it, as a plan file has it, with an option of what its checkpoints keep."""
-        held = items(self._segment if segment is None else segment)
-        inside = [self.planned(None, item) if isinstance(item, Sequence) else self._names[item] for item in held]
-        return Segment(blocks=tuple(inside), save=save)
-
-    def name(self, place: int) -> str:
-        """Return the name of the block at this position."""
-        return self._names[self._order[place]]
-
-    def _under(self, segment: BlockSegment) -> Callable[..., Any]:
+    def _under(self, segment: Segment) -> Callable[..., Any]:
         """Return a function that runs the segment under its checkpoint."""
         return partial(self._chosen(segment), partial(self._compute, segment))
 
-    def _chosen(self, segment: BlockSegment) -> Checkpoint:
-        chosen = segment.checkpoint if isinstance(segment, OwnCheckpoint) else self._checkpoint
-        return partial(self.around, chosen) if self.around and segment is self._segment else chosen
+    def _chosen(self, segment: Segment) -> Checkpoint:
+        chosen = self._checkpoints[segment]
+        return partial(self.around, chosen) if self.around and segment is self.segment else chosen
 
-    def _compute(self, segment: BlockSegment, *arguments: Any, **keywords: Any) -> Any:
+    def _compute(self, segment: Segment, *arguments: Any, **keywords: Any) -> Any:
         """Run the segment; segments inside it run under checkpoints of their own."""
         before, self.inside = self.inside, True
         try:
-            for item in items(segment):
-                given = self._given.get(flat(item)[0] if isinstance(item, Sequence) else item)
+            for item in segment.blocks:
+                given = self._given.get(names(item)[0])
                 if given:
                     further, keywords = given.after(arguments[1:], keywords)
                     arguments = (arguments[0], *further)
-                step = self._under(item) if isinstance(item, Sequence) else self._blocks[item]
+                step = self._under(item) if isinstance(item, Segment) else self._blocks[item]
                 value = step(*arguments, **keywords)
                 arguments = (_bare(value), *arguments[1:])
         finally:
@@ -250,8 +233,8 @@ class _WholeForward(Route):
             value = self.run(own, arguments, keywords)
         except BaseException:  # raised again
             for segment, left in self._left(before):
-                names = f"'{segment.name(left - 1)}' and '{segment.name(left)}'"
-                what = f"an exception left the forward between {names}, which run as one segment"
+                between = f"'{segment.names[left - 1]}' and '{segment.names[left]}'"
+                what = f"an exception left the forward between {between}, which run as one segment"
                 carried = "if it carries the output of the first, that may be the output of both"
                 warnings.warn(f"{what}: {carried}", RuntimeWarning, stacklevel=3)
             raise
@@ -267,12 +250,6 @@ class _WholeForward(Route):
                 left.append((segment, segment.due))
                 segment.due, segment.passed = due, None
         return left
-
-
-def _firsts(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn.Module]:
-    """Return the modules that begin the segment's checkpoint and those inside it, once each."""
-    inner = [first for item in items(segment) if isinstance(item, Sequence) for first in _firsts(blocks, item)]
-    return list(dict.fromkeys((blocks[flat(segment)[0]], *inner)))
 
 
 def _bare(value: Any) -> Any:

@@ -23,15 +23,15 @@ from profiler.core import plan_file
 from profiler.core.case import Choice
 from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
-from profiler.core.plan_file import GROUPS, PlanFile, Segment, operators
+from profiler.core.plan_file import GROUPS, PlanFile, operators
 from profiler.core.record import Applied, Note
 from profiler.training.block_segments import (
-    BlockSegment,
     Checkpoint,
-    OwnCheckpoint,
+    Indices,
+    checkpoint_without_reentry,
     checkpointed,
     recompute,
-    recomputes,
+    segment_of,
 )
 from profiler.training.blocks import refuse_none
 from profiler.training.memory_levers import offload_inputs
@@ -124,7 +124,8 @@ def recursive(workload: Workload) -> Applied:
     Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, section 4.3.
     """
     made = [item for item in halves(0, len(workload.blocks)) if not isinstance(item, int)]
-    return recompute(workload, made, split=f"{max(recomputes(made).values(), default=0)} deep")
+    applied = recompute(workload, made, split="")
+    return msgspec.structs.replace(applied, split=f"{max(applied.recomputes.values(), default=0)} deep")
 
 
 def halves(start: int, end: int) -> Sequence[Any]:
@@ -143,7 +144,7 @@ def from_start(workload: Workload) -> Applied:
     length = len(workload.blocks)
     if length > DEEPEST:
         raise Unsupported(f"{length} blocks would nest {length} checkpoints; {DEEPEST} are the most")
-    start: BlockSegment = [0]
+    start: Indices = [0]
     made = [reduce(lambda before, index: [before, index], range(1, length - 1), start)] if length > 1 else []
     return recompute(workload, made, split=f"{length - 1} deep")
 
@@ -169,7 +170,7 @@ def planted(workload: Workload, *, fault: Literal["reentrant", "random-state", "
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
     count = len(workload.blocks) - 1
-    return recompute(workload, [range(count)], split=f"{count}+1", checkpoint=wrong, recomputes={})
+    return recompute(workload, [range(count)], split=f"{count}+1", checkpoint_of=lambda segment: wrong, recomputes={})
 
 
 def split_text(checkpointed: Sequence[range], length: int) -> str:
@@ -309,12 +310,12 @@ def selective(workload: Workload, *, save: str = "matmul") -> Applied:
         text = f"keeps nothing: save={save} has no operator of these blocks, so it is identical to `all`{instead}"
         return Note(code="GCP063", text=text)
 
+    checkpoint = saving(save, met)
     return recompute(
         workload,
-        [[index] for index in range(length)],
+        [segment_of(workload.blocks, [index], "+".join(operators(save))) for index in range(length)],
         split=f"{length} of {length}",
-        checkpoint=saving(save, met),
-        kept=operators(save),
+        checkpoint_of=lambda segment: checkpoint,
         remark=remark,
     )
 
@@ -430,30 +431,26 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise Unsupported(f"the plan is stale: {'; '.join(changes[:3])}{more}; plan again")
-    places = {name: index for index, name in enumerate(names)}
     own = {name: index for index, name in enumerate(workload.blocks)}
-    counts = {own[name]: count for name, count in plan_file.recomputes(plan.segments).items() if name in own}
-    saves = [segment.save for segment in plan_file.every(plan.segments) if segment.save]
-    kept = dict.fromkeys(name for save in saves for name in plan_file.operators(save))
     planned = msgspec.structs.replace(workload, blocks=names)
     applied = recompute(
         planned,
-        [_block_segment(segment, places) for segment in plan.segments],
+        plan.segments,
         split=plan_file.words(plan),
         nothing="the plan has no segments",
-        recomputes=counts,
-        kept=tuple(kept),
+        checkpoint_of=lambda segment: saving(segment.save) if segment.save else checkpoint_without_reentry,
+        recomputes={own[name]: num for name, num in plan_file.recomputes(plan.segments).items() if name in own},
     )
     waiting = {plan_file.names(segment)[0]: segment.fetched_at for segment in plan.segments if segment.fetched_at}
     return msgspec.structs.replace(applied, remark=offload_inputs(planned, waiting)) if waiting else applied
 
 
-def written(workload: Workload, applied: Applied, strategy: str) -> PlanFile:
-    """Return the segments that a strategy has checkpointed as a plan file has them."""
-    save = "+".join(applied.kept) or None
+def written(workload: Workload, strategy: str) -> PlanFile:
+    """Return the segments that a strategy has checkpointed as a plan file has them, with all inputs on the device."""
+    made = dict.fromkeys(checkpointed(workload).values())
     return PlanFile(
         plan=strategy,
-        segments=tuple(segment.planned(save) for segment in dict.fromkeys(checkpointed(workload).values())),
+        segments=tuple(msgspec.structs.replace(one.segment, fetched_at=None) for one in made),
         fingerprint=fingerprint(workload.module, workload.blocks, workload.calls),
     )
 
@@ -471,8 +468,3 @@ def fingerprint(
         for block in blocks
         if block in modules
     }
-
-
-def _block_segment(segment: Segment, places: Mapping[str, int]) -> BlockSegment:
-    indices = [_block_segment(item, places) if isinstance(item, Segment) else places[item] for item in segment.blocks]
-    return OwnCheckpoint(indices, saving(segment.save)) if segment.save else indices
