@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
-from operator import attrgetter
+from math import nan
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgb
-from matplotlib.typing import ColorType
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
+from matplotlib.lines import Line2D
 
 from profiler.analysis.advice import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.axes import exponent, grid, nearest_growth, rising, two
@@ -23,14 +25,13 @@ from profiler.views.sanitize import short
 from profiler.views.tables.columns import COUNTED, marked, value_words
 from profiler.views.tables.details import planes, space_of
 
-CELL = 0.5  # inches of height
-DARK = 0.213  # relative luminance: below it white is read more easily than INK (WCAG 2)
+CELL, NAME = 0.5, 0.22  # inches of height: of a cell, and of a name beside lines
+DARK = 0.62  # of the shades: beyond it white is read more easily than INK (WCAG 2)
 LIMIT = "#111111"
 SHADES = (0.06, 0.3, 0.55, 0.8, 0.95)  # blues of falling lightness, distinct in grayscale; neither white nor black
 MARKERS = "o^vDPX<>ph"
 PROPORTIONAL = "1.00"  # the usual exponent of saved bytes over the batch size: not shown
 SMOOTH = 40  # pieces of a dotted curve
-NAME = 0.42  # inches of height for a name with its growth
 LOGARITHMIC = 8  # a memory axis is logarithmic if the largest peak is more than so many times the smallest
 
 
@@ -48,9 +49,21 @@ def _heat(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     size, unit = byte_unit(peaks)
     norm = LogNorm(min(peaks), max(peaks) + 1)
     shades = LinearSegmentedColormap.from_list("peak", colormaps["Blues"](SHADES))
-    for at, row in cells.items():
-        shade = shades(float(norm(row.readings.peak_bytes or 0))) if row and row.has_peak else None
-        _cell(axes, row, at, shade=shade, size=size)
+    shown = {at: (row.readings.peak_bytes or 0) if row and row.has_peak else nan for at, row in cells.items()}
+    columns, lines = (range(len(axis.values)) for axis in (across, up))
+    edges = ([at - 0.5 for at in range(len(places) + 1)] for places in (columns, lines))
+    peaks_of_lines = [[shown[x, y] for x in columns] for y in lines]
+    axes.pcolormesh(*edges, peaks_of_lines, cmap=shades, norm=norm, edgecolors="white", linewidth=sized(1.2))
+    axes.set_facecolor(FAINT)
+    for (x, y), row in cells.items():
+        if row and row.outcome == "out_of_memory":
+            axes.plot(x, y, "x", color=VERMILLION, ms=sized(18), mew=sized(1.6), label="out of memory")
+            continue
+        text, ink, points = row.outcome.replace("_", " ") if row else "·", GREY, FONT - 2.5
+        if row and row.has_peak:
+            text, points = scaled(row.readings.peak_bytes, size), FONT - 1
+            ink = "white" if norm(shown[x, y]) > DARK else INK
+        axes.text(x, y, text, ha="center", va="center", fontsize=sized(points), color=ink)
     fits = {at: holds(row) for at, row in cells.items() if row}
     device_bytes = device_memory(list(plane.values()))
     memory = "" if device_bytes is None else f": {bytes_text(device_bytes)}"
@@ -73,30 +86,6 @@ def _heat(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     axes.set_xlabel(f"{across.label}\nin the cells: {marked('peak memory', rows)} ({unit})")
 
 
-def _cell(axes: Axes, row: Row | None, at: tuple[int, int], *, shade: ColorType | None, size: int) -> None:
-    """Draw one cell: its peak, else its outcome as a word; a cross for out of memory; white if nothing ran."""
-    x, y = at
-    colour = shade or ("white" if row is None else FAINT)
-    axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colour, edgecolor="white", linewidth=sized(1.2))
-    if row is not None and row.outcome == "out_of_memory":
-        for up in (0.3, -0.3):
-            axes.plot(
-                [x - 0.3, x + 0.3], [y - up, y + up], color=VERMILLION, linewidth=sized(1.6), label="out of memory"
-            )
-        return
-    text, ink, points = row.outcome.replace("_", " ") if row else "·", GREY, FONT - 2.5
-    if row and shade:
-        text, points = scaled(row.readings.peak_bytes, size), FONT - 1
-        ink = "white" if luminance(shade) < DARK else INK
-    axes.text(x, y, text, ha="center", va="center", fontsize=sized(points), color=ink)
-
-
-def luminance(colour: ColorType) -> float:
-    """Return the relative luminance by WCAG 2: 0 is black, 1 is white."""
-    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
-    return float(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
-
-
 class StrategyLine(NamedTuple):
     """The rows of one strategy, and how they are drawn. Markers tell lines apart in grayscale and beyond six colors."""
 
@@ -105,12 +94,13 @@ class StrategyLine(NamedTuple):
     colour: str
     marker: str
 
-    def draw(self, axes: Axes, points: Sequence[Pair], *, hollow: Sequence[Pair] = ()) -> None:
-        """Draw a line and its points; those that are also in `hollow` are drawn hollow."""
+    def draw(self, axes: Axes, points: Sequence[Pair], *, hollow: Sequence[Pair] = ()) -> Line2D:
+        """Draw a line and its points, and return it; those that are also in `hollow` are drawn hollow."""
         shape: dict[str, Any] = {"marker": self.marker, "markersize": sized(6), "color": self.colour}
-        axes.plot(*zip(*points, strict=True), **shape, mec="white", mew=sized(0.7), linewidth=sized(1.5), zorder=4)
         if hollow:
             axes.plot(*zip(*hollow, strict=True), **shape, mfc="white", mew=sized(1.3), linestyle="none", zorder=5)
+        look: dict[str, Any] = {"mec": "white", "mew": sized(0.7), "linewidth": sized(1.5), "zorder": 4}
+        return axes.plot(*zip(*points, strict=True), **shape, **look)[0]
 
 
 def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
@@ -126,27 +116,31 @@ def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
     return [StrategyLine(Choice("none"), none, INK, "s"), *others] if none else others
 
 
-def _growth(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
+def _named(axes: Axes, ends: Sequence[tuple[float, str, Line2D]]) -> None:
+    """Name the lines, given with the heights of their ends, within the axes where there is most room."""
+    _, names, lines = zip(*sorted(ends, key=itemgetter(0), reverse=True), strict=True)
+    axes.legend(lines, names, frameon=True, edgecolor="none", fontsize=sized(FONT - 1.5))
+
+
+def _growth(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     """Draw one line per strategy on logarithmic axes, and dotted its best fit (constant plus n or 1/n, or a power)."""
     space = space_of(rows)
     axis = rising(space)
     size_of = {row.case: float(space.settings[row.case][axis.name] or 0) for row in rows}
     shown = [row for row in rows if row.has_peak]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
-    labels, heights = list[Label](), list[float]()
+    ends, heights = list[tuple[float, str, Line2D]](), list[float]()
     for line in of_strategies(shown):
         points = sorted((size_of[row.case], (row.readings.peak_bytes or 0) / size) for row in line.rows)
-        line.draw(axes, points)
-        labels.append(Label(*points[-1], theme.name(line.rows[0]) + _fit(axes, line, size_of, size)))
+        name = theme.name(line.rows[0]) + _fit(axes, line, size_of, size)
+        ends.append((points[-1][1], name, line.draw(axes, points)))
         heights += [y for _, y in points]
     static = {size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in shown}
     floor = sorted((x, y) for x, y in static.items() if y)
     if axis.name == "ranks" and floor:  # checkpointing does not change static bytes, and ranks may shard them
         axes.plot(*zip(*floor, strict=True), color=INK, linestyle="-.", linewidth=sized(1.4), label="static bytes")
         heights += [y for _, y in floor]
-    sizes = [size_of[row.case] for row in shown]
-    wide = (max(sizes) / min(sizes)) ** (1 / (0.94 - theme.line_end_share(axes, [label.text for label in labels])))
-    axes.set(xscale="log", yscale="log", xlim=(min(sizes) / wide**0.06, min(sizes) * wide**0.94))
+    axes.set(xscale="log", yscale="log")
     axes.set_ylim(min(heights) / 1.4, max(heights) * 1.6)
     theme.log_axis(axes.yaxis)
     axes.minorticks_off()
@@ -156,9 +150,9 @@ def _growth(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[
         axes.scatter(x, top, s=theme.area(52), color=VERMILLION, marker="x", label="out of memory", linewidths=sized(2))
     theme.limit(axes, rows, size, upright=False)
     axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest growth, at the name")
+    _named(axes, ends)
     axes.set_xlabel(f"{axis.label} (n)")
     axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})")
-    return lambda: theme.place_at_ends(axes, labels)
 
 
 def _fit(axes: Axes, line: StrategyLine, size_of: dict[Any, float], size: int) -> str:
@@ -173,7 +167,7 @@ def _fit(axes: Axes, line: StrategyLine, size_of: dict[Any, float], size: int) -
     heights = [max(growth.at(x), min(peaks) / 10) for x in steps]
     axes.plot(steps, heights, color=line.colour, linestyle=":", linewidth=sized(1.2), alpha=0.7, zorder=3)
     kept = "" if saved is None or f"{saved:.2f}" == PROPORTIONAL else f" (saved n^{saved:.2f})"
-    return f"\n{growth.text()}{kept}"
+    return f": {growth.text()}{kept}"
 
 
 def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
@@ -185,25 +179,19 @@ def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callab
         return (row.readings.peak_bytes or 0) / size, samples_per_second(row) or 0.0
 
     lines = [line._replace(rows=sorted(line.rows, key=at)) for line in of_strategies(shown)]
-    drawn = [[at(row) for row in line.rows] for line in lines]
+    drawn, ends = [[at(row) for row in line.rows] for line in lines], list[tuple[float, str, Line2D]]()
     for line, points in zip(lines, drawn, strict=True):
-        line.draw(axes, points, hollow=[at(row) for row in line.rows if holds(row) is False])
+        hollow = [at(row) for row in line.rows if holds(row) is False]
+        ends.append((points[-1][1], theme.name(line.rows[0]), line.draw(axes, points, hollow=hollow)))
     if any(holds(row) is False for row in shown):
         axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
-    last = [line.rows[-1] for line in lines]
-    names = [f"{theme.name(row)}: {row.case.batch_size}" for row in last]
-    room = 1 / (0.94 - 0.6 * theme.line_end_share(axes, names))  # the axes are so many times as wide as the points
-    xs, ys = zip(*map(at, shown), strict=True)
-    tall = (max(ys) - min(ys)) or max(ys)
-    axes.set_ylim(max(0.0, min(ys) - 0.15 * tall), max(ys) + 0.15 * tall)
+    axes.margins(x=0.08, y=0.12)
     theme.number_axis(axes.yaxis)
-    if max(xs) > LOGARITHMIC * min(xs):  # peaks are far apart
-        wide = (max(xs) / min(xs)) ** room
-        axes.set(xscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
+    peaks = [peak for peak, _ in map(at, shown)]
+    if max(peaks) > LOGARITHMIC * min(peaks):  # they are far apart
+        axes.set_xscale("log")
         theme.log_axis(axes.xaxis)
     else:
-        wide = ((max(xs) - min(xs)) or max(xs)) * room
-        axes.set_xlim(max(0.0, min(xs) - 0.06 * wide), min(xs) + 0.94 * wide)
         theme.number_axis(axes.xaxis)
     best = throughput_frontier(shown)
     if best:
@@ -215,9 +203,9 @@ def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callab
     drawn.append(theme.limit(axes, rows, size, upright=True))
     axes.set_xlabel(f"{marked('peak memory', rows)} ({unit}); at the marks: batch size")
     axes.set_ylabel("samples a second")
-    rest = sorted((row for row in shown if row not in last), key=lambda row: row not in best)
-    labels = [Label(*at(row), text) for row, text in zip(last, names, strict=True)]
-    labels += [Label(*at(row), str(row.case.batch_size), must=False) for row in rest]
+    _named(axes, ends)
+    ordered = sorted(shown, key=lambda row: row not in best)
+    labels = [Label(*at(row), str(row.case.batch_size), must=False) for row in ordered]
     return lambda: theme.place(axes, labels, others=[at(row) for row in shown], lines=drawn)
 
 
@@ -229,19 +217,15 @@ HEAT = Plot(
     needs="a peak",
     is_beside=True,
 )
-GROWTH = Plot(
-    panels=curves,
-    has=attrgetter("has_peak"),
-    height=lambda rows, width: max(1.35 + 0.5 * width, 1.9 + NAME * len({row.case.label for row in rows})),
-    draw=_growth,
-    needs="a peak",
+_line_plot = partial(
+    Plot,
+    height=lambda rows, width: max(1.5 + 0.5 * width, 1.9 + NAME * len({row.case.label for row in rows})),
     is_beside=True,
 )
-THROUGHPUT = Plot(
+GROWTH = _line_plot(panels=curves, has=attrgetter("has_peak"), draw=_growth, needs="a peak")
+THROUGHPUT = _line_plot(
     panels=batches,
     has=lambda row: row.has_peak and samples_per_second(row) is not None,
-    height=lambda rows, width: 1.5 + 0.5 * width,
     draw=_throughput,
     needs="a peak, a step time and a size of the batch",
-    is_beside=True,
 )

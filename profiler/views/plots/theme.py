@@ -248,46 +248,9 @@ def place(
     return written
 
 
-def place_at_ends(axes: Axes, labels: Sequence[Label]) -> list[Text]:
-    """Write the labels of line ends in a column right of them, in the order of the ends, a thin line to each.
-
-    The figure's layout must be final.
-    """
-    ordered = sorted(labels, key=lambda label: label.y)
-    ends = axes.transData.transform([(label.x, label.y) for label in ordered])  # (label, 2), in pixels
-    size, inch = sized(FONT - 1.5), axes.figure.dpi
-    halves = [0.7 * size / 72 * inch * (1 + label.text.count("\n")) for label in ordered]
-    centers, free = list[float](), axes.bbox.y0
-    for (_, y), half in zip(ends, halves, strict=True):
-        centers.append(max(y, free + half))
-        free = centers[-1] + half
-    free = axes.bbox.y1
-    for at, half in reversed([*enumerate(halves)]):
-        centers[at] = min(centers[at], free - half)
-        free = centers[at] - half
-    column = max(x for x, _ in ends) + 2 * size / 72 * inch
-    places = axes.transAxes.inverted().transform([(column, center) for center in centers])
-    leader = {"arrowstyle": "-", "color": GREY, "linewidth": sized(0.6), "shrinkA": 0, "shrinkB": sized(4)}
-    return [
-        axes.annotate(
-            label.text, (label.x, label.y), xytext=place, textcoords="axes fraction", va="center", fontsize=size,
-            color=INK, arrowprops={**leader, "relpos": (0, 0.5)}, zorder=6,
-            bbox={"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 0},
-        )
-        for label, place in zip(ordered, places.tolist(), strict=True)
-    ]  # fmt: skip
-
-
 def stairs(points: Sequence[Pair]) -> list[Pair]:
     """Return the corners of a step line through the points, which goes first across, then up or down."""
     corners = [points[0]]
     for (x0, y0), (x1, y1) in pairwise(points):
         corners += [(x1, y0), (x1, y1)] if x1 != x0 else [(x1, y1)]
     return corners
-
-
-def line_end_share(axes: Axes, texts: Sequence[str]) -> float:
-    """Return the share of the axes' width that labels with these texts take at line ends; at most two thirds."""
-    longest = max(len(line) for text in texts for line in text.split("\n"))
-    inches = sized(FONT - 1.5) / 72 * EM * longest + sized(0.14)
-    return float(min(2 / 3, inches / (axes.get_window_extent().width / axes.figure.dpi)))
