@@ -145,8 +145,8 @@ def timeline(
         refuse_flags(allowed, ON_SCRIPT, hint="gcprof timeline RUN -o FILE; it is read, not run again")
         is_asked = any(word.startswith("--strategies") for word in COMMAND.get())
         chosen = under(script[1], strategies if is_asked else None)
-        points = load_module("profiler.views.plots.steps", needs="matplotlib").script_points
-        aside(f"wrote {points(chosen, path=output, force=force)}")
+        draw = load_module("profiler.views.plots.steps", needs="matplotlib").script_phases
+        aside(f"wrote {draw(chosen, path=output, force=force, is_apart=True)}")
         next_command("gcprof", "explain", target)
         return
     typed = [*flags(words, without=("segments",)), *(["--device", device] if device else [])]

@@ -261,7 +261,7 @@ def plot(
     chosen = STYLES[one_of(style, STYLES, flag="--style")]
     path = output or Path(f"{kind}.{chosen.suffix}")
     if variants:
-        draw.script_bars(variants, path=path, force=force, style=chosen)
+        draw.script_phases(variants, path=path, force=force, style=chosen)
     else:
         axes = over.split(",") if over else ()
         draw.plot(rows(loaded.records), kind=kind, path=path, force=force, style=chosen, over=axes)

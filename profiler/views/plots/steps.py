@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil, nan
@@ -30,6 +31,7 @@ from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import change, marked, outcome, peak_name, ratio_text
 from profiler.views.tables.details import samples_of
 from profiler.views.tables.explanation import where
+from profiler.views.tables.script import SIZES
 
 WIDTH = 9.0  # inches
 BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar with its gap; the smaller one for more than CROWD bars
@@ -38,11 +40,12 @@ TIME_PARTS = (("forward", BLUE), ("backward", ORANGE), ("optimizer", GREEN))
 BAND = 0.3  # half the height over which the samples of a row are laid out
 MOST_DOTS = 200  # of a strategy
 
-PHASE_INCHES, AROUND, POINTS_INCHES = 0.3, 1.0, 2.6  # of a bar of a phase, around them, and of a panel of points
+PHASE_INCHES, AROUND = 0.3, 1.0  # of a bar of a phase, and around them
 PHASES_THICK = 0.8  # of the height for the bars of a phase
 COLOURS = (BLUE, ORANGE, GREY, SKY, VERMILLION, INK)  # of the variants of a script
-LINES = {"reserved": ("reserved", GREY, "s"), "peak": ("peak", BLUE, "o"), "live": ("live at its end", ORANGE, "v")}
 LONGEST = 60  # letters of a name
+UNKNOWN = ("peak, parts not measured", SKY)
+Parts = dict[tuple[str, str], dict[int, float]]  # of bars, with their colours, the lengths by place
 Shown = list[tuple[Variant, Process]]
 
 
@@ -50,56 +53,56 @@ def _memory(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     """Draw one bar per row, with its peak and the change against `none` beside it."""
     drawn = {at: row for at, row in enumerate(rows) if row.has_peak}
     size, unit = byte_unit(row.readings.peak_bytes for row in drawn.values())
-    parts_of = {
-        at: {part.name: part.nbytes for part in categories(row.readings)} or {"": row.readings.peak_bytes or 0}
-        for at, row in drawn.items()
-    }
-    ends = dict.fromkeys(drawn, 0)
-    for category in (*CATEGORIES, ""):
-        label, colour = "peak, parts not measured", SKY
-        if category:
-            label, colour = theme.WORDS.get(category, category), theme.COLOURS[category]
-        own = {at: parts[category] / size for at, parts in parts_of.items() if category in parts}
-        if own:
-            lefts = [ends[at] / size for at in own]
-            axes.barh(list(own), list(own.values()), left=lefts, height=THICK, color=colour, linewidth=0)
-            theme.legend_square(axes, label, colour)
-            ends = {at: end + parts_of[at].get(category, 0) for at, end in ends.items()}
+    looks = {name: (theme.WORDS.get(name, name), theme.COLOURS[name]) for name in CATEGORIES}
+    parts: Parts = {look: {} for look in (*looks.values(), UNKNOWN)}
     for at, row in drawn.items():
-        text = f"{scaled(row.readings.peak_bytes, size)}  {change(row, row.peak_ratio)}".rstrip()
-        theme.note(axes, text, (ends[at] / size, at), offset=(5, 0), va="center")
+        for part in categories(row.readings):
+            parts[looks[part.name]][at] = part.nbytes / size
+        if not categories(row.readings):
+            parts[UNKNOWN][at] = (row.readings.peak_bytes or 0) / size
+    ends = _stacked(axes, parts)
     floors = {at: row.static_bytes / size for at, row in drawn.items() if row.static_bytes is not None}
     if floors:  # equal ones make one long line
         low, high = [at - 0.5 for at in floors], [at + 0.5 for at in floors]
         axes.vlines(list(floors.values()), low, high, color=INK, linewidth=sized(1.6), label="floor: all static memory")
-    axes.set_xlim(0, 1.2 * max(ends.values()) / size)
-    _named(axes, rows, drawn, f"{marked('memory at the peak of the step', rows)} ({unit})")
+    said = {at: f"{scaled(row.readings.peak_bytes, size)}  {change(row, row.peak_ratio)}" for at, row in drawn.items()}
+    _named(axes, rows, drawn, f"{marked('memory at the peak of the step', rows)} ({unit})", ends=ends, said=said)
 
 
 def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     """Draw one bar per row, made of the phases' medians; a dot and its error bar are the step's median and spread."""
     drawn = {at: row for at, row in enumerate(rows) if TIME.has(row)}
     size, unit = second_unit(row.shown_seconds for row in drawn.values())
-    scales = {at: (row.shown_seconds or 0) / row.step_seconds if row.step_seconds else 1 for at, row in drawn.items()}
-    ends = dict.fromkeys(drawn, 0.0)
+    scales = {at: (row.shown_seconds or 0) / (row.step_seconds or 1) / size for at, row in drawn.items()}
+    parts: Parts = {}
     for part, colour in TIME_PARTS:
         samples = {at: samples_of(row, part) for at, row in drawn.items()}
-        long = [median(samples[at]) / size * scales[at] if samples[at] else 0.0 for at in drawn]
-        axes.barh(list(drawn), long, left=list(ends.values()), height=THICK, color=colour, label=part)
-        ends = {at: end + more for (at, end), more in zip(ends.items(), long, strict=True)}
+        parts[part, colour] = {at: median(seconds) * scales[at] for at, seconds in samples.items() if seconds}
+    ends = _stacked(axes, parts)
     steps = {at: (row.shown_seconds or 0) / size for at, row in drawn.items()}
     halves = {at: steps[at] * (row.step_spread or 0) for at, row in drawn.items()}
     axes.errorbar(
         list(steps.values()), list(drawn), xerr=list(halves.values()), fmt="o", color=INK, markersize=sized(4),
         capsize=sized(3), elinewidth=sized(1.3), label="step: median and half the interquartile range",
     )  # fmt: skip
+    said = {}
     for at, row in drawn.items():
         ends[at] = max(ends[at], steps[at] + halves[at])
         against = ratio_text(row) if row.time and row.case.label != "none" else ""
-        text = f"{scaled(row.shown_seconds, size)}  {against}".rstrip()
-        theme.note(axes, text, (ends[at], at), offset=(7, 0), va="center")
-    axes.set_xlim(0, 1.2 * max(ends.values()))
-    _named(axes, rows, drawn, f"time ({unit})")
+        said[at] = f"{scaled(row.shown_seconds, size)}  {against}"
+    _named(axes, rows, drawn, f"time ({unit})", ends=ends, said=said)
+
+
+def _stacked(axes: Axes, parts: Parts) -> dict[int, float]:
+    """Draw the parts of bars after each other, and return the ends of the bars."""
+    ends: dict[int, float] = defaultdict(float)
+    for (label, colour), lengths in parts.items():
+        lefts = [ends[at] for at in lengths]
+        if lengths:
+            axes.barh(list(lengths), list(lengths.values()), THICK, lefts, color=colour, linewidth=0, label=label)
+        for at, length in lengths.items():
+            ends[at] += length
+    return ends
 
 
 def _samples(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
@@ -124,8 +127,18 @@ def _samples(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     _named(axes, rows, drawn, f"step time ({unit})")
 
 
-def _named(axes: Axes, rows: Sequence[Row], drawn: dict[int, Row], label: str) -> None:
-    """Label the axes, values across and strategies down, the first on top; say why a row is not drawn."""
+def _named(
+    axes: Axes, rows: Sequence[Row], drawn: dict[int, Row], label: str, *, ends: Mapping[int, float] = {},
+    said: Mapping[int, str] = {},
+) -> None:  # fmt: skip
+    """Label the axes, values across and strategies down, the first on top; say why a row is not drawn.
+
+    What is `said` of a bar stands behind its end.
+    """
+    for at, text in said.items():
+        theme.note(axes, text.rstrip(), (ends[at], at), offset=(7, 0), va="center")
+    if ends:
+        axes.set_xlim(0, 1.2 * max(ends.values()))
     for at, row in enumerate(rows):
         if at not in drawn:
             text, where = outcome(row) if row.outcome != "ok" else "not measured", ("axes fraction", "data")
@@ -152,97 +165,69 @@ SAMPLES = _bar_plot(
 )
 
 
-def script_bars(variants: Sequence[Variant], *, path: Path, force: bool = False, style: Style = USUAL) -> Path:
-    """Draw a bar for the peak of each phase and variant, and a line at what it reserves, into a png, svg or pdf.
+def script_phases(
+    variants: Sequence[Variant], *, path: Path, force: bool = False, style: Style = USUAL, is_apart: bool = False
+) -> Path:
+    """Draw a bar for the peak of each phase, a line at what it reserves and a mark at what is live at its end.
 
-    Ranks and processes have a panel each, by their place. Raises UserError as `script_points` does.
+    Ranks and processes have a panel each, by their place, and if `is_apart` so has each variant. Raises UserError for
+    another suffix than png, svg or pdf, for a file that exists, without `force`, and for too many processes.
     """
 
     def figure() -> Figure:
-        shown = _shown(variants)
-        places: dict[str, Shown] = {}
+        shown = [(variant, process) for variant in variants for process in variant.processes if process.phases]
+        if not shown:
+            raise UserError("nothing to draw: no process used a GPU", hint="`gcprof show` says what ran")
+        if len(shown) > MOST:
+            raise UserError(f"{len(shown)} processes are too many for one picture", hint="--to csv has them all")
+        places: dict[tuple[str, ...], Shown] = {}
         for variant, process in shown:
-            places.setdefault(process.label(variant.processes), []).append((variant, process))
+            names = [process.label(variant.processes), *([name_of(variant)] if is_apart else [])]
+            places.setdefault(tuple(names), []).append((variant, process))
         size, unit = byte_unit(_most(process) for _, process in shown)
         heights = [AROUND + PHASE_INCHES * len(_names(group)) * max(1.0, 0.6 * len(group)) for group in places.values()]
-        panels = [partial(_bars, label=label, group=group, size=size, unit=unit) for label, group in places.items()]
+        panels = [partial(_bars, names=names, group=group, size=size, unit=unit) for names, group in places.items()]
         return picture(panels, heights, width=style.width or WIDTH)
 
     return write(figure, path=path, force=force, style=style)
 
 
-def script_points(variants: Sequence[Variant], *, path: Path, force: bool = False) -> Path:
-    """Draw peak, live and reserved memory of each phase in their order, with a panel for each process.
-
-    Raises UserError for another suffix, for a file that exists, without `force`, and for too many processes.
-    """
-
-    def figure() -> Figure:
-        shown = _shown(variants)
-        size, unit = byte_unit(_most(process) for _, process in shown)
-        panels = [partial(_points, variant=one, process=process, size=size, unit=unit) for one, process in shown]
-        return picture(panels, [POINTS_INCHES] * len(panels), width=WIDTH)
-
-    return write(figure, path=path, force=force)
-
-
-def _shown(variants: Sequence[Variant]) -> Shown:
-    shown = [(variant, process) for variant in variants for process in variant.processes if process.phases]
-    if not shown:
-        raise UserError("nothing to draw: no process used a GPU", hint="`gcprof show` says what ran")
-    if len(shown) > MOST:
-        raise UserError(f"{len(shown)} processes are too many for one picture", hint="--to csv has them all")
-    return shown
-
-
-def _bars(axes: Axes, *, label: str, group: Shown, size: int, unit: str) -> None:
-    names = _names(group)
+def _bars(axes: Axes, *, names: Sequence[str], group: Shown, size: int, unit: str) -> None:
+    phases = _names(group)
     thick = PHASES_THICK / len(group)
     for number, (variant, process) in enumerate(group):
-        colour = COLOURS[number % len(COLOURS)]
-        for phase in process.phases:
-            at = names.index(phase_name(phase)) + (number - (len(group) - 1) / 2) * thick
-            peak = (phase.peak_bytes or 0) / size
-            axes.barh(at, peak, height=thick * 0.9, color=colour)
-            if phase.reserved_bytes is not None:
-                edges = [at - thick / 2, at + thick / 2]
-                axes.plot([phase.reserved_bytes / size] * 2, edges, color=INK, linewidth=sized(1))
-            if len(group) <= len(COLOURS):
-                theme.note(axes, scaled(phase.peak_bytes, size), (peak, at), offset=(3, 0), size=FONT - 3, va="center")
-        theme.legend_square(axes, short(plain(name_of(variant)), LONGEST), colour)
-    axes.set_yticks(range(len(names)), [plain(name) for name in names])
+        colour, shift = COLOURS[number % len(COLOURS)], (number - (len(group) - 1) / 2) * thick
+        at = [phases.index(phase_name(phase)) + shift for phase in process.phases]
+        taken = {
+            name: [
+                nan if (nbytes := getattr(phase, f"{name}_bytes")) is None else nbytes / size
+                for phase in process.phases
+            ]
+            for name in SIZES
+        }
+        bars = axes.barh(at, taken["peak"], height=thick * 0.9, color=colour)
+        edges = [place - thick / 2 for place in at], [place + thick / 2 for place in at]
+        axes.vlines(taken["reserved"], *edges, color=INK, linewidth=sized(1), label="reserved")
+        axes.plot(taken["live"], at, "d", color="white", mec=INK, ms=sized(4), label="live at its end")
+        if len(group) <= len(COLOURS):
+            said = [scaled(phase.peak_bytes, size) for phase in process.phases]
+            said[process.phases.index(process.peak)] += f" {plain(process.peak.line)}"
+            axes.bar_label(bars, said, padding=sized(3), fontsize=sized(FONT - 3))
+        name = f", {short(plain(name_of(variant)), LONGEST)}" if len(group) > 1 else ""
+        theme.legend_square(axes, f"peak{name}", colour)
+    axes.set_yticks(range(len(phases)), [plain(name) for name in phases])
     axes.grid(visible=False, axis="y")
-    axes.set(ylim=(len(names) - 0.4, -0.6), xlim=(0, 1.12 * max(_most(process) for _, process in group) / size))
+    axes.set(ylim=(len(phases) - 0.4, -0.6), xlim=(0, 1.12 * max(_most(process) for _, process in group) / size))
     variant, process = group[0]
-    _title(axes, process.module or "no model", label)
-    reserved = "" if process.reserved_bytes is None else ", and a line at what is reserved"
-    axes.set_xlabel(f"{'rehearsed' if variant.gpu else 'measured'} memory by phase: peak{reserved} ({unit})")
+    title = ", ".join(filter(None, (process.module or "no model", *names)))
+    axes.set_title(short(plain(title), LONGEST), fontsize=sized(FONT))
+    axes.set_xlabel(f"{'rehearsed' if variant.gpu else 'measured'} memory by phase ({unit})")
 
 
 def _names(group: Shown) -> list[str]:
     """Return the names of all phases, in the order of the process that has most."""
     ordered = sorted((process for _, process in group), key=lambda process: -len(process.phases))
     return list(dict.fromkeys(phase_name(phase) for process in ordered for phase in process.phases))
-
-
-def _points(axes: Axes, *, variant: Variant, process: Process, size: int, unit: str) -> None:
-    for name, (label, colour, marker) in LINES.items():
-        sizes = [getattr(phase, f"{name}_bytes") for phase in process.phases]
-        taken = [nan if size_bytes is None else size_bytes / size for size_bytes in sizes]
-        axes.plot(range(len(taken)), taken, marker=marker, color=colour, label=label, linewidth=sized(1))
-    peak, at = process.peak, process.phases.index(process.peak)
-    text = " ".join(filter(None, (scaled(peak.peak_bytes, size), plain(peak.line))))
-    side = "right" if at > len(process.phases) / 2 else "left"
-    theme.note(axes, text, (at, (peak.peak_bytes or 0) / size), offset=(0, 6), size=FONT - 2, ha=side)
-    names = [plain(phase_name(phase)) for phase in process.phases]
-    axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=sized(FONT - 3))
-    axes.grid(visible=False, axis="x")
-    axes.set(ylim=(0, 1.25 * _most(process) / size), ylabel=unit)
-    _title(axes, process.module, process.label(variant.processes), name_of(variant))
-
-
-def _title(axes: Axes, *words: str) -> None:
-    axes.set_title(short(plain(", ".join(filter(None, words))), LONGEST), fontsize=sized(FONT))
 
 
 def _most(process: Process) -> int:
