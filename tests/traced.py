@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from unittest import mock
 
 from hypothesis import strategies as st
 
@@ -32,8 +33,7 @@ def traced(
 
     A step that is asked for again is not traced again.
     """
-    from profiler.predicting.fake_tensors import fake_tensors
-    from profiler.predicting.traced_case import follow
+    from profiler.predicting import traced_case
     from profiler.training.assemble import assemble
 
     chosen = {
@@ -41,13 +41,16 @@ def traced(
         "strategy": catalogue.resolve(Choice(strategy), STRATEGIES),
         "optimizer": Choice(optimizer),
     }
-    case = make.case(**{**chosen, "batch_size": 4, **fields})
-    with fake_tensors():
-        built = assemble(case, build=build)
+
+    def changed(*arguments: Any, **keywords: Any) -> Any:
+        built = assemble(*arguments, **keywords)
         if change:
             change(built.workload)
-        updater, step = built.trainer()
-        return follow(built.workload, updater, step), built.workload.blocks
+        return built
+
+    with mock.patch.object(traced_case, "assemble", changed):
+        built, trace, _ = traced_case.trace_case(make.case(**{**chosen, "batch_size": 4, **fields}), build=build)
+    return trace, built.workload.blocks
 
 
 def by_hand(operators: list[tuple[str, str]], allocations: list[tuple[int, int, int, str, str, str]]) -> Trace:

@@ -41,7 +41,7 @@ from profiler.measuring.failure_causes import CAUSE, CLOSURE, WHERE, lacks_closu
 from profiler.measuring.passes import measure_together
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
 from profiler.measuring.trial import measure
-from profiler.predicting import device_trace, prediction
+from profiler.predicting import prediction
 from profiler.predicting.stages import stages
 from profiler.predicting.traced_case import code_way
 from profiler.rehearsal import device as hollow_device
@@ -288,11 +288,10 @@ def way(request: str, channel: int) -> None:
 def follow(request: str, channel: int, *, with_choices: bool = False) -> None:
     """Send the step of the trial in `request`, traced or as its hollow GPU's allocator recorded it, or why not."""
     trial: Trial = decode(request, Trial)
-    follow_case = device_trace.follow_case if trial.case.is_rehearsed else prediction.follow_case
 
     def followed() -> Followed:
         told = _open_hollow(trial.case)
-        step = follow_case(trial, with_choices=with_choices)
+        step = prediction.follow_case(trial, with_choices=with_choices)
         return msgspec.structs.replace(step, remarks=(*step.remarks, *told))
 
     answer(channel, "followed", followed)
@@ -307,7 +306,7 @@ def choices(request: str, channel: int) -> None:
     """Send the bytes with the blocks of the case in `request`, and with other blocks, or why they are not known."""
     case: Case = decode(request, Case)
     _open_hollow(case)
-    answer(channel, "choices", lambda: (device_trace if case.is_rehearsed else prediction).choices(case))
+    answer(channel, "choices", lambda: prediction.choices(case))
 
 
 def stage(request: str, channel: int) -> None:

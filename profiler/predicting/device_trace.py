@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from profiler.core.case import Case, Trial
+from profiler.core.case import Case
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import (
     GIVEN,
@@ -24,8 +24,6 @@ from profiler.core.trace_data import (
     TAKEN_BACK,
     WORKSPACES,
     Block,
-    BlockChoices,
-    Followed,
     Operator,
     Trace,
     blocks_in_use,
@@ -34,11 +32,10 @@ from profiler.core.trace_data import (
     summed,
 )
 from profiler.core.units import bytes_text
-from profiler.measuring.bench import Bench
 from profiler.measuring.devices import open_device
 from profiler.measuring.meters.operators import copied_bytes, kind_of
-from profiler.predicting.stage_operators import block_choices, followed
 from profiler.predicting.step_tracer import (
+    Assumed,
     BlockLife,
     BlockLives,
     Held,
@@ -48,7 +45,7 @@ from profiler.predicting.step_tracer import (
     linear,
     plain_tensors,
 )
-from profiler.training.assemble import Assembled, Build, assemble
+from profiler.training.assemble import Assembled, assemble
 from profiler.training.known_values import NOT_REAL, ZEROS, ValueReads
 from profiler.training.observed_forward import Seen, remembering
 from profiler.training.optimizers import hooks_of
@@ -289,14 +286,6 @@ class ReadsValues(Unsupported):
     """Raised if a step fails after its forward has read values."""
 
 
-class DeviceStep(NamedTuple):
-    """A model after a traced step, and the trace."""
-
-    built: Assembled
-    trace: Trace
-    remarks: tuple[str, ...] = ()  # what makes the trace's bytes others than those of the step on a GPU, in words
-
-
 def trace_case(
     case: Case,
     *,
@@ -304,13 +293,12 @@ def trace_case(
     with_saves: bool = False,
     with_lines: bool = False,
     data_directory: str | None = None,
-    build: Build | None = None,
-) -> DeviceStep:
-    """Return the case's model on its device, and the trace of its second step; how far from a plain step's its peak is.
+) -> tuple[Assembled, Trace, Assumed]:
+    """Return the case's model on its device, the trace of its second step, and how far from a plain step's its peak is.
 
     `with_saves` records what autograd saves, from which stages are cut; the case must then be one without
-    checkpointing. `with_lines` finds the line of Python that asked for each block. `in_calls` and `build`
-    are those of `assemble`. Raises Unsupported for several ranks, with saves if the model packs them by hooks of its
+    checkpointing. `with_lines` finds the line of Python that asked for each block. `in_calls` is that of
+    `assemble`. Raises Unsupported for several ranks, with saves if the model packs them by hooks of its
     own, and where a step takes other bytes than when it is followed; ReadsValues if the first step reads values and
     fails; and whatever the model raises.
     """
@@ -318,7 +306,7 @@ def trace_case(
         raise Unsupported("what ranks hold for each other has no category yet in a rehearsed step: leave the ranks out")
     seen: Seen = {}
     reads = ValueReads()
-    make = partial(assemble, case, data_directory=data_directory, build=build, in_calls=in_calls)
+    make = partial(assemble, case, data_directory=data_directory, in_calls=in_calls)
     with _remembering_lines() if with_lines else nullcontext():
         built, optimizer, step = _settled(make, seen, reads)
         workload = built.workload
@@ -355,31 +343,7 @@ def trace_case(
         far = f"{bytes_text(abs(off))} {'above' if off > 0 else 'below'}"
         text = f"the peak of the followed step is {far} that of the step alone, {bytes_text(peak_bytes)}"
         remarks.append(f"{text}: free blocks are elsewhere")
-    return DeviceStep(built, trace, tuple(remarks))
-
-
-def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
-    """Return a step of the trial's case on its device, with lines of code; raises as `trace_case` does.
-
-    `with_choices` adds the floors and peaks of other block choices, if the hooks that these need do not fail; the case
-    must be one without checkpointing.
-    """
-    bench = Bench(trial, lambda stage: None)
-    bench.passes()  # for its note on what a device without arithmetic leaves out
-    trace = partial(trace_case, trial.case, with_lines=True, data_directory=trial.data_directory)
-
-    def traced(with_saves: bool) -> tuple[Assembled, Trace, list[str]]:
-        step = trace(with_saves=with_saves)
-        notes = (*step.built.applied.notes, *bench.all_notes())
-        return step.built, step.trace, [*(note.text for note in notes), *step.remarks]
-
-    return followed(traced, with_choices=with_choices, let_go=bench.device.release)
-
-
-def choices(case: Case) -> BlockChoices:
-    """Return floors and peaks of a case's blocks and of the model's other choices. Raises as `trace_case` does."""
-    step = trace_case(case.baseline, with_saves=True)
-    return block_choices(step.trace, step.built.workload)
+    return built, trace, Assumed(remarks=tuple(remarks))
 
 
 def _settled(

@@ -27,10 +27,13 @@ from profiler.core.trace_data import (
     scaled,
     stated_error,
 )
-from profiler.measuring.devices import versions
+from profiler.measuring.bench import Bench
+from profiler.measuring.devices import open_device, versions
 from profiler.measuring.meters import saved_graph
-from profiler.predicting.stage_operators import block_choices, followed
-from profiler.predicting.traced_case import Assumed, device_kind, known_rates, trace_case
+from profiler.predicting import device_trace
+from profiler.predicting.stage_operators import block_choices
+from profiler.predicting.step_tracer import Assumed
+from profiler.predicting.traced_case import device_kind, known_rates, trace_case
 from profiler.training import own_checkpoints
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import offered_blocks
@@ -100,27 +103,59 @@ def predict(
     )
 
 
-def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None = None) -> Followed:
-    """Return one traced step of the trial's case; `build` replaces the catalogue's model. Raises as `predict` does.
+def trace(
+    trial: Trial, case: Case, *, with_saves: bool = False, build: Build | None = None, **how: Any
+) -> tuple[Assembled, Trace, Assumed]:
+    """Return a model, the trace of one step, and what it assumes, of a case like the trial's.
 
-    `with_choices` adds the floors and peaks of other block choices, if the hooks that these need do not fail; the case
-    must be one without checkpointing.
+    A rehearsed case is traced on its hollow device, which has one model at a time; any other is predicted. `build`,
+    which replaces the catalogue's model, is for the latter alone. Raises as their `trace_case` does.
     """
+    if not case.is_rehearsed:
+        return trace_case(case, calibration=trial.calibration, with_saves=with_saves, build=build, **how)
+    open_device(case.device).release()
+    return device_trace.trace_case(case, with_saves=with_saves, data_directory=trial.data_directory, **how)
 
-    def traced(with_saves: bool) -> tuple[Assembled, Trace, list[str]]:
-        built, trace, assumed = trace_case(
-            trial.case, calibration=trial.calibration, with_saves=with_saves, build=build
+
+def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None = None) -> Followed:
+    """Return one traced step of the trial's case, if it is rehearsed with lines of code. Raises as `trace` does.
+
+    `with_choices` adds block choices; the case must be one without checkpointing. If that fails, a remark says why,
+    since the model may raise anything. If the step itself fails, it does so again.
+    """
+    case, more = trial.case, list[str]()
+    how = {"with_lines": True} if case.is_rehearsed else {}
+    bench = Bench(trial, lambda stage: None) if case.is_rehearsed else None
+
+    def followed(with_choices: bool) -> Followed:
+        built, step, assumed = trace(trial, case, with_saves=with_choices, build=build, **how)
+        if bench:
+            bench.passes()  # for its note on what a device without arithmetic leaves out
+            notes = [*built.applied.notes, *bench.all_notes()]
+        else:
+            notes = [*_of_model(built, case, step), *_stated(trial, None, assumed)]
+        return Followed(
+            trace=msgspec.structs.replace(step, saves=(), calls=()),  # not read by callers
+            blocks=built.workload.blocks,
+            split=built.applied.split,
+            has_own_optimizer=built.workload.optimizer is not None,  # the model brought it
+            remarks=(*(note.text for note in notes), *assumed.remarks, *more),
+            choices=block_choices(step, built.workload) if with_choices else None,
         )
-        notes = *_of_model(built, trial.case, trace), *_stated(trial, None, assumed)
-        return built, trace, [note.text for note in notes]
 
-    return followed(traced, with_choices=with_choices)
+    if with_choices:
+        try:
+            return followed(True)
+        except Exception as error:  # noqa: BLE001  as said above
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        more.append(f"whether other blocks would lower the peak is not known: {why}")
+    return followed(False)
 
 
 def choices(case: Case, *, build: Build | None = None) -> BlockChoices:
-    """Return floors and peaks of a case's blocks and of its model's other block choices. Raises as `predict` does."""
-    built, trace, _ = trace_case(case.baseline, with_saves=True, build=build)
-    return block_choices(trace, built.workload)
+    """Return floors and peaks of a case's blocks and of its model's other block choices. Raises as `trace` does."""
+    built, step, _ = trace(Trial(case=case), case.baseline, with_saves=True, build=build)
+    return block_choices(step, built.workload)
 
 
 def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | None) -> dict[str, Any]:

@@ -15,12 +15,11 @@ import msgspec
 from profiler.analysis.live_bytes import floor, stage_of
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.gpu_specs import Rates
-from profiler.core.trace_data import BlockChoice, BlockChoices, Followed, Trace, live, operator_seconds, resting, summed
+from profiler.core.trace_data import BlockChoice, BlockChoices, Trace, live, operator_seconds, resting, summed
 from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
 from profiler.planning.simulator import all_stages, simulate
 from profiler.predicting.stage_seconds import EVERY, NOTHING, TOGETHER, Seconds
 from profiler.predicting.step_tracer import INNER_BACKWARD
-from profiler.training.assemble import Assembled
 from profiler.training.blocks import offered_blocks
 from profiler.training.observed_forward import NOT_ONCE
 from profiler.training.workload import Workload
@@ -344,40 +343,6 @@ def estimated_seconds(
 def proved_floor(trace: Trace, blocks: tuple[str, ...]) -> int:
     """Return the bytes that no checkpointing of these blocks gets below."""
     return floor(trace, blocks=blocks, is_proof=True).nbytes
-
-
-def followed(
-    traced: Callable[[bool], tuple[Assembled, Trace, Iterable[str]]],
-    *,
-    with_choices: bool,
-    let_go: Callable[[], object] = lambda: None,
-) -> Followed:
-    """Return a traced case; `traced` gives its model, its step, with its saves if told, and remarks.
-
-    `with_choices` adds block choices; if that fails, a remark says why, since the model may raise anything. If the step
-    itself fails, it does so again. `let_go` is called in between.
-    """
-
-    def made(with_choices: bool, *more: str) -> Followed:
-        built, trace, remarks = traced(with_choices)
-        workload = built.workload
-        return Followed(
-            trace=msgspec.structs.replace(trace, saves=(), calls=()),  # not read by callers
-            blocks=workload.blocks,
-            split=built.applied.split,
-            has_own_optimizer=workload.optimizer is not None,  # the model brought it
-            remarks=(*remarks, *more),
-            choices=block_choices(trace, workload) if with_choices else None,
-        )
-
-    if not with_choices:
-        return made(False)
-    try:
-        return made(True)
-    except Exception as error:  # noqa: BLE001  as said above
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    let_go()
-    return made(False, f"whether other blocks would lower the peak is not known: {why}")
 
 
 def block_choices(trace: Trace, workload: Workload) -> BlockChoices:

@@ -18,7 +18,8 @@ from profiler.measuring.devices import available_bytes, open_device
 from profiler.measuring.failure_causes import UNKNOWN
 from profiler.planning import simulator
 from profiler.planning.chain import Chain
-from profiler.predicting import device_trace, stage_seconds
+from profiler.predicting import stage_seconds
+from profiler.predicting.prediction import trace
 from profiler.predicting.stage_operators import (
     StageBytes,
     StageSpan,
@@ -29,8 +30,8 @@ from profiler.predicting.stage_operators import (
     spans,
 )
 from profiler.predicting.stage_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
-from profiler.predicting.traced_case import known_rates, observe_case, taken_workspace, trace_case, workspace_bytes
-from profiler.training.assemble import Assembled, Build
+from profiler.predicting.traced_case import known_rates, observe_case, taken_workspace, workspace_bytes
+from profiler.training.assemble import Build
 from profiler.training.blocks import refuse_none
 from profiler.training.observed_forward import observe
 from profiler.training.own_checkpoints import compiled_modules, is_left_alone
@@ -68,45 +69,29 @@ class _Compiled(Exception):
     """Raised if the model has compiled code, whose operators a hollow device does not see."""
 
 
-def _trace(
-    trial: Trial, case: Case, build: Build | None, *, with_saves: bool, in_calls: bool
-) -> tuple[Assembled, Trace, bool, tuple[str, ...]]:
-    """Trace a step; also return whether it is unfused, and notes.
-
-    Of a rehearsed one, allocations are the allocator's blocks: up to 1 MiB more than is asked for.
-    """
-    if not case.is_rehearsed:
-        built, trace, assumed = trace_case(
-            case.foreseen, calibration=trial.calibration, with_saves=with_saves, build=build, in_calls=in_calls
-        )
-        return built, trace, assumed.is_unfused, ()
-    open_device(case.device).release()
-    step = device_trace.trace_case(case, with_saves=with_saves, in_calls=in_calls, data_directory=trial.data_directory)
-    if compiled_modules(step.built.workload.module):
-        raise _Compiled
-    return step.built, step.trace, False, step.remarks
-
-
 def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *, in_calls: bool) -> Chain:
     case, rates = trial.case.uncheckpointed, _rates(trial)
-    built, trace, is_unfused, notes = _trace(trial, case, build, with_saves=True, in_calls=in_calls)
+    case = case if case.is_rehearsed else case.foreseen
+    built, traced, assumed = trace(trial, case, with_saves=True, in_calls=in_calls, build=build)
     workload = built.workload
-    refuse_none(workload.blocks)
     compiled = compiled_modules(workload.module)
+    if case.is_rehearsed and compiled:
+        raise _Compiled
+    refuse_none(workload.blocks)
     if any(is_left_alone(name, compiled) for name in workload.blocks):
         raise Unsupported(
             "the model compiles a module around its blocks, in which they have no costs of their own, and a checkpoint "
             "of one breaks the compiled code; compile each block instead (block.compile()), or plan without compiling"
         )
-    refuse_backward_in_forward(trace)
-    observed = observe(workload) if case.is_rehearsed else observe_case(case.foreseen, build, in_calls=in_calls)
-    stage_spans = spans(trace, workload.blocks, linked=observed.linked)
+    refuse_backward_in_forward(traced)
+    observed = observe(workload) if case.is_rehearsed else observe_case(case, build, in_calls=in_calls)
+    stage_spans = spans(traced, workload.blocks, linked=observed.linked)
     prints = fingerprint(workload.module, workload.blocks, workload.calls)
     is_timed = rates is None and "time" in trial.passes
-    works = [_work(trace, span, workload) for span in stage_spans] if is_timed else []
+    works = [_work(traced, span, workload) for span in stage_spans] if is_timed else []
     del built, workload, observed  # a hollow device has one model at a time
-    inside = [one.name for span in stage_spans if span.blocks for one in trace.operators[span.first - 1 : span.last]]
-    has_saves = "time" in trial.passes and not is_unfused  # Inductor overwrites what would be saved
+    inside = [one.name for span in stage_spans if span.blocks for one in traced.operators[span.first - 1 : span.last]]
+    has_saves = "time" in trial.passes and not assumed.is_unfused  # Inductor overwrites what would be saved
     found = {
         save: _selective(trial, case, save, build, in_calls=in_calls) for save in (offered(inside) if has_saves else ())
     }
@@ -114,17 +99,17 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
 
     def chain(seconds: Sequence[Seconds]) -> Chain:
         made = chain_of(
-            trace, stage_spans, prints, seconds, options={save: of for save, (_, _, of) in selective.items()}
+            traced, stage_spans, prints, seconds, options={save: of for save, (_, _, of) in selective.items()}
         )
-        workspace = taken_workspace(trace, workspace_bytes(case.foreseen, trial.calibration))
-        return msgspec.structs.replace(made, workspace_bytes=workspace, notes=notes)
+        workspace = taken_workspace(traced, workspace_bytes(case.foreseen, trial.calibration))
+        return msgspec.structs.replace(made, workspace_bytes=workspace, notes=assumed.remarks)
 
     if trial.budget is not UNSET:
         without_times = chain([NOTHING] * len(stage_spans))
         budget_bytes = parse_budget(trial.budget, whole_bytes=simulator.whole_bytes(without_times))
         if simulator.largest_stage(without_times)[1] > budget_bytes:
             return without_times
-    return chain(_seconds(trial, works, trace, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
+    return chain(_seconds(trial, works, traced, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
 
 
 def _rates(trial: Trial) -> Rates | None:
@@ -193,11 +178,11 @@ def _selective(trial: Trial, case: Case, save: str, build: Build | None, *, in_c
     """Trace a step with every block under a save option; None if PyTorch cannot save its results."""
     case = msgspec.structs.replace(case, strategy=Choice.of("selective", {"save": save}))
     try:
-        built, trace, *_ = _trace(trial, case, build, with_saves=False, in_calls=in_calls)
+        built, traced, _ = trace(trial, case, in_calls=in_calls, build=build)
     except RuntimeError as error:
         if any(words in str(error) for words in UNSAVABLE):
             return None
         raise
-    stage_spans = spans(trace, built.workload.blocks)
-    bytes_of = dict(zip((span.name for span in stage_spans), held(trace, stage_spans), strict=True))
-    return trace, {span.name: span for span in stage_spans if span.blocks}, bytes_of
+    stage_spans = spans(traced, built.workload.blocks)
+    bytes_of = dict(zip((span.name for span in stage_spans), held(traced, stage_spans), strict=True))
+    return traced, {span.name: span for span in stage_spans if span.blocks}, bytes_of

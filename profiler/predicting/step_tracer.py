@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from msgspec.structs import replace
@@ -52,6 +52,15 @@ NODES = {  # by operator: backward nodes that have it in an in-place form
     aten.mul.Tensor: ("BinaryCrossEntropyWithLogitsBackward0",),
 }
 ADDING = ("VarMeanBackward0", "StdMeanBackward0")  # nodes whose formulas themselves add, out of place
+
+
+class Assumed(NamedTuple):
+    """What a trace assumes because only real data would decide it, and what makes its bytes others than a GPU's."""
+
+    num_guesses: int = 0  # values that were guessed: `all()` as true, other tests as false, floats as 0
+    routing: str | None = None  # the assumed routing of tokens, if sizes in the step depend on it
+    is_unfused: bool = False  # whether code that is compiled ran as it was written, without the kernels that fuse it
+    remarks: tuple[str, ...] = ()  # of a step on a device, in words
 
 
 class BlockLife:

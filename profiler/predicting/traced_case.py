@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ from profiler.planning.plan_code import Way
 from profiler.predicting.cuda_rules import cuda_like, foreach
 from profiler.predicting.fake_tensors import DEVICE, FakeTensors, fake_tensors, unseen
 from profiler.predicting.step_tracer import (
+    Assumed,
     BlockLife,
     BlockLives,
     StepTracer,
@@ -42,7 +43,7 @@ from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.block_segments import norms
 from profiler.training.observed_forward import Observation, observe
 from profiler.training.strategies import written
-from profiler.training.workload import Step, Workload, rounded
+from profiler.training.workload import rounded
 
 RANKS_ARE_REHEARSED = "ranks are rehearsed, not estimated: --device h100, on Linux on x86-64 with a CUDA build of torch"
 T = TypeVar("T")
@@ -57,14 +58,6 @@ OWN = (
 )
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
 _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
-
-
-class Assumed(NamedTuple):
-    """What a trace assumes because only real data would decide it."""
-
-    num_guesses: int = 0  # values that were guessed: `all()` as true, other tests as false, floats as 0
-    routing: str | None = None  # the assumed routing of tokens, if sizes in the step depend on it
-    is_unfused: bool = False  # whether code that is compiled ran as it was written, without the kernels that fuse it
 
 
 class _DependsOnData(Unsupported):
@@ -82,8 +75,8 @@ def trace_case(
 ) -> tuple[Assembled, Trace, Assumed]:
     """Return the case's fake model with its strategy, the trace of one step, and what the trace assumes.
 
-    A step whose sizes depend on its data is traced again with the case's routing. `with_saves` is that of `follow`,
-    `build` and `in_calls` are those of `assemble`. Raises as `predict` does.
+    A step whose sizes depend on its data is traced again with the case's routing. `with_saves` records what autograd
+    saves, from which stages are cut; `build` and `in_calls` are those of `assemble`. Raises as `predict` does.
     """
     if case.ranks:
         raise Unsupported(RANKS_ARE_REHEARSED)
@@ -95,20 +88,24 @@ def trace_case(
             if built.applied.changes_kernels:
                 raise Unsupported(f"{case.label} makes its own kernels when it runs: they cannot be predicted")
             on_pass("memory")
-            optimizer, step = built.trainer()
+            workload, (optimizer, step) = built.workload, built.trainer()
             if kind == "cuda":
                 foreach(optimizer)
+            make = partial(FakeTracer, workload.module, kind=kind, hidden=_measured(calibration))
             with unseen(), fakes.in_step():
-                trace = follow(
-                    built.workload,
-                    optimizer,
-                    step,
-                    device=kind,
-                    hidden=_measured(calibration),
-                    workspace_bytes=workspace_bytes(case, calibration),
-                    with_saves=with_saves,
-                    seed=partial(built.seed, 2),
-                )
+                for _ in range(workload.settling):  # these allocate what stays: gradients and optimizer state
+                    step(lambda phase: None)
+                tracer = make(with_saves=with_saves)
+                before = tracer.held(workload, optimizer)
+                built.seed(2)
+                with tracer.follow():
+                    loss = step(tracer.mark)
+                after = tracer.held(workload, optimizer)
+                built.seed(2)
+                dropped = make(drops=True).follow_dropping(workload) if with_saves else None
+                del loss
+                trace = tracer.trace(before, after, dropped)
+        trace = with_workspaces(trace, workspace_bytes(case, calibration))
         return built, trace, Assumed(fakes.num_guesses, routing, fakes.is_compiled)
 
     return _as_data_allow(case, traced)
@@ -206,38 +203,6 @@ def _measured(calibration: Calibration | None) -> Hidden | None:
         return measured.get(call_signature(operator, arguments, keywords), 0) if is_known else 0
 
     return hidden if measured else None
-
-
-def follow(
-    workload: Workload,
-    optimizer: torch.optim.Optimizer,
-    step: Step,
-    *,
-    device: str = "cpu",
-    hidden: Hidden | None = None,
-    workspace_bytes: int = 0,
-    with_saves: bool = False,
-    seed: Callable[[], None] = lambda: None,
-) -> Trace:
-    """Trace a training step after the steps that allocate what stays: gradients and optimizer state.
-
-    `step` runs one training step and marks its phases. Tensors must be fake. `with_saves` also records what autograd
-    saves, from which stages are cut. `seed` is called before each forward that must draw the same numbers, `hidden`
-    returns what was measured of an operator. `workspace_bytes` are those of cuBLAS's workspace.
-    """
-    make = partial(FakeTracer, workload.module, kind=device, hidden=hidden)
-    for _ in range(workload.settling):
-        step(lambda phase: None)
-    tracer = make(with_saves=with_saves)
-    before = tracer.held(workload, optimizer)
-    seed()
-    with tracer.follow():
-        loss = step(tracer.mark)
-    after = tracer.held(workload, optimizer)
-    seed()
-    dropped = make(drops=True).follow_dropping(workload) if with_saves else None
-    del loss
-    return with_workspaces(tracer.trace(before, after, dropped), workspace_bytes)
 
 
 class FakeTracer(StepTracer):
