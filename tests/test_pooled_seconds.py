@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from profiler.planning.chain import Chain, Plan, StageModule
 from profiler.planning.simulator import simulate, slower_by
-from profiler.predicting.stage_operators import StageBytes, planned_stage
+from profiler.predicting.stage_operators import EMPTY, timed_stage
 from profiler.predicting.stage_seconds import EVERY, MOST_DOUBT, PLAIN, WHOLE, Seconds, StageWork, StepSample, pooled
 
 OUTSIDE = 0.5
@@ -101,9 +101,8 @@ def test_intervals_of_plans_hold_the_truth_where_steps_are_noisy_and_where_stage
 
 def chain_of(found: list[Seconds]) -> Chain:
     """Stages with these seconds, and no bytes."""
-    none = StageBytes(**dict.fromkeys(StageBytes.__struct_fields__, 0))
-    module, saves = (StageModule(name="", parameters=()),), {"mm": none}
-    stages = [planned_stage("", none, seconds, blocks=module, saves=saves) for seconds in found[:-1]]
+    module, saves = (StageModule(name="", parameters=()),), {"mm": EMPTY}
+    stages = [timed_stage(EMPTY, seconds, blocks=module, saves=saves) for seconds in found[:-1]]
     doubts = {"recomputed": found[0].doubts[EVERY], "mm": found[0].doubts["mm"]}
     return Chain(input_bytes=0, doubts=doubts, stages=tuple(stages))
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import msgspec
 
 from profiler.analysis.live_bytes import floor, stage_of
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.gpu_specs import Rates
-from profiler.core.trace_data import BlockChoice, BlockChoices, Trace, live, operator_seconds, resting, summed
+from profiler.core.trace_data import BlockChoice, BlockChoices, Save, Trace, live, operator_seconds, resting, summed
 from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
 from profiler.planning.simulator import all_stages, simulate
 from profiler.predicting.stage_seconds import EVERY, NOTHING, TOGETHER, Seconds
@@ -42,8 +41,8 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     first: int
     last: int
-    backward_first: int
-    backward_last: int
+    backward_first: int = 0
+    backward_last: int = 0
     outputs: frozenset[int]  # indices of the storages that it passes on
     stop: int  # the operator at which a recompute has made all saved tensors and stops
     feeds_next: bool = False  # whether its output goes to the next block and nowhere else
@@ -61,17 +60,8 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
     starts = _starts(trace, blocks, pieces)
     ends = [_last(trace, "backward")[1], *(start - 1 for start in starts[:-1])]  # each ends where the one before begins
     stages = [
-        StageSpan(
-            blocks=piece.blocks,
-            name=piece.name,
-            first=piece.first,
-            last=piece.last,
-            backward_first=start,
-            backward_last=end,
-            outputs=frozenset(piece.given),
-            stop=max((save.packed for save in trace.saves[slice(*piece.saves)]), default=piece.first - 1),
-        )
-        for piece, start, end in zip(pieces, starts, ends, strict=True)
+        msgspec.structs.replace(piece, backward_first=start, backward_last=end)
+        for (piece, _), start, end in zip(pieces, starts, ends, strict=True)
     ]
     if not linked:
         return stages
@@ -124,24 +114,24 @@ def _passes(trace: Trace, before: StageSpan, stage: StageSpan) -> bool:
     return sum(own) <= sum(held.nbytes for held in given)
 
 
-class _Piece(NamedTuple):
-    """The forward of a stage."""
-
-    blocks: tuple[int, ...]
-    name: str
-    first: int
-    last: int
-    saves: tuple[int, int]
-    given: tuple[int, ...]  # indices of output storages; outside of blocks, the inputs of the next block
-
-
 def _last(trace: Trace, phase: str) -> tuple[int, int]:
     """Return the first and last operator of the last forward or backward."""
     return [(first, last) for name, first, last in trace.spans() if name == phase][-1]
 
 
-def _pieces(trace: Trace, blocks: Sequence[str]) -> Iterator[_Piece]:
-    """Yield the blocks in forward order, and whatever runs before, between and after them."""
+def _pieces(trace: Trace, blocks: Sequence[str]) -> Iterator[tuple[StageSpan, Sequence[Save]]]:
+    """Yield the forward of the blocks in order, and of whatever runs before, between and after them, with its saves.
+
+    Outside of blocks, outputs are the inputs of the next block.
+    """
+
+    def piece(
+        blocks: tuple[int, ...], name: str, numbers: tuple[int, int], saves: tuple[int, int], given: tuple[int, ...]
+    ) -> tuple[StageSpan, Sequence[Save]]:
+        (first, last), saved = numbers, trace.saves[slice(*saves)]
+        stop = max((save.packed for save in saved), default=first - 1)
+        return StageSpan(blocks=blocks, name=name, first=first, last=last, outputs=frozenset(given), stop=stop), saved
+
     at, end = _last(trace, "forward")
     inside = [call for call in trace.calls if call.before >= at - 1 and call.module in blocks]
     outermost = {(call.module, call.last): call for call in inside}  # a checkpointed block calls itself; both end alike
@@ -152,13 +142,13 @@ def _pieces(trace: Trace, blocks: Sequence[str]) -> Iterator[_Piece]:
     for index, call in enumerate(calls):
         if call.before >= at:
             between = f"between {name} and {call.module}" if name else f"before {call.module}"
-            yield _Piece((), between, at, call.before, (done, call.saves[0]), call.inputs)
-        yield _Piece((index,), call.module, call.before + 1, call.last, call.saves, call.outputs)
+            yield piece((), between, (at, call.before), (done, call.saves[0]), call.inputs)
+        yield piece((index,), call.module, (call.before + 1, call.last), call.saves, call.outputs)
         at, done, name = call.last + 1, call.saves[1], call.module
-    yield _Piece((), f"after {name}", at, end, (done, len(trace.saves)), ())
+    yield piece((), f"after {name}", (at, end), (done, len(trace.saves)), ())
 
 
-def _starts(trace: Trace, blocks: Sequence[str], pieces: list[_Piece]) -> list[int]:
+def _starts(trace: Trace, blocks: Sequence[str], pieces: list[tuple[StageSpan, Sequence[Save]]]) -> list[int]:
     """Return the first backward operator of each stage: the last stage begins the backward, an unseen one is empty."""
     stage = stage_of(tuple(blocks))
     begin, end = _last(trace, "backward")
@@ -166,28 +156,16 @@ def _starts(trace: Trace, blocks: Sequence[str], pieces: list[_Piece]) -> list[i
     for number, operator in enumerate(trace.operators[begin - 1 : end], start=begin):
         first_of.setdefault(stage(operator.module), number)
     starts, at = list[int](), end + 1
-    for piece in pieces[:-1]:
-        unpacking = [save.unpacked + 1 for save in trace.saves[slice(*piece.saves)] if save.unpacked is not None]
+    for piece, saves in pieces[:-1]:
+        unpacking = [save.unpacked + 1 for save in saves if save.unpacked is not None]
         own = [first_of[piece.name]] if piece.blocks and piece.name in first_of else []
         at = min((at, *unpacking, *own))  # a stage begins no later than the one before it, which runs after it
         starts.append(at)
     return [*starts, min(at, begin)]
 
 
-class StageBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """The byte fields of a stage, as defined in `planning.chain.Stage`."""
-
-    output_bytes: int
-    saved_bytes: int
-    own_saved_bytes: int
-    forward_extra_bytes: int
-    plain_forward_extra_bytes: int
-    backward_extra_bytes: int
-    gradient_bytes: int
-
-
-def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
-    """Return the bytes of every stage, from a step in which all are kept.
+def held(trace: Trace, stages: Sequence[StageSpan]) -> list[Stage]:
+    """Return every stage with its bytes alone, from a step in which all are kept.
 
     Planners count an output as held until the next stage's backward; inputs that a pinned stage does not keep, as `cat`
     keeps no block's output, are deducted from its saves.
@@ -214,7 +192,9 @@ def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
         gone = sum(one.nbytes for one in inputs if before and before.first <= one.born and one.died <= stage.last)
         taken = min(gone, saved)
         counted.append(
-            StageBytes(
+            msgspec.structs.replace(
+                EMPTY,
+                name=stage.name,
                 output_bytes=outputs,
                 saved_bytes=saved - taken,
                 own_saved_bytes=min(own_saved, saved - taken),
@@ -248,7 +228,7 @@ def chain_of(
     prints: Mapping[str, tuple[str, ...]],
     seconds: Sequence[Seconds],
     *,
-    options: Mapping[str, Mapping[str, StageBytes]],
+    options: Mapping[str, Mapping[str, Stage]],
 ) -> Chain:
     """Return the chain of a step without checkpointing; where two blocks must not be computed together, an empty pinned
     stage is between them.
@@ -258,12 +238,11 @@ def chain_of(
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
     made, before, alive = list[Stage](), None, live(trace)
     outside = [range(first, last + 1) for phase, first, last in trace.spans() if phase not in ("forward", "backward")]
-    for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True):
+    for span, stage, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True):
         if before and before.blocks and span.blocks and not before.feeds_next:
             made.append(msgspec.structs.replace(EMPTY, name=f"between {before.name} and {span.name}"))
         saves = {save: of[span.name] for save, of in options.items() if span.name in of and save in time.options}
-        own = tuple(blocks[index] for index in span.blocks)
-        made.append(planned_stage(span.name, bytes_, time, blocks=own, saves=saves))
+        made.append(timed_stage(stage, time, blocks=tuple(blocks[index] for index in span.blocks), saves=saves))
         before = span
     return Chain(
         input_bytes=0,  # the batch is live before the step
@@ -278,18 +257,15 @@ def chain_of(
     )
 
 
-def planned_stage(
-    name: str, bytes_: StageBytes, time: Seconds, *, blocks: tuple[StageModule, ...], saves: Mapping[str, StageBytes]
-) -> Stage:
-    """Return a stage of these modules; it is pinned if there are none. `saves` are its bytes under each save option."""
-    return Stage(
-        name=name,
+def timed_stage(stage: Stage, time: Seconds, *, blocks: tuple[StageModule, ...], saves: Mapping[str, Stage]) -> Stage:
+    """Return the stage with its seconds and modules; without any it is pinned. `saves` has its bytes by save option."""
+    return msgspec.structs.replace(
+        stage,
         forward_seconds=time.forward,
         backward_seconds=time.backward,
         early_stop_seconds=time.early_stop,
         inner_recompute_seconds=time.inner,
         inner_error_seconds=time.inner_error,
-        **msgspec.structs.asdict(bytes_),
         error_seconds=time.error,
         options=tuple(
             SaveOption(

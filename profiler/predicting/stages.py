@@ -17,11 +17,10 @@ from profiler.core.units import parse_budget
 from profiler.measuring.devices import available_bytes, open_device
 from profiler.measuring.failure_causes import UNKNOWN
 from profiler.planning import simulator
-from profiler.planning.chain import Chain
+from profiler.planning.chain import Chain, Stage
 from profiler.predicting import stage_seconds
 from profiler.predicting.prediction import trace
 from profiler.predicting.stage_operators import (
-    StageBytes,
     StageSpan,
     chain_of,
     estimated_seconds,
@@ -171,7 +170,7 @@ def _work(trace: Trace, span: StageSpan, workload: Workload) -> StageWork:
     return StageWork(blocks=span.blocks, feeds_next=span.feeds_next, kind=(classes, shapes, run))
 
 
-_Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by the name of the stage
+_Selective = tuple[Trace, dict[str, StageSpan], dict[str, Stage]]  # the last two by the name of the stage
 
 
 def _selective(trial: Trial, case: Case, save: str, build: Build | None, *, in_calls: bool) -> _Selective | None:
@@ -184,5 +183,5 @@ def _selective(trial: Trial, case: Case, save: str, build: Build | None, *, in_c
             return None
         raise
     stage_spans = spans(traced, built.workload.blocks)
-    bytes_of = dict(zip((span.name for span in stage_spans), held(traced, stage_spans), strict=True))
+    bytes_of = {stage.name: stage for stage in held(traced, stage_spans)}
     return traced, {span.name: span for span in stage_spans if span.blocks}, bytes_of
