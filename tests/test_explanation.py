@@ -12,7 +12,7 @@ from profiler.analysis.explanation import explain
 from profiler.analysis.live_bytes import categories_at, modules_at
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
-from profiler.core.trace_data import CATEGORIES, Operator, live
+from profiler.core.trace_data import CATEGORIES, Followed, Operator, Trace, live
 from profiler.predicting.prediction import follow_case
 from profiler.training import models
 from profiler.training.block_segments import checkpoint_segments
@@ -27,11 +27,15 @@ def runs(*chosen: list[int] | range) -> Callable[[Workload], None]:
     return lambda workload: checkpoint_segments(workload, chosen)
 
 
+def step(trace: Trace, blocks: tuple[str, ...]) -> Followed:
+    return Followed(trace=trace, blocks=blocks)
+
+
 def why(model: str, strategy: str = "none", *, change: Any = None, **fields: Any) -> str | None:
     """The kind of reason that a step has against its baseline."""
     baseline, blocks = traced(model, **fields)
     trace, _ = traced(model, strategy, change=change, **fields)
-    found = explain(trace, blocks=blocks, baseline=baseline).reason
+    found = explain(step(trace, blocks), step(baseline, blocks)).reason
     return found.kind if found else None
 
 
@@ -64,9 +68,9 @@ def test_a_workspace_that_is_most_of_the_peak_is_the_reason(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     model = catalogue.resolve(Choice("mlp"), models.TABLE)
     case = make.case("all", model=model, device="fake:t4")
-    baseline, step = (follow_case(Trial(case=each)) for each in (case.baseline, case))
+    baseline, checkpointed = (follow_case(Trial(case=each)) for each in (case.baseline, case))
 
-    found = explain(step.trace, blocks=step.blocks, baseline=baseline.trace).reason
+    found = explain(checkpointed, baseline).reason
 
     assert found is not None
     assert found.kind == "workspace"
@@ -81,7 +85,7 @@ def test_a_workspace_beside_static_memory_blames_no_activations():
     trace = msgspec.structs.replace(trace, operators=(*trace.operators[:2], product))
     baseline = msgspec.structs.replace(trace, operators=(trace.operators[0], product, product))
 
-    found = explain(trace, blocks=("blocks.0",), baseline=baseline).reason
+    found = explain(step(trace, BLOCKS[:1]), step(baseline, BLOCKS[:1])).reason
 
     assert found is not None
     assert found.kind == "static"
@@ -102,11 +106,11 @@ def test_any_trace_adds_up_at_every_operator_and_can_be_explained(trace):
         assert categories == {name: nbytes for name, nbytes in expected.items() if nbytes}
         assert sum(categories.values()) == total
         assert sum(share.nbytes for share in modules_at(trace, number, blocks=BLOCKS)) == total
-    found = explain(trace, blocks=BLOCKS)
+    found = explain(step(trace, BLOCKS))
     assert found.peak.nbytes == max(live(trace))
     assert sum(share.nbytes for share in found.modules) + found.others_bytes == found.peak.nbytes
     assert found.floor.nbytes <= found.peak.nbytes
-    assert explain(trace, blocks=BLOCKS, baseline=trace).reason is None
+    assert explain(step(trace, BLOCKS), step(trace, BLOCKS)).reason is None
 
 
 def test_modules_inside_a_block_go_under_its_name_and_others_under_their_own():
@@ -129,7 +133,7 @@ def test_modules_inside_a_block_go_under_its_name_and_others_under_their_own():
 def test_ten_modules_are_named_and_the_others_are_summed():
     trace = by_hand([("forward", "")], [(100 + at, 0, 1, f"m{at}", "before", "parameters") for at in range(13)])
 
-    found = explain(trace, blocks=())
+    found = explain(step(trace, ()))
 
     assert [share.nbytes for share in found.modules] == list(range(112, 102, -1))
     assert (found.num_others, found.others_bytes) == (3, 100 + 101 + 102)
@@ -141,7 +145,7 @@ def test_a_remedy_that_is_impossible_here_is_left_out():
     on_gpu = msgspec.structs.replace(on_host, device="cuda")
 
     host, gpu, gpu_of_one = (
-        {remedy.kind for remedy in explain(trace, blocks=blocks, **fields).remedies}
+        {remedy.kind for remedy in explain(step(trace, blocks), **fields).remedies}
         for trace, fields in ((on_host, {}), (on_gpu, {}), (on_gpu, {"batch_size": 1}))
     )
 

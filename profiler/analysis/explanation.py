@@ -28,6 +28,7 @@ from profiler.core.trace_data import (
     Allocation,
     BlockChoice,
     BlockChoices,
+    Followed,
     Life,
     Trace,
     by_category,
@@ -77,34 +78,29 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(
-    trace: Trace,
+    step: Followed,
+    baseline: Followed | None = None,
     *,
-    blocks: tuple[str, ...],
-    baseline: Trace | None = None,
-    split: str | None = None,
-    choices: BlockChoices | None = None,
     batch_size: int | None = None,
     half_batch_bytes: int | None = None,
 ) -> Explanation:
     """Explain the peak of a traced step.
 
-    `blocks` are the names of the model's blocks in order; `baseline` is the trace of the same step without
-    checkpointing, `choices` are what other blocks come to, `batch_size` is None if it is not known, and so is
-    `half_batch_bytes`, the peak with half of it; `split` is only passed on. The floor is that of the baseline if there
-    is one, since what runs only in a recompute is not in it. But if the step's peak is below that floor, because its
-    checkpoints hold more than these blocks, the floor is the step's own. A trace that is its own baseline needs no
-    reason.
+    `baseline` is the same step without checkpointing, with what other blocks come to; a step that is its own baseline
+    needs no reason. `batch_size` is None if it is not known, and so is `half_batch_bytes`, the peak with half of it.
+    The floor is that of the baseline if there is one, since what runs only in a recompute is not in it. But if the
+    step's peak is below that floor, because its checkpoints hold more than these blocks, the floor is the step's own.
     """
-    if baseline is trace:
-        baseline = None
+    trace, blocks, choices = step.trace, step.blocks, baseline.choices if baseline else None
+    plain = baseline.trace if baseline and baseline.trace is not trace else None
     highest = live_bytes.peak(trace)
     modules = live_bytes.modules_at(trace, highest.number, blocks=blocks)
     others = modules[NUM_MODULES:]
-    least = floor(baseline or trace, blocks=blocks)
+    least = floor(plain or trace, blocks=blocks)
     if least.nbytes > highest.nbytes:
         least = floor(trace, blocks=blocks)
     held = held_at(trace, highest.number) if any(storage.line for storage in trace.allocations) else []
-    why = reason(trace, baseline=baseline, blocks=blocks) if baseline else None
+    why = reason(trace, baseline=plain, blocks=blocks) if plain else None
     return Explanation(
         peak=highest,
         operator_bytes=trace.operators[highest.number - 1].hidden_bytes if highest.number else 0,
@@ -122,8 +118,8 @@ def explain(
         ),
         choices=choices,
         better=better_blocks(choices) if choices else None,
-        baseline_bytes=live_bytes.peak(baseline).nbytes if baseline else None,
-        split=split,
+        baseline_bytes=live_bytes.peak(plain).nbytes if plain else None,
+        split=step.split,
         reason=why,
         holders=live_bytes.holders((one.nbytes, one.operator, one.line, one.category) for one in held),
     )

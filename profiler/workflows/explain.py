@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from profiler import engines
+from profiler.analysis import explanation
 from profiler.analysis.explanation import Explanation
-from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.live_bytes import peak
 from profiler.analysis.progress import calibrations
 from profiler.core import device_choice
@@ -47,23 +47,9 @@ def explain(target: str, words: Request, screen: Screen = SILENT) -> tuple[Follo
         raise UserError("only one strategy can be explained at once", hint=hint)
     steps = followed_steps(target, words, screen, with_choices=True)
     chosen = steps[-1]
-    why = explanation_of(chosen.case, chosen.followed, steps[0].followed, half_batch_bytes=chosen.half_batch_bytes)
-    return chosen, why
-
-
-def explanation_of(
-    case: Case, step: Followed, baseline: Followed, *, half_batch_bytes: int | None = None
-) -> Explanation:
-    """Explain the peak of a case's step, compared with that of the `baseline`, which has what other blocks come to."""
-    return explain_trace(
-        step.trace,
-        blocks=step.blocks,
-        baseline=baseline.trace,
-        split=step.split,
-        choices=baseline.choices,
-        batch_size=case.batch_size,
-        half_batch_bytes=half_batch_bytes,
-    )
+    batch_size, half_bytes = chosen.case.batch_size, chosen.half_batch_bytes
+    step, baseline = chosen.followed, steps[0].followed
+    return chosen, explanation.explain(step, baseline, batch_size=batch_size, half_batch_bytes=half_bytes)
 
 
 def heading(case: Case, step: Followed, *, with_strategy: bool = False, is_assumed: bool = False) -> str:

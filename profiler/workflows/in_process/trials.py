@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from profiler.analysis import explanation
 from profiler.analysis.explanation import better_blocks
 from profiler.core import device_choice, gpu_specs, plan_file
 from profiler.core.case import PASSES, Case, Choice, Trial, split_choices
@@ -32,7 +33,7 @@ from profiler.views.tables import Table
 from profiler.views.tables.columns import OWN_OPTIMIZER, device_word
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows import SILENT
-from profiler.workflows.explain import assumed, explanation_of, followed, heading
+from profiler.workflows.explain import assumed, followed, heading
 from profiler.workflows.fit import FitRequest, Fitted, searched
 from profiler.workflows.in_process.answering import (
     Given,
@@ -198,7 +199,7 @@ def explain(
         strategies, given, device=device, precision=precision, blocks=blocks, seed=seed, with_choices=True
     )
     (_, baseline), (step, chosen) = steps[0], steps[-1]
-    explained = explanation_of(step, chosen, baseline)
+    explained = explanation.explain(chosen, baseline, batch_size=step.batch_size)
     is_given = not isinstance(optimizer, str | None)  # then it is no news that the model has its own
     title = heading(step, chosen, with_strategy=True, is_assumed=optimizer is None)
     remarks = [remark for remark in chosen.remarks if not (is_given and OWN_OPTIMIZER in remark)]
