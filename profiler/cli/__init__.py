@@ -19,8 +19,9 @@ import typer
 import typer.main
 
 from profiler.cli import options, output
-from profiler.cli.output import COMMAND, SCRIPT, drop_unwritable
+from profiler.cli.output import SCRIPT, drop_unwritable
 from profiler.core.errors import UserError, load_function
+from profiler.workflows import COMMAND
 
 FULL = (  # errors of a place that cannot be written to
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY,

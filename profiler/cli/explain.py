@@ -10,7 +10,6 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.output import (
-    COMMAND,
     Terminal,
     aside,
     next_command,
@@ -24,6 +23,7 @@ from profiler.cli.script import ON_SCRIPT, named_script, under
 from profiler.core.device_choice import SEVERAL
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, error_text
+from profiler.workflows import COMMAND
 from profiler.workflows.spec import Request, flags
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.output import (
-    COMMAND,
     SCRIPT,
     Terminal,
     aside,
@@ -103,7 +102,7 @@ def fit(
         words=words, limit=1.0 if memory is None else parse_memory(memory, flag="--memory"),
         allow=tuple(allow.split(",")) if allow else (),
         context_bytes=_size(context, flag="--context"), most_host_bytes=_size(host_memory, flag="--host-memory"),
-        emit=emit, draws=draws, typed=COMMAND.get(),
+        emit=emit, draws=draws,
     )  # fmt: skip
     with interruptible(json=json):
         raise typer.Exit(_answer(request, gpus, terminal, of_batches=of_batches, output=output, force=force, json=json))

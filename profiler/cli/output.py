@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from profiler.core.errors import UserError, nearest_or_all
-from profiler.workflows import Interrupted, Screen
+from profiler.workflows import COMMAND, Interrupted, Screen
 
 if TYPE_CHECKING:
     from profiler.core.case import Case
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 COLOR: ContextVar[str] = ContextVar("COLOR", default="auto")  # what --color asks for
 QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)  # whether --quiet was given: results alone
-COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the running command
 SCRIPT: ContextVar[tuple[str, ...]] = ContextVar("SCRIPT", default=())  # a command of the user's, behind `--`
 LAUNCHERS = (  # programs that begin a command of the user's, and are no models
     "torchrun", "accelerate", "deepspeed", "composer", "sh", "bash", "uv", "poetry", "conda", "env", "mpirun", "srun",

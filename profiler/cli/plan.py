@@ -10,7 +10,6 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.output import (
-    COMMAND,
     Terminal,
     aside,
     interruptible,
@@ -83,7 +82,7 @@ def plan(
     words = msgspec.structs.replace(words, strategies="none", device=device)
     request = PlanRequest(
         words=words, budget=budget, stages=stages, levels=levels, measure=measure, rounds=rounds, frontier=frontier,
-        emit=emit, output=output, force=force, json=json, typed=COMMAND.get(),
+        emit=emit, output=output, force=force, json=json,
     )  # fmt: skip
     request.check()
     with interruptible(json=json):

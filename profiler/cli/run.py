@@ -13,7 +13,6 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.output import (
-    COMMAND,
     Terminal,
     aside,
     folded,
@@ -88,7 +87,7 @@ def run(
 
     request = RunRequest(
         words=words, config=config, output=output, resume=resume, anew=new_run,
-        exclusive=one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error", typed=COMMAND.get(),
+        exclusive=one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error",
         engine=engine, devices=devices, allow_parallel=allow_parallel, shard=shard,
     )  # fmt: skip
     request.check()
@@ -280,7 +279,7 @@ def predict(
     words = msgspec.structs.replace(words, device=device, predict=rehearse or None)
     with interruptible(json=json), TemporaryDirectory(prefix="gcprof-") as folder:
         place = output if is_kept else Path(folder) / "run"
-        request = RunRequest(words=words, output=place, typed=COMMAND.get(), is_kept=is_kept)
+        request = RunRequest(words=words, output=place, is_kept=is_kept)
         raise typer.Exit(print_run(run(request, terminal), json=json, is_kept=is_kept))
 
 
@@ -325,7 +324,7 @@ def rehearse(
     sizes = {"memory": memory, "context": context, "cudnn_workspace": cudnn_workspace}
     device = calibrated(device, calibrate, **sizes) if calibrate else to_rehearse(device, **sizes)
     words = msgspec.structs.replace(words, device=device)
-    request = RunRequest(words=words, output=output, typed=COMMAND.get())
+    request = RunRequest(words=words, output=output)
     terminal = Terminal(is_quiet=quiet, names_logs=output is not None)
     with interruptible(json=json):
         raise typer.Exit(print_run(run(request, terminal), json=json, is_look=output is None))
@@ -380,9 +379,7 @@ def reproduce(
             raise UserError(f"{name} cannot be predicted: a Trainer does its steps", hint="leave out --predict")
         device = to_predict(device or "v100")
     with interruptible(json=json):
-        reproduced = workflow.reproduce(
-            system, Terminal(), full=full, device=device, output=output, typed=COMMAND.get()
-        )
+        reproduced = workflow.reproduce(system, Terminal(), full=full, device=device, output=output)
         _print(reproduced, json=json)
         raise typer.Exit(_keep(system, reproduced))
 

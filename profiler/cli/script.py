@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import COMMAND, SCRIPT, aside, next_command, one_of, say, say_json
+from profiler.cli.output import SCRIPT, aside, next_command, one_of, say, say_json
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def keep(variants: Sequence[Variant], *, output: Path | None, started: datetime)
     lines = records.records(variants, started=started.isoformat(timespec="seconds"))
     manifest = store.Manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=command_line(COMMAND.get()),
+        command=command_line(),
         plan=records.plan(lines),
         environment=records.environment(variants[0]),
         sources={name: text for variant in variants for name, text in records.sources(variant.command).items()},

@@ -49,7 +49,6 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     allow: tuple[str, ...] = ()  # of CONSENTS
     emit: str | None = None  # the kind of code to write for the chosen way
     draws: bool = False  # whether the curves of plans are wanted
-    typed: tuple[str, ...] = ()  # the words of the command line
 
     def check(self) -> None:
         """Raise UserError for a consent that is not known."""
@@ -167,7 +166,7 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
         folder = store.new_folder(RESULTS, [f"fit {model.case.model.name}"])
 
         def run(trials: tuple[Trial, ...], plans: dict[Path, PlanFile]) -> tuple[int, tuple[Record, ...]]:
-            code, run = model.run(folder, trials, plans=plans, typed=request.typed)
+            code, run = model.run(folder, trials, plans=plans)
             screen.say(f"wrote {run.folder / 'trials.jsonl'}")
             return code, tuple(run.records)
 

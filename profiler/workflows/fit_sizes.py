@@ -271,7 +271,7 @@ def _run(
             for trial in schedule.in_rounds(here, ROUNDS)
         ]
     trials += [Trial(case=case, passes=MEMORY) for case in beyond if case]
-    code, run = model.run(folder, tuple(trials), plans=plans, typed=request.typed)
+    code, run = model.run(folder, tuple(trials), plans=plans)
     screen.say(f"wrote {run.folder / 'trials.jsonl'}")
     by_case = {row.case: row for row in read_rows(run.records)}
     ran = tuple(

@@ -55,7 +55,6 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     output: Path | None = None
     force: bool = False
     json: bool = False
-    typed: tuple[str, ...] = ()  # the words of the command line
 
     @property
     def writes_plan(self) -> bool:
@@ -274,7 +273,7 @@ def compare_plans(
     cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibration=model.calibration())
     exact = zip(fitted, ("none", ways[0].label)[-len(fitted) :], strict=True) if fitted else ()
     ready = [msgspec.structs.replace(record, case=cases[label]) for record, label in exact]
-    code, run = model.run(folder, trials, plans=files, typed=request.typed, ready=ready)
+    code, run = model.run(folder, trials, plans=files, ready=ready)
     rows = read_rows(run.records)
     measured = {row.case: row for row in rows if not row.case.is_predicted}
     predicted = {row.case.twin: row for row in rows if row.case.is_predicted}

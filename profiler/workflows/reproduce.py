@@ -120,12 +120,8 @@ def reproduce(
     full: bool = False,
     device: str | None = None,
     output: Path | None = None,
-    typed: tuple[str, ...] = (),
 ) -> Reproduced:
-    """Run the system in a folder of its own, at the published size also on a CPU if `full`. Raises UserError.
-
-    `typed` are the words of the command line.
-    """
+    """Run the system in a folder of its own, at the published size also on a CPU if `full`. Raises UserError."""
     store.refuse_existing(output or RESULTS / "new")
     with engines.connect(system.engine) as engine:
         devices = engine.survey()
@@ -136,7 +132,7 @@ def reproduce(
         checked = spec.check(msgspec.structs.replace(size.request, device=chosen, rounds=rounds), lambda word: word)
         remarks = (f"reduced: {size.reduced}",) if size.reduced else ()
         begun = Started(engine, devices, msgspec.structs.replace(checked, remarks=remarks))
-        request = RunRequest(words=size.request, output=output or store.new_folder(RESULTS, [system.name]), typed=typed)
+        request = RunRequest(words=size.request, output=output or store.new_folder(RESULTS, [system.name]))
         ran = in_folder(begun, request, screen)
     assert ran.run
     return Reproduced(ran.run, _reproduction(system, size, ran.run), ran.exit_code)

@@ -23,7 +23,7 @@ from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
 from profiler.runs import RESULTS, run_folder, store
 from profiler.runs.store import Run
-from profiler.workflows import SILENT, STARTING, Screen, spec
+from profiler.workflows import COMMAND, SILENT, STARTING, Screen, spec
 from profiler.workflows import run as workflow
 from profiler.workflows.run import Ran, RunRequest, Started
 from profiler.workflows.spec import FLAGS, TABLES, CheckedRequest, Request, given, is_plain
@@ -56,7 +56,7 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
     is_complete = words is None and not request.anew and not _owed(before)
     if not is_complete:
         unnamed = needs_naming(before, _named_words(before, request.words))  # digests in its folder are no consent
-        again = shlex.join(["gcprof", *request.typed, *_again(before, unnamed)])
+        again = shlex.join(["gcprof", *COMMAND.get(), *_again(before, unnamed)])
         _refuse(unnamed, hint=f"if this is your own code: {again}")
     workflow.refuse_exclusive(plan, exclusive=request.exclusive)
     if request.anew:
@@ -149,7 +149,7 @@ def _refuse_changes(
     before: Run, request: RunRequest, asked: CheckedRequest | None, devices: Mapping[str, Environment]
 ) -> None:
     """Raise UserError if plan, files, versions or device are not the run's."""
-    trials, typed = before.manifest.plan, request.typed
+    trials, typed = before.manifest.plan, COMMAND.get()
     device, then = trials[0].case.device, before.manifest.environment
     if then.device_name is None:  # it was unknown when the run began: its first record has it
         known = (record.environment for record in before.records if record.case.device == device)

@@ -52,7 +52,6 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     devices: str | None = None  # which of the engine's to use at once
     allow_parallel: bool = False
     shard: str | None = None  # of the sweep
-    typed: tuple[str, ...] = ()  # the words of the command line
     is_kept: bool = True  # else the folder goes with the command, and no picture is drawn
 
     def check(self) -> None:
@@ -176,7 +175,7 @@ def in_folder(
     made = store.create(
         request.output or store.new_folder(RESULTS, [str(trial.case.model) for trial in trials]),
         plan=trials,
-        command=command or command_line(request.typed),
+        command=command or command_line(),
         environment=device_choice.environment(trials[0].case.device, begun.devices),
         sources=store.code_digests(trial.case for trial in trials),
         words=words,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -31,6 +31,7 @@ from profiler.training import (
     resolved_label,
 )
 from profiler.training.models import meant
+from profiler.workflows import COMMAND
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # defaults besides `none`: for chains, and for other models
 TABLES = {  # for the fields of a case that are Choices
@@ -166,10 +167,10 @@ def flags(words: Request, *, without: Collection[str] = ()) -> list[str]:
     return [part for name, value in asked.items() for part in (flag(name), *([] if value is True else [str(value)]))]
 
 
-def command_line(typed: Sequence[str]) -> str:
+def command_line() -> str:
     """Return the command, without secrets and with only the last name of the files and folders that options name."""
     words = ["gcprof"]
-    for before, word in pairwise(["gcprof", *typed]):
+    for before, word in pairwise(["gcprof", *COMMAND.get()]):
         alone = before in ("--data", "--config", "--output", "-o")
         option = "" if alone else (re.match(r"--(data|config|output)=|-o=?|", word) or [""])[0]
         words.append(option + Path(word[len(option) :]).name if alone or option else word)

@@ -126,7 +126,6 @@ class ModelOnDevice:
         trials: tuple[Trial, ...],
         *,
         plans: Mapping[Path, PlanFile],
-        typed: Sequence[str],
         ready: Sequence[Record] = (),
     ) -> tuple[int, Run]:
         """Run the trials in a new run folder, with the plans that they read; return an exit code and the run.
@@ -138,7 +137,7 @@ class ModelOnDevice:
         run = store.create(
             folder,
             plan=trials,
-            command=command_line(typed),
+            command=command_line(),
             environment=device_choice.environment(self.case.device, self.devices),
             sources=digests,
         )
