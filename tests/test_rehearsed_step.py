@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from profiler.analysis import live_bytes
-from profiler.core.case import Choice, Trial, encode
+from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import STATIC, Followed, by_category, live
 from profiler.core.units import MIB
-from profiler.engines import read_answer
+from profiler.engines import answer
 from profiler.engines.local import Local
 from tests import make
 from tests.program import PATIENCE_SECONDS, gcprof
@@ -78,8 +78,7 @@ def case(model, strategy="none", **settings):
 
 
 def followed(engine, entry, of):
-    answer = engine.ask(f"profiler.engines.{entry}", encode(Trial(case=of)).decode(), failing="no answer")
-    return read_answer(answer, "followed", Followed)
+    return answer(engine, entry, Trial(case=of), Followed, failing="no answer")
 
 
 TRANSFORMER = "transformer:layers=2,width=64"
@@ -99,7 +98,7 @@ CASES = [
 def test_the_traced_step_has_the_bytes_of_the_measured_one(rehearsing, of):
     (record,) = rehearsing.run([Trial(case=of)])
 
-    trace = followed(rehearsing, "worker:follow", of).trace
+    trace = followed(rehearsing, "follow", of).trace
 
     held = live(trace)
     assert max(held) == record.readings.peak_bytes
@@ -114,7 +113,7 @@ def test_the_traced_step_has_the_bytes_of_the_measured_one(rehearsing, of):
 def test_the_peak_of_other_blocks_is_that_of_a_step_with_them_checkpointed(rehearsing, precision):
     of = case("transformer:layers=4,width=64", precision=precision)
 
-    choices = followed(rehearsing, "worker:follow_with_choices", of).choices
+    choices = followed(rehearsing, "follow_with_choices", of).choices
 
     few = (choices.own, *choices.others[:3])
     cases = [msgspec.structs.replace(of, strategy=Choice("all"), blocks=choice.pattern or None) for choice in few]
@@ -126,7 +125,7 @@ def test_the_peak_of_other_blocks_is_that_of_a_step_with_them_checkpointed(rehea
 
 
 def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it(rehearsing):
-    found = followed(rehearsing, "worker:follow", case(f"{USER_MODELS / 'causes.py'}:make:kind=squaring"))
+    found = followed(rehearsing, "follow", case(f"{USER_MODELS / 'causes.py'}:make:kind=squaring"))
 
     products = [
         one.module for one in found.trace.operators if one.phase == "backward" and one.name == "aten.mul.Tensor"
@@ -135,7 +134,7 @@ def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it
 
 
 def test_each_checkpointed_block_is_recomputed_once(rehearsing):
-    found = followed(rehearsing, "worker:follow", CASES[0])
+    found = followed(rehearsing, "follow", CASES[0])
 
     spans = live_bytes.recomputes(found.trace)
     stage = live_bytes.stage_of(found.blocks)

@@ -99,32 +99,24 @@ def blocks(
     Example: gcprof blocks torchvision:resnet18 --pattern 'layer?.*'
     """
     from profiler import engines
-    from profiler.core import catalogue, device_choice
-    from profiler.core.case import Case, Choice, encode
+    from profiler.core import device_choice
+    from profiler.core.case import split_choices
     from profiler.core.record import ModelSummary
-    from profiler.training.models import TABLE, meant
     from profiler.views.tables.details import blocks as table
     from profiler.workflows import spec
     from profiler.workflows.stages import better_blocks_text
 
-    chosen = catalogue.resolve(meant(Choice(model)), TABLE, what="model")
-    takes_size = "batch_size" in catalogue.read(chosen.name, TABLE).parameters
-    if batch_size is not None and not takes_size:
-        hint = "leave it out, or give the function a parameter batch_size"
-        raise UserError(f"--batch-size has no effect on '{chosen}', which makes its own batch", hint=hint)
-    size = (batch_size or FEW) if takes_size else None
-    case = Case(
-        model=chosen, strategy=Choice("none"), optimizer=Choice("sgd"), batch_size=size, device="cpu", blocks=pattern
-    )
+    if len(split_choices(model)) > 1:
+        raise UserError(f"'{model}' is more than one model", hint="name one")
+    asked = None if batch_size is None else str(batch_size)
+    words = spec.Request(model=model, strategies="none", device="cuda", blocks=pattern, batch_size=asked)
+    step = spec.check(words, device_choice.any_device).trials[0].case  # that `gcprof explain` traces
+    takes_size = step.batch_size is not None
+    case = msgspec.structs.replace(step, device="cpu", batch_size=(batch_size or FEW) if takes_size else None)
     with Terminal(is_quiet=quiet).doing("looking at the model"), engines.connect(measures=False) as engine:
-        answer = engine.ask(
-            f"{engines.WORKER}:outline", encode(case).decode(), failing=f"'{case.model}' ended without a result"
-        )
+        failing = f"'{case.model}' {engines.NO_RESULT}"
         hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name"
-        summary = engines.read_answer(answer, "outline", ModelSummary, hint=hint)
-        asked = None if batch_size is None else str(batch_size)
-        words = spec.Request(model=model, strategies="none", device="cuda", blocks=pattern, batch_size=asked)
-        step = spec.check(words, device_choice.any_device).trials[0].case  # that `gcprof explain` traces
+        summary = engines.answer(engine, "outline", case, ModelSummary, failing=failing, hint=hint)
         better = None if json else better_blocks_text(engine, step)
     if json:
         say_json(summary)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from profiler.core import catalogue, gpu_specs
-from profiler.core.case import Choice, Trial, decode
+from profiler.core.case import Case, Choice, Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 
@@ -26,8 +26,10 @@ TABLE = {
     "ray": "profiler.engines.ray_cluster:connect",
 }
 WORKER = "profiler.engines.worker"  # the module of the functions that run in a child
+NO_RESULT = "ended without a result"
 HERE = ("local", "trainer")  # their devices are those of this machine
 STAGE_SECONDS: ContextVar[float] = ContextVar("STAGE_SECONDS", default=600.0)  # `--stage-limit` of this command
+T = TypeVar("T")
 FAR = ("ray",)  # they run trials on other machines: they get the plan in advance, and have kinds of GPU
 
 
@@ -92,18 +94,22 @@ class Engine(Protocol):
         """Yield one record for each trial that `done` does not settle. Closing the iterator ends running trials."""
 
 
-def read_answer(answer: Mapping[str, Any], key: str, kind: type[Any], *, of: str = "", hint: str | None = None) -> Any:
-    """Return the value under the key in an answer of the worker, as `kind`.
+def answer(
+    engine: Engine, function: str, given: Case | Trial, kind: type[T], *, failing: str, of: str = "", hint: str = ""
+) -> T:
+    """Return what a function of the worker answers on a case or a trial, as `kind`.
 
     Raises UserError, which begins with `of`, if the worker refused (exit code 2, with the hint) or failed (1).
     """
-    if key in answer:
-        value = answer[key]  # of this process it is what it is, of another plain JSON
+    rehearses = (given.case if isinstance(given, Trial) else given).is_rehearsed
+    sent = engine.ask(f"{WORKER}:{function}", encode(given).decode(), failing=failing, rehearses=rehearses)
+    if "answer" in sent:
+        value = sent["answer"]  # of this process it is what it is, of another plain JSON
         return value if isinstance(value, kind) else decode(json.dumps(value), kind)
-    is_refused = "refused" in answer
-    words = answer["refused"] if is_refused else answer.get("failed", "what it sent is not an answer")
+    ((outcome, words),) = sent.items()
     message = f"{of}: {words}" if of else words
-    raise UserError(message, hint=hint if is_refused else None, exit_code=2 if is_refused else 1)
+    is_refused = outcome == "refused"
+    raise UserError(message, hint=(hint or None) if is_refused else None, exit_code=2 if is_refused else 1)
 
 
 def killer(status: int) -> str:

@@ -143,10 +143,10 @@ def tell(channel: int, message: object) -> None:
         rest = rest[os.write(channel, rest) :]
 
 
-def answer(channel: int, key: str, work: Callable[[], object]) -> None:
-    """Send the result of `work` under the key, or why it was refused or failed."""
+def answer(channel: int, work: Callable[[], object]) -> None:
+    """Send the result of `work`, or why it was refused or failed."""
     try:
-        tell(channel, {key: work()})
+        tell(channel, {"answer": work()})
     except (Invalid, Unsupported, UserError) as error:
         tell(channel, {"refused": hide(str(error))})
     except SystemExit as error:
@@ -277,12 +277,12 @@ def _begin(trial: Trial, since: float, num_threads: int, by: Callable[..., Recor
 
 def outline(request: str, channel: int) -> None:
     """Send a summary of the model of the case in `request`: its blocks, or why it has none."""
-    answer(channel, "outline", lambda: assemble.summary(decode(request, Case)))
+    answer(channel, lambda: assemble.summary(decode(request, Case)))
 
 
 def way(request: str, channel: int) -> None:
     """Send what code is written for of the case in `request`."""
-    answer(channel, "way", lambda: code_way(decode(request, Case)))
+    answer(channel, lambda: code_way(decode(request, Case)))
 
 
 def follow(request: str, channel: int, *, with_choices: bool = False) -> None:
@@ -294,7 +294,7 @@ def follow(request: str, channel: int, *, with_choices: bool = False) -> None:
         step = prediction.follow_case(trial, with_choices=with_choices)
         return msgspec.structs.replace(step, remarks=(*step.remarks, *told))
 
-    answer(channel, "followed", followed)
+    answer(channel, followed)
 
 
 def follow_with_choices(request: str, channel: int) -> None:
@@ -306,7 +306,7 @@ def choices(request: str, channel: int) -> None:
     """Send the bytes with the blocks of the case in `request`, and with other blocks, or why they are not known."""
     case: Case = decode(request, Case)
     _open_hollow(case)
-    answer(channel, "choices", lambda: prediction.choices(case))
+    answer(channel, lambda: prediction.choices(case))
 
 
 def stage(request: str, channel: int) -> None:
@@ -317,7 +317,7 @@ def stage(request: str, channel: int) -> None:
     def on_step(step: str) -> None:
         tell(channel, {"stage": f"timing {step.partition(',')[0]}", "step": step})
 
-    answer(channel, "chain", lambda: stages(trial, on_step=on_step))
+    answer(channel, lambda: stages(trial, on_step=on_step))
 
 
 def _open_hollow(case: Case) -> list[str]:

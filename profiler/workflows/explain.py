@@ -12,13 +12,13 @@ from profiler.analysis.explanation import Explanation
 from profiler.analysis.live_bytes import peak
 from profiler.analysis.progress import calibrations
 from profiler.core import device_choice
-from profiler.core.case import Case, Trial, encode, split_choices
+from profiler.core.case import Case, Trial, split_choices
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
 from profiler.core.trace_data import Followed
 from profiler.core.units import batch_text
-from profiler.engines import WORKER, Engine, read_answer
+from profiler.engines import NO_RESULT, Engine, answer
 from profiler.runs import is_run, run_folder, store
 from profiler.views.tables.columns import device_word, optimizer
 from profiler.workflows import SILENT, Screen, spec
@@ -142,12 +142,10 @@ def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Fol
 
     `with_choices` adds what other blocks come to.
     """
-    failing = f"'{trial.case.model}' under '{trial.case.label}' ended without a result"
-    entry = f"{WORKER}:follow_with_choices" if with_choices else f"{WORKER}:follow"
-    answer = engine.ask(entry, encode(trial).decode(), failing=failing, rehearses=trial.case.is_rehearsed)
+    failing = f"'{trial.case.model}' under '{trial.case.label}' {NO_RESULT}"
+    function = "follow_with_choices" if with_choices else "follow"
     strategy = "" if trial.case == trial.case.baseline else str(trial.case.label)
-    step: Followed = read_answer(answer, "followed", Followed, of=strategy)
-    return step
+    return answer(engine, function, trial, Followed, failing=failing, of=strategy)
 
 
 def _half_batch_bytes(engine: Engine, trial: Trial) -> int | None:

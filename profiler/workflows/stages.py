@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -14,14 +13,14 @@ from profiler import engines
 from profiler.analysis import progress
 from profiler.analysis.explanation import better_blocks
 from profiler.core import device_choice, gpu_specs, plan_file
-from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode, encode_indented, split_choices
+from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode_indented, split_choices
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES, MOST_BYTES, absent, parse, to_predict, to_rehearse
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text, bytes_text
-from profiler.engines import STAGE_SECONDS, WORKER, Engine, read_answer
+from profiler.engines import NO_RESULT, STAGE_SECONDS, Engine, answer
 from profiler.engines.local import why_no_rehearsal
 from profiler.planning.chain import Chain
 from profiler.planning.plan_code import Way
@@ -162,7 +161,7 @@ def way_of(engine: Engine, case: Case, plan: PlanFile | None) -> Way:
     heads = tuple(lever for lever in case.levers or () if lever.name == "chunk-loss")
     asked = msgspec.structs.replace(case.foreseen, levers=heads or UNSET)
     asked = asked.uncheckpointed if plan else asked
-    way: Way = _answer(engine, "way", asked, Way, key="way", of=("levers", case.model))
+    way = answer(engine, "way", asked, Way, failing=f"the levers of '{case.model}' {NO_RESULT}", of=str(case.model))
     label = str((msgspec.structs.replace(case, strategy=Choice("plan")) if plan else case).label)
     return msgspec.structs.replace(
         way, label=label, levers=case.levers or (), plan=plan or way.plan, batch_size=case.batch_size
@@ -230,8 +229,8 @@ def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = 
 def block_choices(engine: Engine, case: Case) -> BlockChoices:
     """Return floors and peaks of a case's blocks and of the model's other choices. Raises UserError if unknown."""
     case = case.baseline if case.is_rehearsed else case.baseline.foreseen
-    choices: BlockChoices = _answer(engine, "choices", case, BlockChoices, key="choices", of=("blocks", case.model))
-    return choices
+    failing = f"the blocks of '{case.model}' {NO_RESULT}"
+    return answer(engine, "choices", case, BlockChoices, failing=failing, of=str(case.model))
 
 
 def calibrate(engine: Engine, case: Case) -> Calibration | None:
@@ -276,19 +275,8 @@ def stages(
         case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget,
         limit_seconds=STAGE_SECONDS.get(),
     )  # fmt: skip
-    chain: Chain = _answer(engine, "stage", trial, Chain, key="chain", of=("stages", case.model))
-    return chain
-
-
-def _answer(
-    engine: Engine, function: str, given: Case | Trial, kind: type[Any], *, key: str, of: tuple[str, str]
-) -> Any:
-    """Return what a function of the worker answers, `of` which part of which model. Raises UserError."""
-    part, model = of
-    failing = f"the {part} of '{model}' ended without a result"
-    rehearses = (given.case if isinstance(given, Trial) else given).is_rehearsed
-    answer = engine.ask(f"{WORKER}:{function}", encode(given).decode(), failing=failing, rehearses=rehearses)
-    return read_answer(answer, key, kind, of=str(model))
+    failing = f"the stages of '{case.model}' {NO_RESULT}"
+    return answer(engine, "stage", trial, Chain, failing=failing, of=str(case.model))
 
 
 CONVOLUTIONS = "aten.convolution"  # and aten.convolution_backward

@@ -270,12 +270,12 @@ class Estimates:
         """Answer as the function of that name does in a child, and raise what it would have sent."""
         name = entry.rpartition(":")[2]
         if name == "choices":
-            return {"choices": prediction.choices(decode(text, Case), build=self._build)}
+            return {"answer": prediction.choices(decode(text, Case), build=self._build)}
         trial = decode(text, Trial)
         if name == "stage":
-            return {"chain": self._chain(trial)}
+            return {"answer": self._chain(trial)}
         with_choices = name == "follow_with_choices"
-        return {"followed": prediction.follow_case(trial, with_choices=with_choices, build=self._build)}
+        return {"answer": prediction.follow_case(trial, with_choices=with_choices, build=self._build)}
 
     def _chain(self, trial: Trial) -> Chain:
         """Return the stages; for a device of unknown speed, each block's forward takes 1, its backward 2."""
