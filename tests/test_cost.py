@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler.analysis.progress import Bounds, Speed, cost, num_steps, num_timed, step_seconds
+from profiler.analysis.progress import Bounds, cost, num_steps, num_timed, step_seconds
 from profiler.cli import answer
 from profiler.core import schedule
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.stats import Sampling
 from tests import make
 
-SLOW = Speed(step_seconds=0.5, forward_seconds=0.1)
+SLOW = Bounds(0.5, 0.6)  # seconds without checkpointing, and with a forward more
 
 
 def trial(strategy: str = "none", *, passes: tuple[str, ...] = PASSES, round: int = 1, **fields: Any) -> Trial:
@@ -75,7 +75,7 @@ def test_predictions_cost_no_device_and_unknown_speeds_are_not_counted():
 
     assert (found.num_trials, found.num_predicted, found.num_unknown) == (6, 3, 1)
     assert step_seconds(plan[1], SLOW) == Bounds(11 * 0.5, pytest.approx(19 * 0.6))  # up to one more forward a step
-    assert found.gpu_seconds == step_seconds(plan[0], SLOW).plus(step_seconds(plan[1], SLOW))
+    assert found.gpu_seconds == step_seconds(plan[0], Bounds(0.5, 0.5)).plus(step_seconds(plan[1], SLOW))
     assert cost(plan, {}, start_seconds=1.0).gpu_seconds is None
 
 

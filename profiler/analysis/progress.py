@@ -152,13 +152,6 @@ class Bounds(NamedTuple):
         return Bounds(self.least * factor, self.most * factor)
 
 
-class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted seconds of the step without checkpointing."""
-
-    step_seconds: float
-    forward_seconds: float  # the extra time of recomputing everything
-
-
 class SweepCost(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of a schedule, or of the rest of it."""
 
@@ -171,15 +164,19 @@ class SweepCost(msgspec.Struct, frozen=True, kw_only=True):
     num_unknown: int  # measured trials whose speed is not known
 
 
-def cost(trials: Iterable[Trial], speeds: Mapping[Case, Speed], *, start_seconds: float) -> SweepCost:
+def cost(trials: Iterable[Trial], speeds: Mapping[Case, Bounds], *, start_seconds: float) -> SweepCost:
     """Return the cost of trials, from the predicted speeds of their baselines (by `case.baseline.twin`).
 
-    `start_seconds` is how long a trial takes to start. The time of copies, digests and readings of the allocator is not
-    counted.
+    A speed is the seconds of a step without checkpointing and of one that recomputes everything; `start_seconds` is how
+    long a trial takes to start. The time of copies, digests and readings of the allocator is not counted.
     """
     planned = list(trials)
     measured = [trial for trial in planned if not trial.case.is_predicted and not trial.case.is_rehearsed]
-    asked = [(trial, speeds.get(trial.case.baseline.twin)) for trial in measured]
+    asked = []
+    for trial in measured:
+        speed = speeds.get(trial.case.baseline.twin)
+        is_baseline = trial.case == trial.case.baseline
+        asked.append((trial, Bounds(speed.least, speed.least) if speed and is_baseline else speed))
     start, nothing = Bounds(start_seconds, start_seconds), Bounds(0, 0)
     seconds = [
         start.plus(step_seconds(trial, speed)).times(trial.case.num_ranks)
@@ -199,20 +196,21 @@ def cost(trials: Iterable[Trial], speeds: Mapping[Case, Speed], *, start_seconds
     )
 
 
-def num_steps(trial: Trial, speed: Speed | None = None) -> Bounds:
+def num_steps(trial: Trial, speed: Bounds | None = None) -> Bounds:
     """Return the training steps of one rank."""
-    timed = [num_timed(trial, seconds) for seconds in (_step_span(trial, speed) if speed else (None,))]
-    return _untimed(trial).plus(Bounds(min(bounds.least for bounds in timed), max(bounds.most for bounds in timed)))
+    return _untimed(trial).plus(_either(num_timed(trial, seconds) for seconds in speed or (None,)))
 
 
-def step_seconds(trial: Trial, speed: Speed) -> Bounds:
+def step_seconds(trial: Trial, speed: Bounds) -> Bounds:
     """Return the seconds of these steps: each at least as long as the baseline's, and at most a forward longer."""
-    fast, slow = _step_span(trial, speed)
-    timed = [num_timed(trial, seconds).times(seconds) for seconds in (fast, slow)]
     least, most = _untimed(trial)
-    return Bounds(
-        least * fast + min(bounds.least for bounds in timed), most * slow + max(bounds.most for bounds in timed)
-    )
+    timed = _either(num_timed(trial, seconds).times(seconds) for seconds in speed)
+    return timed.plus(Bounds(least * speed.least, most * speed.most))
+
+
+def _either(spans: Iterable[Bounds]) -> Bounds:
+    lowest, highest = zip(*spans, strict=True)
+    return Bounds(min(lowest), max(highest))
 
 
 def num_timed(trial: Trial, seconds: float | None) -> Bounds:
@@ -260,12 +258,6 @@ def _untimed(trial: Trial) -> Bounds:
     number = sum(count for name, count in always.items() if name in passes)
     is_look = is_paired and trial.least_pairs == 1 and case.torch_device == "cpu"  # one step warms up for both
     return steps.plus(Bounds(number - (is_time_alone(trial) or is_look), number))
-
-
-def _step_span(trial: Trial, speed: Speed) -> tuple[float, float]:
-    """Return how long a step takes at least and at most."""
-    is_baseline = trial.case == trial.case.baseline
-    return speed.step_seconds, speed.step_seconds + (0.0 if is_baseline else speed.forward_seconds)
 
 
 ESTIMATED = "GCP016"  # the note that says that times are of the roofline model

@@ -96,12 +96,10 @@ def run(
         refuse_idle(idle, "with --dry-run", hint="it measures nothing; leave one of them out")
     with interruptible(json=json):
         if dry_run:
-            from profiler.views.tables.progress import cost_lines
             from profiler.workflows.run import dry_run as dry
 
-            if cost := dry(request, Terminal(), show=_print_trials):
-                for line in cost_lines(cost.cost, basis=cost.basis, start=cost.start, unknown=cost.unknown):
-                    aside(line)
+            for line in dry(request, Terminal(), show=_print_trials):
+                aside(line)
             return
         ran = (resume_run if resume else start_run)(request, Terminal(is_quiet=quiet))
         raise typer.Exit(print_run(ran, json=json))

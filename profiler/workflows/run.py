@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from profiler import engines
 from profiler.analysis import progress
-from profiler.analysis.progress import Speed, SweepCost, cost
+from profiler.analysis.progress import Bounds, cost
 from profiler.analysis.time_ratio import other_processes
 from profiler.core import catalogue, device_choice, gpu_specs, schedule
 from profiler.core.case import Case, Trial
@@ -33,6 +33,7 @@ from profiler.runs.store import Run, Writer
 from profiler.training import models
 from profiler.views import export
 from profiler.views.tables.columns import card, device_word
+from profiler.views.tables.progress import cost_lines
 from profiler.workflows import SILENT, STARTING, Interrupted, Screen, spec
 from profiler.workflows.spec import CheckedRequest, Request, command_line, given
 
@@ -327,23 +328,14 @@ NO_MATCH, WITHIN = "no blocks match", "block '"  # beginnings of what is wrong w
 START_SECONDS = 3.0  # assumed for a trial on a GPU that is not here: its process, CUDA's context, the model
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trials of a request cost, and what that is based on, in words."""
-
-    cost: SweepCost
-    basis: str | None = None  # what the seconds of steps are based on
-    start: str = ""  # how long the start of a trial takes
-    unknown: str = ""  # why some trials have no seconds
-
-
-def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[CheckedRequest], None]) -> Estimate | None:
-    """Estimate what a run costs; `show` gets its trials first. None if its shard is empty.
+def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[CheckedRequest], None]) -> list[str]:
+    """Return what a run costs, in lines; `show` gets its trials first. Nothing if its shard is empty.
 
     Raises UserError, with exit code 1, as the run does, if --blocks matches nothing in any model.
     """
     with started(request, request.checked(), screen) as begun:
         if begun is None:
-            return None
+            return []
         engine, devices, checked = begun
         for line in opening(checked.trials, devices, checked.remarks):
             screen.say(line)
@@ -368,18 +360,18 @@ def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[Che
         return estimate(checked, devices, engine, request.engine)
 
 
-def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
-    """Estimate trials, steps, and seconds if trials are measured on a GPU; `where` is the engine's text."""
+def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine: Engine, where: str) -> list[str]:
+    """Estimate in lines trials, steps, and seconds if trials are measured on a GPU; `where` is the engine's text."""
     trials = [trial for trial in checked.trials if not trial.if_own]  # those with `if_own` may never run
     measured = [trial for trial in trials if not trial.case.is_predicted and not trial.case.is_rehearsed]
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
-        return Estimate(cost=cost(trials, {}, start_seconds=0.0))
+        return cost_lines(cost(trials, {}, start_seconds=0.0))
     device, engine_choice = on_gpu[0].case.device, EngineChoice(where)
     name = devices[device].device_name if device in devices else None
     named = [word for word in (device, *engine_choice.options.values()) if gpu_specs.is_known(word)]
     kind = gpu_specs.word_of(name) if name is not None else gpu_specs.canonical(named[0]) if named else None
-    basis, speeds = None, dict[Case, Speed]()  # of the baselines' steps, as far as they can be predicted in time
+    basis, speeds = None, dict[Case, Bounds]()  # of the baselines' steps, as far as they can be predicted in time
     cases = list(dict.fromkeys(trial.case.baseline for trial in on_gpu)) if kind else []
     on_kind = [msgspec.structs.replace(case, device=to_predict(kind or "")) for case in cases]
     for case, record in zip(cases, _predicted(on_kind, checked.data_directory), strict=True):
@@ -387,7 +379,7 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
             break
         step, forward = record.readings.step_seconds, record.readings.forward_seconds
         if step and forward:
-            speeds[case.twin] = Speed(step_seconds=step[0], forward_seconds=forward[0])
+            speeds[case.twin] = Bounds(step[0], step[0] + forward[0])
             basis = basis or next((note.text for note in record.notes if note.code == "GCP016"), None)
     is_here = engine_choice.name in engines.HERE
     seconds = START_SECONDS
@@ -397,12 +389,8 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
         seconds = time.monotonic() - began
     total = cost(trials, speeds, start_seconds=seconds)
     why = f"not predicted within {PATIENCE_SECONDS:g} s" if kind else "no GPU is named whose rates are known"
-    return Estimate(
-        cost=total,
-        basis=basis,
-        start=f"{seconds:.2g} s {'as measured now' if is_here else 'assumed'} for the start of",
-        unknown=why if total.num_unknown else "",
-    )
+    start = f"{seconds:.2g} s {'as measured now' if is_here else 'assumed'} for the start of"
+    return cost_lines(total, basis=basis, start=start, unknown=why)
 
 
 def _predicted(cases: Sequence[Case], data: str | None) -> Iterator[Record | None]:

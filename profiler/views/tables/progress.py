@@ -210,6 +210,6 @@ def cost_lines(cost: SweepCost, *, basis: str | None = None, start: str = "", un
     if cost.gpu_seconds is not None:
         lines.append(f"GPU seconds: {range_text(cost.gpu_seconds)}, predicted, not measured")
         lines.append(f"  {start} a trial; {basis}")
-    if unknown:
+    if unknown and cost.num_unknown:
         lines.append(f"GPU seconds of {count_text(cost.num_unknown, 'trial')}: not known: {unknown}")
     return lines
