@@ -25,7 +25,7 @@ from profiler.analysis.rows import COLUMNS, Row, flat_row, rows
 from profiler.core import safe_files
 from profiler.core.case import encode
 from profiler.core.errors import UserError, load_module
-from profiler.core.record import SCHEMA, Evidence, Record, evidence
+from profiler.core.record import SCHEMA, Record, evidence
 from profiler.core.units import bytes_text, count_text
 from profiler.runs.store import Run, refuse_link
 from profiler.scripts.records import variants
@@ -41,11 +41,6 @@ SCRIPT_COLUMNS: dict[str, type] = {
     "first_step": int, "num": int, "peak_bytes": int, "live_bytes": int, "reserved_bytes": int, "line": str,
     "torch": str,
 }  # fmt: skip
-RecordWithEvidence = msgspec.defstruct(
-    "RecordWithEvidence",
-    [(field.name, field.type) for field in msgspec.structs.fields(Record)] + [("evidence", Evidence)],
-    kw_only=True, frozen=True, gc=False,
-)  # fmt: skip
 
 
 def lines_of(run: Run) -> tuple[dict[str, type], Iterable[dict[str, Any]]]:
@@ -130,10 +125,10 @@ def document(run_name: str | None, records: Iterable[Record], *, status: str, ex
 
     Each record gets a field `evidence`, which stored records do not have.
     """
-    shown = [
-        RecordWithEvidence(**msgspec.structs.asdict(record), evidence=evidence(record.case, record.environment))
-        for record in records
-    ]
+    shown = []
+    for record in records:
+        stored = {name: value for name, value in msgspec.structs.asdict(record).items() if value is not msgspec.UNSET}
+        shown.append({**stored, "evidence": evidence(record.case, record.environment)})
     fields = {"schema": SCHEMA, "run": run_name, "status": status, "exit_code": exit_code, "records": shown}
     return encode(fields) + b"\n"
 

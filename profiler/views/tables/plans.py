@@ -71,11 +71,6 @@ def workspace_text(chain: Chain, needed_bytes: int) -> str | None:
     return f"{taken}, which neither a smaller batch nor 16 bits lowers; CUBLAS_WORKSPACE_CONFIG sets its size"
 
 
-def table(lines: Sequence[ComparedPlan], chain: Chain, *, title: str, none: Way, below: Sequence[str] = ()) -> Table:
-    """Return a line per plan; overheads are relative to the step without checkpointing, `none`."""
-    return _cut(Table(title=title, columns=way_columns(lines, chain, none), below=tuple(below)))
-
-
 def frontier(points: Sequence[Point], chain: Chain, none: Way, *, title: str) -> Table:
     """Return a line for each plan of the frontier, the smallest peak first."""
     columns = (
@@ -138,8 +133,11 @@ def document(
     return encode_indented(fields)
 
 
-def way_columns(lines: Sequence[ComparedPlan], chain: Chain, none: Way) -> tuple[Column, ...]:
-    """Return the columns of these plans: their costs, what was predicted or measured, and the plans as text."""
+def table(lines: Sequence[ComparedPlan], chain: Chain, *, title: str, none: Way, below: Sequence[str] = ()) -> Table:
+    """Return a line per plan: its costs, what was predicted or measured, and the plan as text.
+
+    Overheads are relative to the step without checkpointing, `none`.
+    """
     mark = any(line.is_chosen for line in lines)
     names = [f"{MARK if line.is_chosen else ' '} {line.way.label}" if mark else line.way.label for line in lines]
     rows, costs = [line.measured for line in lines], [line.way.cost.peak_bytes for line in lines]
@@ -172,7 +170,7 @@ def way_columns(lines: Sequence[ComparedPlan], chain: Chain, none: Way) -> tuple
         change = _change(cost.step_seconds, reference)
         error = cost.error_seconds / reference * 100 if reference else 0.0
         changes.append(f"{change.removesuffix('%')}±{ceil(error)} %" if error else change)
-    return (
+    columns = (
         words("way", "", names, ["bold" if line.is_chosen else "" for line in lines]),
         numbers("peak", "by costs", bytes_texts(costs, *_seen(rows))),
         *peaks,
@@ -180,6 +178,7 @@ def way_columns(lines: Sequence[ComparedPlan], chain: Chain, none: Way) -> tuple
         *times,
         words("plan", "", [words_of(chain, line.way.plan) for line in lines]),
     )
+    return _cut(Table(title=title, columns=columns, below=tuple(below)))
 
 
 def _cut(table: Table) -> Table:

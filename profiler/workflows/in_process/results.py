@@ -167,7 +167,7 @@ class Plan(Shown, PlanFile, frozen=True, kw_only=True, dict=True):
             "by the costs of the stages, predicted; times are against the step without checkpointing",
             "gcprof.apply(module, plan) checkpoints a module so; plan.save('plan.json') keeps it",
         )
-        return [Table(title=found.title, columns=plans.way_columns(lines, found.chain, found.none), below=below)]
+        return [plans.table(lines, found.chain, title=found.title, none=found.none, below=below)]
 
     def _picture(self) -> bytes:
         found: Found = self.__dict__["found"]
