@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.analysis.rows import rows
+from profiler.analysis.rows import flat_row, rows
 from profiler.core.errors import UserError, load_module
 from profiler.core.record import moment
 from profiler.runs.store import Run
@@ -26,8 +26,11 @@ TRACKERS = {
     "wandb": "profiler.views.trackers:write_wandb",
     "mlflow": "profiler.views.trackers:write_mlflow",
 }
-READ = ("saved_bytes", "peak_bytes", "reserved_bytes")
-DERIVED = ("static_bytes", "peak_ratio", "step_seconds", "step_spread", "time_ratio")  # times are medians
+METRICS = (  # times are medians
+    "saved_bytes", "peak_bytes", "reserved_bytes", "static_bytes", "peak_ratio", "step_seconds", "step_spread",
+    "time_ratio",
+)  # fmt: skip
+TAGS = ("outcome", "detail", "gradients", "device_name", "torch", "gcprof")
 TIMES = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
 
 
@@ -56,33 +59,21 @@ def entries(run: Run) -> list[LoggedRow]:
     """Return what is logged of each row, in order."""
     logged = []
     for row in rows(run.records):
-        mark = (
-            "" if row.evidence == "measured" else f"{row.evidence}_"
-        )  # names of metrics say if they were not measured
-        environment = row.environment
-        started = moment(environment.started if environment else None) or moment(run.manifest.created)
+        mark = "" if row.evidence == "measured" else f"{row.evidence}_"  # names of metrics say what was not measured
+        line = flat_row(row)
+        started = moment(line["started"]) or moment(run.manifest.created)
         if started is None:
             raise UserError(f"'{run.manifest.created}' is not a valid time for a run to begin", exit_code=4)
         fields = {name: value for name, value in msgspec.structs.asdict(row.case).items() if value is not None}
-        tags = {
-            "gcprof.run": run.folder.name,
-            "outcome": row.outcome,
-            "detail": row.detail,
-            "gradients": row.gradients,
-            "kind": row.evidence,
-            "device_name": environment.device_name if environment else None,
-            "torch": environment.torch if environment else None,
-            "gcprof": environment.gcprof if environment else None,
-        }
-        metrics = {name: getattr(row.readings, name) for name in READ} | {name: getattr(row, name) for name in DERIVED}
+        tags = {"gcprof.run": run.folder.name, "kind": row.evidence} | {name: line[name] for name in TAGS}
         entry = LoggedRow(
             id=hashlib.sha256(f"{run.folder.name}/{row.case.id}".encode()).hexdigest()[:16],
             name=str(row.case.label),
             started=started.timestamp(),
             parameters={name: value if isinstance(value, bool | int) else str(value) for name, value in fields.items()},
             tags={name: str(value) for name, value in tags.items() if value is not None},
-            metrics={f"{mark}{name}": float(value) for name, value in metrics.items() if value is not None},
-            samples={f"{mark}{name}": seconds for name in TIMES if (seconds := getattr(row.readings, name))},
+            metrics={f"{mark}{name}": float(line[name]) for name in METRICS if line[name] is not None},
+            samples={f"{mark}{name}": samples for name in TIMES if (samples := line[f"{name}_samples"])},
         )
         logged.append(entry)
     return logged

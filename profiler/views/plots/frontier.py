@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -221,9 +220,7 @@ def _levers(
     size, unit = byte_unit([*(nbytes for curve in curves.values() for nbytes, _ in curve), rows[0].readings.peak_bytes])
     drawn = list[list[Pair]]()
     for number, (name, curve) in enumerate(curves.items()):
-        points = [(nbytes / size, (ratio - 1) * 100) for nbytes, ratio in curve]
-        steps = [corner for (x, y), after in pairwise(points) for corner in ((x, y), (after[0], y))]
-        drawn.append([*steps, points[-1]])
+        drawn.append(theme.stairs([(nbytes / size, (ratio - 1) * 100) for nbytes, ratio in curve]))
         is_last = number == len(curves) - 1
         look = {"color": INK, "linewidth": sized(2.4)} if is_last else {
             "color": LINE_COLOURS[number % len(LINE_COLOURS)], "linewidth": sized(1.5)

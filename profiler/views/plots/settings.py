@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from math import nan
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -89,7 +89,6 @@ def _heat(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
 class StrategyLine(NamedTuple):
     """The rows of one strategy, and how they are drawn. Markers tell lines apart in grayscale and beyond six colors."""
 
-    strategy: Choice
     rows: list[Row]
     colour: str
     marker: str
@@ -106,14 +105,12 @@ class StrategyLine(NamedTuple):
 def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
     """Return one line per strategy, `none` first."""
     by_strategy: dict[Choice, list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.case.label != "none"):
         by_strategy.setdefault(row.case.label, []).append(row)
-    none = by_strategy.pop(Choice("none"), None)
-    others = [
-        StrategyLine(strategy, of_it, LINE_COLOURS[number % len(LINE_COLOURS)], MARKERS[number % len(MARKERS)])
-        for number, (strategy, of_it) in enumerate(by_strategy.items())
+    looks = zip(cycle(LINE_COLOURS), cycle(MARKERS), strict=False)
+    return [
+        StrategyLine(of_it, *((INK, "s") if label == "none" else next(looks))) for label, of_it in by_strategy.items()
     ]
-    return [StrategyLine(Choice("none"), none, INK, "s"), *others] if none else others
 
 
 def _named(axes: Axes, ends: Sequence[tuple[float, str, Line2D]]) -> None:

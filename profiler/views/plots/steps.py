@@ -205,7 +205,8 @@ def _bars(axes: Axes, *, names: Sequence[str], group: Shown, size: int, unit: st
             ]
             for name in SIZES
         }
-        bars = axes.barh(at, taken["peak"], height=thick * 0.9, color=colour)
+        name = f", {short(plain(name_of(variant)), LONGEST)}" if len(group) > 1 else ""
+        bars = axes.barh(at, taken["peak"], height=thick * 0.9, color=colour, label=f"peak{name}")
         edges = [place - thick / 2 for place in at], [place + thick / 2 for place in at]
         axes.vlines(taken["reserved"], *edges, color=INK, linewidth=sized(1), label="reserved")
         axes.plot(taken["live"], at, "d", color="white", mec=INK, ms=sized(4), label="live at its end")
@@ -213,8 +214,6 @@ def _bars(axes: Axes, *, names: Sequence[str], group: Shown, size: int, unit: st
             said = [scaled(phase.peak_bytes, size) for phase in process.phases]
             said[process.phases.index(process.peak)] += f" {plain(process.peak.line)}"
             axes.bar_label(bars, said, padding=sized(3), fontsize=sized(FONT - 3))
-        name = f", {short(plain(name_of(variant)), LONGEST)}" if len(group) > 1 else ""
-        theme.legend_square(axes, f"peak{name}", colour)
     axes.set_yticks(range(len(phases)), [plain(name) for name in phases])
     axes.grid(visible=False, axis="y")
     axes.set(ylim=(len(phases) - 0.4, -0.6), xlim=(0, 1.12 * max(_most(process) for _, process in group) / size))
@@ -333,16 +332,15 @@ def _panel(axes: Axes, *, step: Step, size: int, unit: str, limits: Mapping[str,
     theme.number_axis(axes.yaxis, most=4)
     # those that checkpointing does not change are at the bottom
     present = [category for category in theme.COLOURS if any(step.nbytes.get(category, ()))]
+    least = LEAST * axes.get_ylim()[1] * size
     axes.stackplot(
         step.places,
         [[nbytes / size for nbytes in step.nbytes[category]] for category in present],
         colors=[theme.COLOURS[category] for category in present],
+        labels=[theme.WORDS.get(name, name) if max(step.nbytes[name]) >= least else "_" for name in present],
         step="mid",
         linewidth=0,
     )
-    for category in present:
-        if max(step.nbytes[category]) >= LEAST * axes.get_ylim()[1] * size:
-            theme.legend_square(axes, theme.WORDS.get(category, category), theme.COLOURS[category])
     labels = _phase_labels(axes, step)
     number, nbytes = step.peak
     mark = axes.plot([number], [nbytes / size], "v", color=INK, clip_on=False, label="peak")[0]
@@ -370,8 +368,7 @@ def _phase_labels(axes: Axes, step: Step) -> list[tuple[Annotation, int, int]]:
     """Draw lines where phases begin, and shade recomputes; return the labels of non-empty phases with their ends."""
     ranges = [(first - 0.5, last - first + 1) for first, last in step.recomputes]
     if ranges:
-        axes.broken_barh(ranges, (0, axes.get_ylim()[1]), color=SHADE, linewidth=0, zorder=0.4)
-        theme.legend_square(axes, "recompute", SHADE)
+        axes.broken_barh(ranges, (0, axes.get_ylim()[1]), color=SHADE, linewidth=0, zorder=0.4, label="recompute")
     labels = []
     for phase, first, last in step.phases:
         if last >= first:

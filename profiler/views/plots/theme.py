@@ -166,11 +166,6 @@ def area(usual: float) -> float:
     return sized(sized(usual))
 
 
-def legend_square(axes: Axes, label: str, colour: str) -> None:
-    """Add a legend entry for bars of this color."""
-    axes.scatter([], [], s=area(110), marker="s", color=colour, label=label)
-
-
 def note(axes: Axes, text: str, at: Pair, *, offset: Pair, size: float = FONT - 1, **more: Any) -> Annotation:
     """Write a text at an offset in points from a position; `more` is passed to matplotlib's `annotate`."""
     beside = (sized(offset[0]), sized(offset[1]))
