@@ -11,8 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core import gpu_specs
-from profiler.core.stats import WITHOUT_SWITCH, Sampling
-from profiler.core.units import LEVERS
+from profiler.core.stats import Sampling
 from profiler.core.units import Choice as Choice
 from profiler.core.units import as_word as as_word
 from profiler.core.units import split_choices as split_choices
@@ -22,6 +21,8 @@ Real = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # no measurement is 
 PASSES = ("equality", "flops", "memory", "time")  # each on a fresh model
 OPERATORS = "operators"  # an additional pass of the baseline, which calibrates predictions
 MOST = 100_000  # limit of warm-up steps and of timed steps per round
+WITH_SWITCH = ("chunk-loss", "offload-inputs")  # levers that can be switched off between two steps of a model
+WITHOUT_SWITCH = "compile-budget"  # the strategy that cannot: compiled code stays as it is
 OWN = "own"  # the strategy that leaves the checkpoints on that the model itself calls
 
 
@@ -101,7 +102,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     @property
     def has_switch(self) -> bool:
         """Whether its strategy and levers can be switched off between two steps of one model."""
-        return self.strategy.name not in WITHOUT_SWITCH and all(LEVERS.get(lever.name) for lever in self.levers or ())
+        return self.strategy.name != WITHOUT_SWITCH and all(lever.name in WITH_SWITCH for lever in self.levers or ())
 
     def under(self, label: Choice) -> Case:
         """Return the same case under the strategy and the levers of a canonical label."""

@@ -21,7 +21,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-WITHOUT_SWITCH = ("compile-budget",)  # strategies that cannot be switched off: compiled code stays as it is
 LEVEL = 0.95  # confidence level of intervals
 LOOK_LEVEL = 0.75  # level of a round's interval, which is then as wide as that of three rounds together at 95 %
 FIRST_LOOK = 6  # samples: the fewest that have an interval at LEVEL

@@ -21,16 +21,19 @@ NUMBER = r"\d+(?:\.\d+)?(?:e\d+)?"  # a decimal number in options, in digits 0 t
 BYTES_HINT = "8GiB, 8G or 750MiB"
 BUDGET_HINT = "8GiB, 750MiB, 60% of the peak without checkpointing, or max"
 
-LEVERS = {  # in the order of labels, and of how they are applied: whether a step without it can follow on its model
-    "chunk-loss": True,
-    "micro-batches": False,
-    "fused": False,
-    "no-foreach": False,
-    "8bit": False,
-    "bf16-state": False,
-    "in-backward": False,
-    "offload-inputs": True,
-    "expandable-segments": False,
+# A lever changes a whole step beside its strategy, after it; the order is that of labels, and of how they are applied.
+# The function takes the Workload and the Case, and returns the changed Workload and what it did as Applied. It raises
+# Unsupported where it cannot be applied.
+LEVERS = {
+    "chunk-loss": "profiler.training.chunked_loss:apply",
+    "micro-batches": "profiler.training.memory_levers:micro_batches",
+    "fused": "profiler.training.optimizers:fused",
+    "no-foreach": "profiler.training.optimizers:no_foreach",
+    "8bit": "profiler.training.optimizers:eight_bit",
+    "bf16-state": "profiler.training.optimizers:bf16_state",
+    "in-backward": "profiler.training.optimizers:in_backward",
+    "offload-inputs": "profiler.training.memory_levers:inputs",
+    "expandable-segments": "profiler.training.memory_levers:expandable_segments",
 }
 JOINT = re.compile(rf"\+(?=(?:{'|'.join(LEVERS)})(?:[:+]|$))")  # not in `selective:save=attention+matmul`
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError, nearest_or_all
+from profiler.core.units import LEVERS as LEVERS
 
 # The function takes the Workload, changes its module in place, and returns what it did as Applied. It raises
 # Unsupported where it cannot be applied.
@@ -44,20 +45,6 @@ OPTIMIZERS = {
 DISTRIBUTED = {
     "ddp": "profiler.training.distributed:ddp",
     "fsdp2": "profiler.training.distributed:fsdp2",
-}
-# A lever changes a whole step beside its strategy, after it; the order is that of labels, and of how they are applied.
-# The function takes the Workload and the Case, and returns the changed Workload and what it did as Applied. It raises
-# Unsupported where it cannot be applied.
-LEVERS = {
-    "chunk-loss": "profiler.training.chunked_loss:apply",
-    "micro-batches": "profiler.training.memory_levers:micro_batches",
-    "fused": "profiler.training.optimizers:fused",
-    "no-foreach": "profiler.training.optimizers:no_foreach",
-    "8bit": "profiler.training.optimizers:eight_bit",
-    "bf16-state": "profiler.training.optimizers:bf16_state",
-    "in-backward": "profiler.training.optimizers:in_backward",
-    "offload-inputs": "profiler.training.memory_levers:inputs",
-    "expandable-segments": "profiler.training.memory_levers:expandable_segments",
 }
 OF_OPTIMIZER = {  # by lever: the options that it sets
     "fused": ("fused", "foreach"),
