@@ -117,7 +117,7 @@ def _memory(bench: Bench) -> dict[str, Any]:
         bench.device.release()
         bench.misread_bytes = bench.leftovers.in_peak(held_before)
     if bench.trial.case.is_rehearsed:
-        taken, total = int(own["device_bytes"]), bench.device.facts().total_bytes or 0
+        taken, total = int(own["device_bytes"]), bench.device.facts().device_bytes or 0
         unknown = int(LIBRARY_SHARE * total) + (0 if parse(bench.trial.case.device).context_bytes else CONTEXT_BYTES)
         if total - taken < unknown:
             text = f"{bytes_text(taken)} of {bytes_text(total)} are taken: too near to tell whether it fits, since"
@@ -157,7 +157,7 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
         own |= counted or {}
         left_bytes = min(left_bytes, left_bytes if left_again is None else left_again)
     if any(bench.group.gather(left_bytes > 0)):
-        total, is_known = bench.device.facts().total_bytes, bench.device.held_bytes() is not None
+        total, is_known = bench.device.facts().device_bytes, bench.device.held_bytes() is not None
         room = total - own["peak_bytes"] - memory_growth.NUM_STEPS * left_bytes if total and is_known else None
         grows = partial(_tell_growth, bench, built, optimizer, seeded, room)
         bench.extra("whether memory grows from step to step", grows)

@@ -117,7 +117,7 @@ def _rates(trial: Trial) -> Rates | None:
         return None
     if not trial.case.is_predicted:
         device = open_device(trial.case.device)
-        return gpu_specs.of_device(device.facts().name) if device.is_hollow else None
+        return gpu_specs.of_device(str(device.facts().device_name)) if device.is_hollow else None
     rates = known_rates(trial.case.device, trial.calibration)
     if rates is None:
         message = f"the speed of '{trial.case.device}' is not known"
@@ -145,7 +145,7 @@ def _seconds(
     plain_peak = max(live(trace))
     kept = dict.fromkeys((WHOLE, PLAIN, TOGETHER), plain_peak)
     peaks = {**kept, **{save: max(live(of)) for save, (of, _, _) in selective.items()}}
-    total = None if case.device.startswith("cpu") else open_device(case.device).facts().total_bytes
+    total = None if case.device.startswith("cpu") else open_device(case.device).facts().device_bytes
     room = available_bytes() if total is None else total  # what a step may take without running out of memory
     return stage_seconds.seconds(
         case,

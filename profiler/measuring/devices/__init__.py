@@ -45,15 +45,6 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     live_bytes: tuple[int, ...] = ()  # after every event, if the device reports each
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity and memory of a device."""
-
-    name: str
-    total_bytes: int | None = None
-    uuid: str | None = None
-    driver: str | None = None
-
-
 class Watch:
     """A context manager that follows the memory. Every `mark` ends a span and begins the next."""
 
@@ -114,8 +105,8 @@ class Device:
     def keep_memory(self) -> None:
         """Keep freed memory in this process, so that a step's time does not depend on the steps before it."""
 
-    def facts(self) -> Facts:
-        """Return what the device is."""
+    def facts(self) -> Environment:
+        """Return what the device is, and the versions of this process."""
         raise NotImplementedError
 
     def free_bytes(self) -> int | None:
@@ -135,26 +126,22 @@ class Device:
         return None
 
 
-def versions() -> Environment:
-    """Return an environment with the versions of this process, without a device."""
+def versions(**device: Any) -> Environment:
+    """Return an environment with the versions of this process, and with what is known of a device."""
     return Environment(
         gcprof=__version__,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         torch=torch.__version__,
+        **device,
     )
 
 
 def environment(device: Device) -> Environment:
     """Return the versions and the device, as this process sees them."""
-    facts = device.facts()
     return msgspec.structs.replace(
-        versions(),
+        device.facts(),
         cuda=torch.version.cuda,
-        driver=facts.driver,
-        device_name=facts.name,
-        device_bytes=facts.total_bytes,
-        device_uuid=facts.uuid,
         num_threads=torch.get_num_threads(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -298,12 +285,12 @@ class Cpu(Device):
             library.mallopt(M_TRIM_THRESHOLD, -1)
             library.mallopt(M_MMAP_MAX, 0)
 
-    def facts(self) -> Facts:
+    def facts(self) -> Environment:
         cpuinfo = Path("/proc/cpuinfo")
         lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         name = names[0] if names else platform.processor() or platform.machine()
-        return Facts(name=name, total_bytes=psutil.virtual_memory().total)
+        return versions(device_name=name, device_bytes=psutil.virtual_memory().total)
 
     def conditions(self) -> Conditions:
         at, others = self._opened

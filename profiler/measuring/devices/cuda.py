@@ -14,8 +14,8 @@ from torch.autograd.graph import _engine_run_backward
 
 from profiler.core import gpu_specs
 from profiler.core.errors import Unsupported
-from profiler.core.record import Conditions
-from profiler.measuring.devices import Device, Facts, Span, Stopwatch, Watch
+from profiler.core.record import Conditions, Environment
+from profiler.measuring.devices import Device, Span, Stopwatch, Watch, versions
 
 VERSION = Path("/proc/driver/nvidia/version")
 try:
@@ -30,8 +30,8 @@ HOLDS = {0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "hea
 def connect(device: str) -> Cuda:
     """Return `cuda:0` by its index, or the first visible device for `cuda:a100`; Unsupported if that is no A100."""
     cuda, asked = Cuda(device), gpu_specs.parse(device)
-    if not asked.accepts(cuda.facts().name):
-        raise Unsupported(f"the GPU that was given for {asked.kind} is another one: {cuda.facts().name}")
+    if not asked.accepts(name := str(cuda.facts().device_name)):
+        raise Unsupported(f"the GPU that was given for {asked.kind} is another one: {name}")
     return cuda
 
 
@@ -154,12 +154,12 @@ class Cuda(Device):
         torch._C._cuda_clearCublasWorkspaces()  # torch before 2.15 keeps them for each thread
         torch.cuda.empty_cache()
 
-    def facts(self) -> Facts:
+    def facts(self) -> Environment:
         properties = torch.cuda.get_device_properties(self._device)
-        return Facts(
-            name=properties.name,
-            total_bytes=properties.total_memory,
-            uuid=str(getattr(properties, "uuid", "")) or None,
+        return versions(
+            device_name=properties.name,
+            device_bytes=properties.total_memory,
+            device_uuid=str(getattr(properties, "uuid", "")) or None,
             driver=None if self.is_hollow else _driver(),
         )
 
@@ -181,7 +181,7 @@ class Cuda(Device):
 
     def _looked_up(self) -> Board | str:
         if self._board is None:
-            uuid = self.facts().uuid
+            uuid = self.facts().device_uuid
             self._board = find_board(uuid) if uuid else "torch does not report the device's UUID"
         return self._board
 
