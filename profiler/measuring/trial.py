@@ -35,7 +35,7 @@ from profiler.measuring.passes import (
 )
 from profiler.measuring.ranks import ALONE, Group, Ranks
 from profiler.training.assemble import Assembled, Build, is_prepared
-from profiler.training.optimizers import own_tensors, states
+from profiler.training.optimizers import between_steps
 from profiler.training.own_checkpoints import compiled_modules
 from profiler.training.workload import Mark, Step, Workload, bytes_by_storage, tensors
 
@@ -268,20 +268,12 @@ def read_memory(
 
 def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Return the bytes that are live between two steps, by category; every storage counted once."""
-    parameters = list(workload.module.parameters())
-    by_category = {
-        "parameters": [parameter.detach() for parameter in parameters],
-        "buffers": list(workload.module.buffers()),
-        "inputs": tensors(workload.batch),  # before the gradients: sparse gradients share its indices
-        "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
-        "optimizer": tensors([dict(state) for _, state in states(optimizer)]) + own_tensors(optimizer),
-    }
-    devices = {parameter.device.type for parameter in parameters}  # Adam counts its steps on the host
+    devices = {parameter.device.type for parameter in workload.module.parameters()}  # Adam counts steps on the host
     seen: dict[int, int] = {}
-    counted: dict[str, int] = {}
-    for category, held in by_category.items():
-        own = bytes_by_storage([tensor for tensor in held if tensor.device.type in devices])
-        counted[category] = sum(nbytes for storage, nbytes in own.items() if storage not in seen)
+    counted = dict.fromkeys(("parameters", "buffers", "inputs", "gradients", "optimizer"), 0)
+    for tree, category, _ in between_steps(workload, optimizer):
+        own = bytes_by_storage([tensor for tensor in tensors(tree) if tensor.device.type in devices])
+        counted[category] += sum(nbytes for storage, nbytes in own.items() if storage not in seen)
         seen |= own
     return counted | workload.held()
 

@@ -22,7 +22,7 @@ from profiler.core.errors import Unsupported, is_ours
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Allocation, Call, Operator, Save, Trace, recompute_ends
 from profiler.training.called_blocks import CalledBlock, running_name
-from profiler.training.optimizers import own_tensors, state_by_parameter
+from profiler.training.optimizers import between_steps
 from profiler.training.workload import Workload, loss_of, tensors
 
 CHECKPOINT = "torch.utils.checkpoint"  # the module whose hooks are subclasses and rerun the model's own code
@@ -296,20 +296,6 @@ def are_known(hooks: Any) -> bool:
 def plain_tensors(tree: Any) -> list[torch.Tensor]:
     """Return all tensors in any nesting, but for those that torch.func wraps, which have no storages."""
     return [tensor for tensor in tensors(tree) if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)]
-
-
-def between_steps(workload: Workload, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, str, str]]:
-    """Yield what lives between two steps: tensors in any nesting, their category, and the module that owns them."""
-    state = state_by_parameter(optimizer)
-    for name, parameter in workload.module.named_parameters():
-        owner = name.rpartition(".")[0]
-        yield parameter.detach(), "parameters", owner
-        yield parameter.grad, "gradients", owner
-        yield state.get(parameter, []), "optimizer", owner
-    yield own_tensors(optimizer), "optimizer", ""
-    for name, buffer in workload.module.named_buffers():
-        yield buffer, "buffers", name.rpartition(".")[0]
-    yield workload.batch, "inputs", ""
 
 
 class _Step:

@@ -97,12 +97,24 @@ def states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, Map
         yield from state.items()
 
 
-def state_by_parameter(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, list[Mapping[str, Any]]]:
-    """Return the states of each parameter that has any, one for each optimizer that keeps some."""
-    kept: dict[torch.Tensor, list[Mapping[str, Any]]] = {}
-    for parameter, state in states(optimizer):
-        kept.setdefault(parameter, []).append(dict(state))
-    return kept
+def between_steps(workload: Workload, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, str, str]]:
+    """Yield what lives between two steps: tensors in any nesting, their category, and the module that owns them.
+
+    What is yielded twice is of its first category.
+    """
+    owned: dict[torch.Tensor, str] = {
+        parameter: name.rpartition(".")[0] for name, parameter in workload.module.named_parameters()
+    }
+    for parameter, owner in owned.items():
+        yield parameter.detach(), "parameters", owner
+    for name, buffer in workload.module.named_buffers():
+        yield buffer, "buffers", name.rpartition(".")[0]
+    yield workload.batch, "inputs", ""  # before the gradients: sparse gradients share its indices
+    for parameter, owner in owned.items():
+        yield parameter.grad, "gradients", owner
+    for one, state in states(optimizer):
+        yield dict(state), "optimizer", owned.get(one, "")
+    yield own_tensors(optimizer), "optimizer", ""
 
 
 def hooks_of(parameter: torch.Tensor) -> dict[int, Callable[..., Any]]:
