@@ -96,7 +96,7 @@ def _stacks(module: nn.Module) -> list[str]:
     """Return the children of the outermost ModuleLists of like children; lists inside these are parts of a block."""
     lists = [
         (name, child)
-        for name, child in _outermost(module, nn.ModuleList)
+        for name, child in outermost(module, lambda part: isinstance(part, nn.ModuleList))
         if len(list(child.children())) >= LEAST and len({type(block).forward for block in child.children()}) == 1
     ]
     longest = max((len(list(child.children())) for _, child in lists), default=0)
@@ -107,18 +107,11 @@ def _stacks(module: nn.Module) -> list[str]:
         if num_parameters(child) and (len(list(child.children())) == longest or num_parameters(child) >= SHARE * whole)
     ]
     chosen_size = sum(num_parameters(child) for _, child in chosen)
-    if chosen_size < _size_of_sequentials(module):  # the lists are not the trunk
+    rest = outermost(module, lambda part: isinstance(part, (nn.ModuleList, nn.Sequential)))
+    in_sequentials = sum(num_parameters(part) for _, part in rest if not isinstance(part, nn.ModuleList))
+    if chosen_size < in_sequentials:  # the lists are not the trunk
         return []
     return [f"{name}.{key}" for name, child in chosen for key, _ in child.named_children()]
-
-
-def _size_of_sequentials(module: nn.Module) -> int:
-    """Return the number of parameters of Sequentials that are in no ModuleList."""
-    if isinstance(module, nn.ModuleList):
-        return 0
-    if isinstance(module, nn.Sequential):
-        return num_parameters(module)
-    return sum(_size_of_sequentials(child) for child in module.children())
 
 
 def _flattened(module: nn.Module) -> list[str]:
@@ -127,10 +120,10 @@ def _flattened(module: nn.Module) -> list[str]:
     Sequentials inside modules of a class that occurs several times (MANY) are branches of blocks, not the trunk. If
     some hold composite modules, those that hold only single operators are stem and head; else heads are known by name.
     """
-    outermost = list(_outermost(module, nn.Sequential))
-    parents = {name: module.get_submodule(name.rpartition(".")[0]) for name, _ in outermost}
+    every = list(outermost(module, lambda part: isinstance(part, nn.Sequential)))
+    parents = {name: module.get_submodule(name.rpartition(".")[0]) for name, _ in every}
     kinds = Counter(type(parent) for parent in dict.fromkeys(parents.values()))
-    sequentials = [(name, child) for name, child in outermost if kinds[type(parents[name])] < MANY]
+    sequentials = [(name, child) for name, child in every if kinds[type(parents[name])] < MANY]
     blocks = [(name, child) for name, child in sequentials if _is_composite(child)]
     trunk = [(name, child) for name, child in sequentials if name.rpartition(".")[2] not in HEADS]
     return [block for name, child in blocks or trunk or sequentials for block in _open(name, child)]
@@ -162,13 +155,15 @@ def _children(module: nn.Module) -> list[str]:
     return [name for name, _ in children]
 
 
-def _outermost(module: nn.Module, kind: type[nn.Module], prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield all modules of a kind that are inside no other of that kind, with their names."""
-    if isinstance(module, kind):
+def outermost(
+    module: nn.Module, is_one: Callable[[nn.Module], bool], prefix: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules that are one and inside no other that is, with their names."""
+    if is_one(module):
         yield prefix, module
         return
     for name, child in module.named_children():
-        yield from _outermost(child, kind, f"{prefix}.{name}" if prefix else name)
+        yield from outermost(child, is_one, f"{prefix}.{name}" if prefix else name)
 
 
 def _is_composite(module: nn.Module) -> bool:

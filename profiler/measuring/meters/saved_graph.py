@@ -17,7 +17,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from profiler.core.errors import frames
 from profiler.core.trace_data import Operator
 from profiler.core.units import bytes_text, few
-from profiler.training.blocks import offered_blocks
+from profiler.training.blocks import offered_blocks, outermost
+from profiler.training.called_blocks import trains
 from profiler.training.kept_state import kept
 from profiler.training.observed_forward import run_forward
 from profiler.training.workload import Workload, bytes_by_storage, tensors, trained
@@ -65,6 +66,9 @@ def frozen_modules(workload: Workload) -> list[str]:
     wanted = {id(tensor) for tensor in (*trained(workload).values(), *tensors(workload.batch))}
     names: dict[str, None] = {}
 
+    def is_frozen(module: nn.Module) -> bool:
+        return module is not workload.module and not trains(module)
+
     def look(name: str) -> Any:
         def looked(module: nn.Module, inputs: Any, output: Any) -> None:
             ends = [tensor.grad_fn for tensor in tensors(output) if tensor.grad_fn is not None]
@@ -74,7 +78,7 @@ def frozen_modules(workload: Workload) -> list[str]:
         return looked
 
     with kept(workload.module), ExitStack() as watching:
-        for name, module in _outermost_frozen(workload.module):
+        for name, module in outermost(workload.module, is_frozen):
             watching.enter_context(module.register_forward_hook(look(name)))
         workload.loss(workload.module, workload.batch)
     return list(names)
@@ -99,15 +103,6 @@ def _needs(first: Node | None, wanted: set[int]) -> dict[Node, bool]:
         is_wanted = isinstance(leaf, nn.Parameter) or (leaf is not None and id(leaf) in wanted)  # FSDP2 gathers others
         needs[node] = is_wanted or any(needs.get(below, False) for below, _ in node.next_functions if below)
     return needs
-
-
-def _outermost_frozen(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    parameters = list(module.parameters())
-    if name and parameters and not any(parameter.requires_grad for parameter in parameters):
-        yield name, module
-        return
-    for key, child in module.named_children():
-        yield from _outermost_frozen(child, f"{name}.{key}" if name else key)
 
 
 def kept_on_ctx(loss: torch.Tensor, workload: Workload) -> dict[str, int]:
