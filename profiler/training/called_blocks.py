@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import update_wrapper
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 import msgspec
@@ -148,20 +148,12 @@ def repeated(workload: Workload) -> Workload:
     return workload if is_same else _by_calls(workload, seen)
 
 
-class _Call(NamedTuple):
-    """One call in an observed forward."""
-
-    path: str  # the module's name, or the function's
-    called: Any
-    past_hooks: bool = False  # the module's `forward` was called directly
-
-
-def _look(workload: Workload, blocks: tuple[str, ...] = ()) -> list[_Call]:
+def _look(workload: Workload, blocks: tuple[str, ...] = ()) -> list[CalledBlock]:
     """Return the calls of these blocks in one forward, or else those of marked functions; all is left as it was."""
     modules = {name: workload.module.get_submodule(name) for name in blocks}
 
-    def look(*, keeps: bool) -> list[_Call]:
-        seen: list[_Call] = []
+    def look(*, keeps: bool) -> list[CalledBlock]:
+        seen: list[CalledBlock] = []
         for name, module in modules.items():
             route(module, _Looking(seen, name))
         try:
@@ -178,30 +170,27 @@ def _look(workload: Workload, blocks: tuple[str, ...] = ()) -> list[_Call]:
 class _Looking(Route):
     """Notes the calls of a block, or of marked functions, but for those that a noted call runs."""
 
-    def __init__(self, seen: list[_Call], path: str = "") -> None:
+    def __init__(self, seen: list[CalledBlock], path: str = "") -> None:
         self._seen, self._path = seen, path
 
     def called(self, block: nn.Module, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        self._seen.append(_Call(self._path, block, past_hooks=own is not block))
+        self._seen.append(CalledBlock(self._path, block, past_hooks=own is not block))
         return self.run(own, arguments, keywords)
 
     def call_function(self, name: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        self._seen.append(_Call(name, function))
+        self._seen.append(CalledBlock(name, function))
         with listened(None):
             return function(*arguments, **keywords)
 
 
-def _by_calls(workload: Workload, seen: list[_Call]) -> Workload:
+def _by_calls(workload: Workload, seen: list[CalledBlock]) -> Workload:
     """Return the workload with these calls as its blocks; a module that is called once keeps its own name."""
     counts, numbers = Counter(call.path for call in seen), Counter[str]()
-    names, called = [], dict[str, CalledBlock]()
     for call in seen:
         numbers[call.path] += 1
-        is_module = isinstance(call.called, nn.Module)
-        name = call.path if is_module and counts[call.path] == 1 else f"{call.path}{SIGN}{numbers[call.path]}"
-        names.append(name)
-        if name != call.path:
-            called[name] = CalledBlock(name, call.path, call.called, past_hooks=call.past_hooks)
+        if counts[call.path] > 1 or not isinstance(call.called, nn.Module):
+            call.name = f"{call.path}{SIGN}{numbers[call.path]}"
+    called = {call.name: call for call in seen if call.name != call.path}
     calls = Calls(tuple(called.values()))
     for block in called.values():
         if isinstance(block.called, nn.Module):
@@ -212,7 +201,9 @@ def _by_calls(workload: Workload, seen: list[_Call]) -> Workload:
         with calls.forward():
             return loss(module, batch)
 
-    return msgspec.structs.replace(workload, blocks=tuple(names), calls=dict(called), loss=followed)
+    return msgspec.structs.replace(
+        workload, blocks=tuple(call.name for call in seen), calls=dict(called), loss=followed
+    )
 
 
 def follow_forwards(workload: Workload) -> None:
@@ -226,9 +217,9 @@ def follow_forwards(workload: Workload) -> None:
 class CalledBlock(nn.Module):
     """The n-th call of a module or a function in a forward, as a module of its own, which the model does not hold."""
 
-    def __init__(self, name: str, path: str, called: Callable[..., Any], *, past_hooks: bool = False) -> None:
+    def __init__(self, path: str, called: Callable[..., Any], *, past_hooks: bool = False) -> None:
         super().__init__()
-        self.name, self.path = name, path
+        self.name = self.path = path  # of the module or the function; the name has a number where it is called again
         self.__dict__["called"] = called  # not as a child: parameters have one name
         self.past_hooks = past_hooks  # the model calls the module's `forward` directly
         self.runs_ahead = False  # computed with blocks before it
