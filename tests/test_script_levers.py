@@ -98,7 +98,7 @@ def test_a_script_with_its_code_or_its_label_takes_the_bytes_of_the_row_and_trai
 
     asked = Asked(words=(sys.executable, "nanogpt_like.py"), gpus=parse("rehearse:t4"), strategy=label)
     end = launch.run(asked, stdout=2)
-    code = fit_command.code(fit_command.Way.of(label, Variant.of(end, asked, {}), end), "python")
+    code = fit_command.code(fit_command.Way(variant=Variant.of(end, asked, {}), end=end), "python")
     (row,) = end.processes
     assert "profiler" not in code
     before, after = text.split("raw_model = model\n")

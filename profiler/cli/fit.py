@@ -32,7 +32,7 @@ from profiler.workflows.spec import Request
 if TYPE_CHECKING:
     from profiler.scripts.report import Asked
     from profiler.workflows.fit import FitRequest, Fitted
-    from profiler.workflows.fit_command import Fitted as FittedScript
+    from profiler.workflows.fit_command import Search
     from profiler.workflows.fit_sizes import Sizes
 
 
@@ -326,7 +326,7 @@ def _words(given: dict[str, object]) -> list[str]:
     return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
 
 
-def _print_script(fitted: FittedScript, *, source: str | None = None) -> None:
+def _print_script(fitted: Search, *, source: str | None = None) -> None:
     """Print a row for each way; `source` says how CUDA's context is known, None if it is not part of what must fit."""
     from profiler.core import gpu_specs
     from profiler.scripts.report import estimate_caveat
@@ -362,7 +362,7 @@ def _print_script(fitted: FittedScript, *, source: str | None = None) -> None:
     say(view.script_table(rows, chosen=place, limit_bytes=fitted.limit_bytes, below=below))
 
 
-def _say_document(fitted: FittedScript) -> None:
+def _say_document(fitted: Search) -> None:
     """Print what `--json` prints."""
     from profiler.core.case import encode_indented
 
@@ -382,7 +382,7 @@ def _say_document(fitted: FittedScript) -> None:
     say_bytes(encode_indented(fields))
 
 
-def _say_plan(fitted: FittedScript) -> None:
+def _say_plan(fitted: Search) -> None:
     """Print what `plan --json` prints."""
     whole, chosen = fitted.ways[0], fitted.chosen
     made = chosen if chosen and chosen.plan else None

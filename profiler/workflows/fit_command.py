@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -52,16 +52,20 @@ Say = Callable[[str], None]
 class Way(msgspec.Struct, frozen=True, kw_only=True):
     """The whole command under a label, rehearsed."""
 
-    label: str  # a plan by its name alone
     variant: Variant
-    needed_bytes: int | None  # of what has to fit; None where it ran out of memory
+    end: Ended
+    needed_bytes: int | None = None  # of what has to fit; None where it ran out of memory
     plan: PlanFile | None = None
-    changed: tuple[dict[str, Any], ...] = ()  # of each model that was changed, what code for that needs
 
-    @classmethod
-    def of(cls, label: str, variant: Variant, end: Ended, needed_bytes: int | None = None, **more: Any) -> Way:
-        changed = tuple(row["code"] for row in end.rows if row["kind"] == "applied" and row.get("code"))
-        return cls(label=label, variant=variant, needed_bytes=needed_bytes, changed=changed, **more)
+    @property
+    def label(self) -> str:
+        """The strategy with its levers; a plan by its name alone."""
+        return self.variant.words["strategy"]
+
+    @property
+    def changed(self) -> list[dict[str, Any]]:
+        """What code needs of each model that was changed."""
+        return [row["code"] for row in self.end.rows if row["kind"] == "applied" and row.get("code")]
 
     @property
     def step_seconds(self) -> float:
@@ -73,32 +77,16 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     def need(self) -> str:
         return "runs out of memory" if self.needed_bytes is None else f"needs {bytes_text(self.needed_bytes)}"
 
+    @property
+    def why(self) -> str | None:
+        """Why it did not run to its end, if that is known."""
+        return self.variant.detail or next((one.detail for one in self.variant.processes if one.detail), None)
+
     def fits(self, limit_bytes: int) -> bool:
         return self.needed_bytes is not None and self.needed_bytes <= limit_bytes
 
 
-class Fitted(msgspec.Struct, frozen=True, kw_only=True):
-    """All ways that were rehearsed, and the one to take."""
-
-    limit_bytes: int
-    ways: tuple[Way, ...]  # the command as it is first
-    left_out: dict[str, str]  # by lever, why
-    chosen: Way | None
-    num_rehearsed: int  # whole commands
-    module: str = ""  # the class of the model that was planned for last
-    floors: dict[Levers, int] = {}  # by levers with which no plan fits: what none needs less than
-
-    @property
-    def least(self) -> Way:
-        """The way that needs least."""
-        return min(self.ways, key=lambda way: way.needed_bytes or ANY)
-
-    @property
-    def exit_code(self) -> int:
-        return 0 if self.chosen else GATE
-
-
-def fit(asked: Asked, limit: int | float, say: Say = lambda text: None) -> Fitted:
+def fit(asked: Asked, limit: int | float, say: Say = lambda text: None) -> Search:
     """Find what makes the whole command fit so many bytes of each GPU's memory, or such a part of it.
 
     Raises UserError where the command fails as it is, or never calls a model in training.
@@ -106,27 +94,22 @@ def fit(asked: Asked, limit: int | float, say: Say = lambda text: None) -> Fitte
     assert asked.gpus, "a command is rehearsed on a GPU by name"
     memory_bytes = asked.gpus.bytes or gpu_specs.find(asked.gpus.name).memory_bytes
     limit_bytes = limit_of(limit, memory_bytes, of=asked.gpus.name, say=say)
-    whole = _whole(asked, say)
-    search = _Search(whole[2], whole, limit_bytes, say, has_levers=True)
-    return search.fitted(search.with_levers())
+    search = Search(asked, lambda needed: limit_bytes, say, has_levers=True)
+    search.chosen = search.with_levers()
+    return search
 
 
-def plan(asked: Asked, budget: str, *, levels: int | None = None, say: Say = lambda text: None) -> Fitted:
+def plan(asked: Asked, budget: str, *, levels: int | None = None, say: Say = lambda text: None) -> Search:
     """Find the fastest plan under which the whole command takes at most the budget of allocated memory.
 
     A percentage is of the command's own peak. Raises UserError where the command fails, or has no model to plan for.
     """
-    whole = _whole(asked, say)
-    budget_bytes = parse_budget(budget, whole_bytes=allocated_bytes(whole[1]))
-    search = _Search(asked, whole, budget_bytes, say, has_levers=False, levels=levels)
-    as_it_is = search.ways[NONE]
-    fits = whole[2] is asked and as_it_is.fits(budget_bytes)  # on these GPUs
-    return search.fitted(as_it_is if fits else search.planned())
-
-
-def allocated_bytes(variant: Variant) -> int:
-    """Return the most bytes that a process has allocated, in any phase."""
-    return max(process.peak_bytes or 0 for process in variant.processes)
+    search = Search(
+        asked, lambda needed: parse_budget(budget, whole_bytes=needed), say, has_levers=False, levels=levels
+    )
+    fits = search.has_room and search.ways[0].fits(search.limit_bytes)
+    search.chosen = search.ways[0] if fits else search.planned()
+    return search
 
 
 def code(way: Way, kind: str) -> str:
@@ -153,43 +136,72 @@ class _Unmet(Exception):
 class _Refused(UserError):
     """The command did not run to its end."""
 
+    def __init__(self, way: Way) -> None:
+        message = f"the command {way.variant.outcome.replace('_', ' ')}{f': {way.why}' if way.why else ''}"
+        hint = "gcprof rehearse -- COMMAND shows where"
+        super().__init__(message, hint=hint, exit_code=way.end.exit_code or 1)
 
-class _Search:
+
+class Search:
     """Rehearses a command with combinations of levers, each as it is and, where none fits so, under its plans."""
 
     def __init__(
-        self, asked: Asked, whole: tuple[Ended, Variant, Asked], limit_bytes: int, say: Say, *, has_levers: bool,
-        levels: int | None = None,
-    ) -> None:  # fmt: skip
-        """`whole`: the command as it was rehearsed, and how, with memory for it. Without levers plans have `levels`."""
-        assert asked.gpus
-        end, variant, self._roomy = whole
-        self._asked, self._limit, self._say = asked, limit_bytes, say
-        self._has_levers, self._levels, self._gpu = has_levers, levels, asked.gpus.name
-        self._context = variant.context_bytes if has_levers else 0
-        self._ends: dict[str, Ended] = {NONE: end}
-        self._tried: dict[tuple[Levers, Point], TriedPlan] = {}
-        self._module = ""
-        self.ways: dict[str, Way] = {
-            NONE: self._way(NONE, variant, end)
-        }  # by label; of plans what fits, or needs least
-        self.left_out: dict[str, str] = {}
-        self.floors: dict[Levers, int] = {}  # by levers with which no plan fits: what none gets below
+        self, asked: Asked, limit: Callable[[int], int], say: Say, *, has_levers: bool, levels: int | None = None
+    ) -> None:
+        """Rehearse the command as it is; without a limit of memory if these GPUs have too little.
 
-    def fitted(self, chosen: Way | None) -> Fitted:
-        """Return all that was rehearsed, with what is chosen of it."""
-        return Fitted(
-            limit_bytes=self._limit, ways=tuple(self.ways.values()), left_out=self.left_out, chosen=chosen,
-            num_rehearsed=len(self._ends) + len(self._tried), module=self._module, floors=self.floors,
-        )  # fmt: skip
+        `limit` returns what has to fit, from what it needs. Without levers that is what is allocated on these GPUs, and
+        plans have `levels`. Raises UserError.
+        """
+        assert asked.gpus
+        self._asked, self._say, self._gpu = asked, say, asked.gpus.name
+        self._has_levers, self._levels = has_levers, levels
+        self._context = asked.gpus.context_bytes or 0 if has_levers else 0
+        self.has_room = True  # of these GPUs, for the command as it is
+        self.num_rehearsed = 1  # whole commands
+        self.module = ""  # the class of the model that was planned for last
+        self.left_out: dict[str, str] = {}  # by lever, why
+        self.floors: dict[Levers, int] = {}  # by levers with which no plan fits: what none needs less than
+        self.chosen: Way | None = None
+        say(f"{NONE}: rehearsing the command as it is")
+        whole = self._rehearsed(NONE, stdout=2)
+        self._roomy = asked
+        if whole.variant.outcome == "out_of_memory":
+            say("out of memory: once more without a limit of memory, to see what it needs")
+            self.has_room, self._asked, self._roomy = False, launch.unlimited(asked), launch.unlimited(asked)
+            whole = self._rehearsed(NONE, stdout=2)
+            self._asked = self._roomy if has_levers else asked
+        if not whole.variant.processes and whole.variant.outcome == "ok":
+            why = f": {whole.end.no_device[0]}" if whole.end.no_device else ""
+            message = f"no process of the command used a GPU{why}"
+            raise UserError(message, hint="gcprof rehearse -- COMMAND", exit_code=NO_GPU)
+        if whole.variant.outcome != "ok":
+            raise _Refused(whole)
+        self.limit_bytes = limit(whole.needed_bytes or 0)
+        # By label, the command as it is first; of plans what fits, or needs least; None where a lever cannot be applied
+        self._ways: dict[str, Way | None] = {NONE: whole}
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """All ways that were rehearsed; the command as it is comes first."""
+        return tuple(filter(None, self._ways.values()))
+
+    @property
+    def least(self) -> Way:
+        """The way that needs least."""
+        return min(self.ways, key=lambda way: way.needed_bytes or ANY)
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.chosen else GATE
 
     def with_levers(self) -> Way | None:
         """Return the way to take: as it is, else of the first tier of which any fits the one estimated fastest."""
-        whole = self.ways[NONE]
-        if why := context_alone(self._context, self._limit):
+        whole = self.ways[0]
+        if why := context_alone(self._context, self.limit_bytes):
             self.left_out |= why
             return None
-        if whole.fits(self._limit):
+        if whole.fits(self.limit_bytes):
             return whole
         try:
             for tier in self._tiers(self._kernels()):
@@ -202,7 +214,7 @@ class _Search:
     def _of_tier(self, tier: list[Levers]) -> Way | None:
         """Return the first that fits without a plan, else of the planned ones that which is estimated fastest."""
         plain = (self._as_it_is(chosen) for chosen in tier)
-        if fitting := next((way for way in plain if way and way.fits(self._limit)), None):
+        if fitting := next((way for way in plain if way and way.fits(self.limit_bytes)), None):
             return fitting
         planned = [way for chosen in tier for way in [self._planned_or_every(chosen)] if way]
         return min(planned, key=lambda way: (way.step_seconds, len(way.label)), default=None)
@@ -211,8 +223,8 @@ class _Search:
         """Return those of which only what is reserved is too large, with segments that grow."""
 
         labels = {chosen: [label_of(one, chosen) for one in (NONE, PLAN)] for chosen in tier}
-        peaks = {label: way.variant.largest.peak_bytes or ANY for label, way in self.ways.items()}
-        room = self._limit - self._context
+        peaks = {way.label: way.variant.largest.peak_bytes or ANY for way in self.ways}
+        room = self.limit_bytes - self._context
         return [(*chosen, EXPANDABLE) for chosen in tier if any(peaks.get(one, ANY) <= room for one in labels[chosen])]
 
     def _tiers(self, kernels: Levers) -> Iterator[list[Levers]]:
@@ -228,8 +240,8 @@ class _Search:
 
     def _kernels(self) -> Levers:
         """Return the lever of the optimizer's kernels, if its step alone takes too much."""
-        before = _peak(self.ways[NONE].variant, ("optimizer",))
-        if before + self._context <= self._limit:
+        before = _peak(self.ways[0].variant, ("optimizer",))
+        if before + self._context <= self.limit_bytes:
             self.left_out[KERNELS[0]] = "the optimizer's step fits without it"
             return ()
         for lever in KERNELS:
@@ -255,18 +267,19 @@ class _Search:
     def _as_it_is(self, chosen: Levers, strategy: str = NONE) -> Way | None:
         """Return the command with these levers, rehearsed once; None where one cannot be applied."""
         label = label_of(strategy, chosen)
-        if label not in self._ends:
-            self._ends[label], variant = _rehearsed(self._asked, label)
-            if variant.outcome in RAN:
-                self.ways[label] = self._way(label, variant, self._ends[label])
-                self._say(f"{label}: {self.ways[label].need}")
-            elif (why := _detail(variant) or variant.outcome) == NOT_MET:
+        if label not in self._ways:
+            way = self._rehearsed(label)
+            self.num_rehearsed += 1
+            self._ways[label] = way if way.variant.outcome in RAN else None
+            if way.variant.outcome in RAN:
+                self._say(f"{label}: {way.need}")
+            elif (why := way.why or way.variant.outcome) == NOT_MET:
                 raise _Unmet(why)
             else:  # by its lever that refused, if the reason names it
                 named = next((lever for lever in chosen if f"{lever.name}: " in why), None)
                 self.left_out[named or label] = why.partition(f"{named.name}: ")[2] if named else why
                 self._say(f"{label}: left out: {why}")
-        return self.ways.get(label)
+        return self._ways[label]
 
     def _planned_or_every(self, chosen: Levers) -> Way | None:
         """Return the command under its fastest plan that fits; else under `all`, which is sometimes less torn."""
@@ -281,12 +294,12 @@ class _Search:
                 raise  # it was interrupted
             self.left_out[_plans(chosen)] = error.message
         every = self._as_it_is(chosen, ALL)
-        return every if every and every.fits(self._limit) else None
+        return every if every and every.fits(self.limit_bytes) else None
 
     def _can_be_planned(self, plain: Way, chosen: Levers) -> bool:
         """Whether what no plan changes fits; else `left_out` says which phase does not."""
         phase = max(_phases(plain.variant, PLANNED, others=True), key=lambda one: one.peak_bytes or 0, default=None)
-        if phase is None or (phase.peak_bytes or 0) + self._context <= self._limit:
+        if phase is None or (phase.peak_bytes or 0) + self._context <= self.limit_bytes:
             return True
         at = f" ({phase.line})" if phase.line else ""
         takes = f"{phase_text(phase)} takes {bytes_text(phase.peak_bytes or 0)}{at}"
@@ -298,22 +311,22 @@ class _Search:
 
         Raises UserError where there is no model to plan for, and where the command fails under a plan.
         """
-        plain, label = self.ways[label_of(NONE, chosen)], label_of(PLAN, chosen)
+        plain, label = self._as_it_is(chosen), label_of(PLAN, chosen)
+        assert plain, "plans are of what was rehearsed"
         if not _phases(plain.variant, PLANNED):
             raise UserError(NOT_MET, hint="gcprof rehearse -- COMMAND shows its phases")
         if not self._can_be_planned(plain, chosen):
             return None
         self._say(f"{plain.label}: tracing a step of its model")
-        traced = msgspec.structs.replace(self._roomy, strategy=plain.label)
-        self._module, chain, floor_bytes = _traced_chain(traced, self._ends[plain.label])
+        self.module, chain, floor_bytes = self._traced_chain(plain)
         beyond = max(self._context, (plain.needed_bytes or 0) - simulator.none(chain).cost.peak_bytes)
-        run = partial(self._try, chosen, chain)
+        run = cache(partial(self._try, chosen, chain))
         gpu = self._gpu if self._has_levers else None
-        _, found = fastest(run, chain, self._limit, gpu=gpu, levels=self._levels, beyond=beyond)
+        _, found = fastest(run, chain, self.limit_bytes, gpu=gpu, levels=self._levels, beyond=beyond)
+        smallest = self._ways.get(label) or plain
         if found:
-            return self.ways[label]
+            return smallest
         stage, _ = simulator.largest_stage(chain)
-        smallest = self.ways.get(label, plain)
         self.floors[chosen] = floor_bytes + self._context
         why = f"the smallest plan that was rehearsed {smallest.need}; no plan needs less than "
         why += f"{bytes_text(self.floors[chosen])}, as its trace proves ('{stage}' sets the smallest peak of all plans)"
@@ -321,29 +334,59 @@ class _Search:
         return None
 
     def _try(self, chosen: Levers, chain: Chain, point: Point) -> TriedPlan:
-        """Rehearse the command under a plan, once. Raises _Refused."""
-        if (chosen, point) in self._tried:
-            return self._tried[chosen, point]
-        plan = plan_file_of(chain, point.plan)
-        if not plan.segments and self._has_levers:
-            return TriedPlan(point=point, needed_bytes=self.ways[label_of(NONE, chosen)].needed_bytes)
+        """Rehearse the command under a plan. Raises _Refused."""
+        plan, label = plan_file_of(chain, point.plan), label_of(PLAN, chosen)
+        plain = self._as_it_is(chosen)
+        if plain and not plan.segments and self._has_levers:
+            return TriedPlan(point=point, needed_bytes=plain.needed_bytes)
         with written(plan) as path:
-            end, variant = _rehearsed(self._asked, label_of(str(Choice.of(PLAN, {"file": path})), chosen))
-        if variant.outcome not in RAN:
-            raise _failure(end, variant)
-        label = label_of(PLAN, chosen)
-        way, before = self._way(label, variant, end, plan), self.ways.get(label)
-        if before is None or way.fits(self._limit) or (way.needed_bytes or ANY) < (before.needed_bytes or ANY):
-            self.ways[label] = way
+            way = self._rehearsed(label_of(str(Choice.of(PLAN, {"file": path})), chosen), plan)
+        if way.variant.outcome not in RAN:
+            raise _Refused(way)
+        self.num_rehearsed += 1
+        before = self._ways.get(label)
+        if before is None or way.fits(self.limit_bytes) or (way.needed_bytes or ANY) < (before.needed_bytes or ANY):
+            self._ways[label] = way
         self._say(f"{label}: {way.need}")
-        tried = TriedPlan(point=point, needed_bytes=way.needed_bytes, has_room=variant.outcome == "ok")
-        self._tried[chosen, point] = tried
-        return tried
+        return TriedPlan(point=point, needed_bytes=way.needed_bytes, has_room=way.variant.outcome == "ok")
 
-    def _way(self, label: str, variant: Variant, end: Ended, plan: PlanFile | None = None) -> Way:
-        reserved = (variant.largest.reserved_bytes or 0) + self._context if variant.processes else None
-        needed = reserved if self._has_levers else allocated_bytes(variant)
-        return Way.of(label, variant, end, needed_bytes=needed if variant.outcome == "ok" else None, plan=plan)
+    def _rehearsed(self, label: str, plan: PlanFile | None = None, stdout: int = subprocess.DEVNULL) -> Way:
+        """Rehearse the whole command. Raises UserError if it was interrupted, or its Python lacks what it needs."""
+        asked = msgspec.structs.replace(self._asked, strategy=label)
+        end = _ended(asked, stdout)
+        variant = Variant.of(end, asked, {})
+        strategy, *levers = Choice(label).parts
+        words = {**variant.words, "strategy": "+".join([strategy.name, *levers])}
+        variant, needed = msgspec.structs.replace(variant, words=words), None
+        if variant.outcome == "ok" and variant.processes:
+            peak, reserved = max(one.peak_bytes or 0 for one in variant.processes), variant.largest.reserved_bytes or 0
+            needed = reserved + self._context if self._has_levers else peak
+        return Way(variant=variant, end=end, needed_bytes=needed, plan=plan)
+
+    def _traced_chain(self, plain: Way) -> tuple[str, Chain, int]:
+        """Rehearse the command up to its largest step after the first, with the levers of its label alone.
+
+        Returns the model's class, its chain, and the bytes that no plan gets below. Raises UserError if there is none.
+        """
+        rows = [row for row in plain.end.rows if row["kind"] == "phase" and row["phase"] in PLANNED]
+        later = [row for row in rows if row["step"]] or rows  # the first only if it is alone
+        largest = max(later, key=lambda row: max((device[0] for device in row["devices"].values()), default=0))
+        asked = msgspec.structs.replace(self._roomy, strategy=plain.label, chain_step=int(largest["step"]))
+        traced = _ended(asked)
+        made = [row for row in traced.rows if row["kind"] == "chain"]
+        chains = [
+            (row["module"], msgspec.convert(row["chain"], Chain), int(row["floor_bytes"]))
+            for row in made
+            if row["chain"]
+        ]
+        if chains:
+            return max(chains, key=lambda one: one[1].traced_peak_bytes)
+        applied = [row for row in traced.rows if row["kind"] == "applied" and "module" in row]
+        refused = [f"{row['module']}: {row['why']}" for row in (*made, *applied) if row["why"]]
+        detail = next((process.detail for process in traced.processes if process.detail), None)
+        why = "; ".join(dict.fromkeys(refused)) or detail or NOT_MET
+        hint = "gcprof rehearse --strategies all -- COMMAND"
+        raise UserError(f"there is no model to plan for: {why}", hint=hint)
 
 
 def _plans(chosen: Levers) -> str:
@@ -359,69 +402,8 @@ def _peak(variant: Variant, names: Collection[str], *, others: bool = False) -> 
     return max((phase.peak_bytes or 0 for phase in _phases(variant, names, others=others)), default=0)
 
 
-def _whole(asked: Asked, say: Say) -> tuple[Ended, Variant, Asked]:
-    """Rehearse the command as it is; without a limit of memory, which is returned, if these GPUs have too little."""
-    say(f"{NONE}: rehearsing the command as it is")
-    end, variant = _rehearsed(asked, NONE, stdout=2)
-    if variant.outcome == "out_of_memory":
-        say("out of memory: once more without a limit of memory, to see what it needs")
-        asked = launch.unlimited(asked)
-        end, variant = _rehearsed(asked, NONE, stdout=2)
-    if not variant.processes and variant.outcome == "ok":
-        why = f": {end.no_device[0]}" if end.no_device else ""
-        message = f"no process of the command used a GPU{why}"
-        raise UserError(message, hint="gcprof rehearse -- COMMAND", exit_code=NO_GPU)
-    if variant.outcome != "ok":
-        raise _failure(end, variant)
-    return end, variant, asked
-
-
-def _rehearsed(asked: Asked, label: str, *, stdout: int = subprocess.DEVNULL) -> tuple[Ended, Variant]:
-    """Rehearse the whole command. Raises UserError if it was interrupted, or its Python lacks what a strategy needs."""
-    asked = msgspec.structs.replace(asked, strategy=label)
-    end = _ended(asked, stdout)
-    variant = Variant.of(end, asked, {})
-    strategy, *levers = Choice(label).parts
-    named = "+".join([strategy.name, *levers])
-    return end, msgspec.structs.replace(variant, words={**variant.words, "strategy": named})
-
-
 def _ended(asked: Asked, stdout: int = subprocess.DEVNULL) -> Ended:
     end = launch.run(asked, stdout=stdout)
     if end.interrupted:
         raise UserError("interrupted: there is no plan", exit_code=end.exit_code)
     return end
-
-
-def _detail(variant: Variant) -> str | None:
-    return variant.detail or next((process.detail for process in variant.processes if process.detail), None)
-
-
-def _failure(end: Ended, variant: Variant) -> _Refused:
-    word, detail = variant.outcome.replace("_", " "), _detail(variant)
-    return _Refused(
-        f"the command {word}{f': {detail}' if detail else ''}", hint="gcprof rehearse -- COMMAND shows where",
-        exit_code=end.exit_code or 1,
-    )  # fmt: skip
-
-
-def _traced_chain(asked: Asked, end: Ended) -> tuple[str, Chain, int]:
-    """Rehearse the command up to its largest step after the first, with the levers of its label alone.
-
-    Returns the model's class, its chain, and the bytes that no plan gets below. Raises UserError where there is none.
-    """
-    rows = [row for row in end.rows if row["kind"] == "phase" and row["phase"] in PLANNED]
-    later = [row for row in rows if row["step"]] or rows  # the first only if it is alone
-    largest = max(later, key=lambda row: max((device[0] for device in row["devices"].values()), default=0))
-    traced = _ended(msgspec.structs.replace(asked, chain_step=int(largest["step"])))
-    made = [row for row in traced.rows if row["kind"] == "chain"]
-    chains = [
-        (row["module"], msgspec.convert(row["chain"], Chain), int(row["floor_bytes"])) for row in made if row["chain"]
-    ]
-    if chains:
-        return max(chains, key=lambda one: one[1].traced_peak_bytes)
-    applied = [row for row in traced.rows if row["kind"] == "applied" and "module" in row]
-    refused = [f"{row['module']}: {row['why']}" for row in (*made, *applied) if row["why"]]
-    detail = next((process.detail for process in traced.processes if process.detail), None)
-    why = "; ".join(dict.fromkeys(refused)) or detail or NOT_MET
-    raise UserError(f"there is no model to plan for: {why}", hint="gcprof rehearse --strategies all -- COMMAND")
