@@ -41,12 +41,11 @@ def judged(names: Sequence[str]) -> int:
             continue
         planned = plan(PlanRequest(words=Row(model=model, batch_size=batch_size).request("cpu"), budget=budget))
         print(f"{model}, batch {batch_size}, at most {budget}", flush=True)
-        comparison = planned.comparison
-        if comparison is None or comparison.chosen is None:
+        if not planned.taken:
             print("  nothing was chosen  MISSED", flush=True)
             num_missed += 1
             continue
-        ways = [(way, way.measured) for way in comparison.plans if way.measured]
+        ways = [(way, way.measured) for way in planned.plans if way.measured]
         with Local() as engine:
             trials = [Trial(case=row.case, passes=("memory", "time")) for _, row in ways]
             records = list(engine.run([Trial(case=trials[0].case.baseline, passes=("memory",)), *trials]))

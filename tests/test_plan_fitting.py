@@ -83,7 +83,7 @@ def test_between_the_smallest_plan_and_those_whose_memory_is_torn_a_faster_one_i
 
 
 def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at():
-    rules = {render(found[1]) for kind in simulator.KINDS if (found := simulator.best_of(CHAIN, kind, BUDGET))}
+    rules = {render(found.plan) for kind in simulator.KINDS if (found := simulator.best_of(CHAIN, kind, BUDGET))}
     engine = Scripted(lambda plan: by_costs(plan) + (0 if render(plan) in rules else BUDGET))
 
     assert fitted(engine)[0] is None

@@ -69,7 +69,7 @@ def within(found, budget) -> float:
 def test_deeper_is_no_slower_and_no_rule_beats_one_level(chain):
     nested, two, one = (frontier(chain, levels=levels) for levels in (None, 2, 1))
 
-    for cost in (cost for kind in simulator.RULES for _, _, cost in simulator.costed(chain, kind)):
+    for cost in (way.cost for kind in simulator.RULES for way in simulator.costed(chain, kind)):
         times = [within(found, cost.peak_bytes) for found in (nested, two, one)]
 
         assert all(deeper <= other + 1e-9 for deeper, other in pairwise([*times, cost.step_seconds]))

@@ -150,7 +150,7 @@ def _print_tables(planned: Planned, asked: PlanRequest) -> None:
         if asked.frontier:
             say(plans.frontier(points, chain, none, title=title))
             print()
-        lines = planned.comparison.plans if planned.comparison else ()
+        lines = planned.plans
         below = [
             *plans.reading(chain, (line.way.plan for line in lines)),
             "times are against the step without checkpointing",
@@ -201,7 +201,7 @@ def _say_document(planned: Planned, points: list[Point]) -> None:
     }
     document = plans.document(
         model=str(planned.case.model) if planned.case else None, budget_bytes=planned.budget_bytes, none=planned.none,
-        points=points, lines=planned.comparison.plans if planned.comparison else (), facts=facts,
+        points=points, lines=planned.plans, facts=facts,
     )  # fmt: skip
     say_bytes(document)
 
@@ -254,8 +254,7 @@ def _title_of(planned: Planned, *, costs: bool = False) -> str:
 
     if planned.evidence != "rehearsed":
         return planned.title
-    compared = planned.comparison.plans if planned.comparison else ()
-    is_rehearsed = not costs and any(plan.measured for plan in compared)
+    is_rehearsed = not costs and any(plan.measured for plan in planned.plans)
     return f"{planned.title} ({SAID['rehearsed' if is_rehearsed else 'predicted']})"
 
 
@@ -316,8 +315,7 @@ def _facts(planned: Planned, fitted: TriedPlan) -> list[str]:
         f"--frontier lists {count_text(len(frontier), 'plan')}, one a budget",
     ]
     lines += _unused_options(planned)
-    compared = planned.comparison.plans if planned.comparison else ()
-    if planned.evidence == "rehearsed" and not any(plan.measured for plan in compared):
+    if planned.evidence == "rehearsed" and not any(plan.measured for plan in planned.plans):
         lines.append(f"`plan` was rehearsed: its step needs {bytes_text(fitted.needed_bytes)}")
     if fitted.reserve_bytes:
         reserve = bytes_text(fitted.reserve_bytes)
@@ -340,35 +338,33 @@ def _remarks(planned: Planned) -> list[str]:
     from profiler.views.tables.columns import outcome
     from profiler.workflows.planner import doubted, listed, sentence
 
-    comparison = planned.comparison
-    if comparison is None:
+    if not planned.plans:
         return []
-    rows = [(plan.way.label, row) for plan in comparison.plans for row in (plan.measured, plan.predicted) if row]
+    rows = [(plan.way.label, row) for plan in planned.plans for row in (plan.measured, plan.predicted) if row]
     lines = [
         f"{label}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
         for label, row in rows
         if row.outcome != "ok"
     ]
-    notes = {note.code: note.text for plan in comparison.plans if plan.measured for note in plan.measured.notes}
+    notes = {note.code: note.text for plan in planned.plans if plan.measured for note in plan.measured.notes}
     lines += [f"note: GCP004: {notes['GCP004']}"] if "GCP004" in notes else []
-    if names := doubted(comparison.plans, planned.none.cost.step_seconds):
+    if names := doubted(planned.plans, planned.none.cost.step_seconds):
         more = "they compute" if len(names) > 1 else "it computes"
         lines.append(f"note: GCP061: {listed(names)} measured faster than without checkpointing, although {more} more")
-    if comparison.chosen:
-        lines.append(sentence(comparison.chosen))
-    elif comparison.is_cut:
+    if planned.taken:
+        lines.append(sentence(planned.taken))
+    elif planned.is_cut:
         lines.append("it ended before all of these were measured: no plan is chosen")
-    elif comparison.is_timed:
+    elif planned.is_timed:
         lines.append("none of these was measured to fit the budget: no plan is chosen")
-    return [*lines, *([f"plans and records: {comparison.folder}"] if comparison.folder else [])]
+    return [*lines, *([f"plans and records: {planned.folder}"] if planned.folder else [])]
 
 
 def _say_next(planned: Planned, words: list[str], *, budget: str, written: Path | None) -> None:
     """Print the next command; `written` is the file of the plan, if one was asked for."""
     has_calls = any("#" in block.name for stage in planned.chain.stages for block in stage.blocks)  # calls have no code
-    if written is None and planned.comparison:
-        written = planned.comparison.file
-    if planned.comparison and planned.comparison.is_cut:
+    written = written or planned.file
+    if planned.is_cut:
         return
     if planned.plan is None:
         next_command("gcprof", "plan", *words, "--frontier")

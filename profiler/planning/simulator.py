@@ -269,16 +269,16 @@ RULES: dict[str, Callable[[Chain, int], Plan]] = {"uniform": uniform, "first": f
 KINDS = tuple(RULES)
 
 
-def best_of(chain: Chain, kind: str, budget: int) -> tuple[str, Plan, Cost] | None:
+def best_of(chain: Chain, kind: str, budget: int) -> Way | None:
     """Return the fastest plan of one rule within a budget in bytes; None if none fits."""
-    fitting = [candidate for candidate in costed(chain, kind) if candidate[2].peak_bytes <= budget]
-    return min(fitting, key=lambda candidate: (candidate[2].step_seconds, candidate[2].peak_bytes), default=None)
+    fitting = [way for way in costed(chain, kind) if way.cost.peak_bytes <= budget]
+    return min(fitting, key=lambda way: (way.cost.step_seconds, way.cost.peak_bytes), default=None)
 
 
-def costed(chain: Chain, kind: str) -> list[tuple[str, Plan, Cost]]:
-    """Return every plan of one rule, with its label, `uniform(4)`, and its cost."""
-    plans = {f"{kind}({number})": RULES[kind](chain, number) for number in range(1, len(_free(chain)) + 1)}
-    return [(label, plan, simulate(chain, plan)) for label, plan in plans.items()]
+def costed(chain: Chain, kind: str) -> list[Way]:
+    """Return every plan of one rule, labelled as `uniform(4)`."""
+    numbers = range(1, len(_free(chain)) + 1)
+    return [Way.of(chain, f"{kind}({number})", RULES[kind](chain, number)) for number in numbers]
 
 
 def _free(chain: Chain) -> list[int]:
@@ -307,6 +307,10 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
     same: tuple[str, ...] = ()  # the labels of other ways with the same plan
 
+    @classmethod
+    def of(cls, chain: Chain, label: str, plan: Plan) -> Way:
+        return cls(label=label, plan=plan, cost=simulate(chain, plan))
+
     @property
     def name(self) -> str:
         """The label, with those of equal plans: `plan = uniform(3)`."""
@@ -323,22 +327,19 @@ def ways(chain: Chain, plan: Plan, budget_bytes: int) -> tuple[Way, ...]:
 
     Equal plans are one way. A rule without a plan that fits is left out.
     """
-    alone = all_stages(chain)
+    alone = Way.of(chain, "all", all_stages(chain))
     fitting = filter(None, (best_of(chain, kind, budget_bytes) for kind in KINDS))
-    rules = [(label, rule) for label, rule, _ in fitting if plan == alone or rule != alone]
-    labels: dict[Plan, list[str]] = {}
-    for label, way in [(PLAN, plan), *rules, ("all", alone)]:
-        labels.setdefault(way, []).append(label)
-    return tuple(
-        Way(label=label, same=tuple(same), plan=way, cost=simulate(chain, way))
-        for way, (label, *same) in labels.items()
-    )
+    rules = [way for way in fitting if plan == alone.plan or way.plan != alone.plan]
+    found: dict[Plan, Way] = {}
+    for way in (Way.of(chain, PLAN, plan), *rules, alone):
+        known = found.get(way.plan)
+        found[way.plan] = msgspec.structs.replace(known, same=(*known.same, way.label)) if known else way
+    return tuple(found.values())
 
 
 def none(chain: Chain) -> Way:
     """Return the way that keeps everything."""
-    plan = _plan(chain, {})
-    return Way(label="none", plan=plan, cost=simulate(chain, plan))
+    return Way.of(chain, "none", _plan(chain, {}))
 
 
 def whole_bytes(chain: Chain) -> int:

@@ -193,8 +193,8 @@ def _bolder(run: Try, points: Frontier, fitted: TriedPlan, budget_bytes: int, *,
 def fit_rule(run: Try, chain: Chain, budget_bytes: int) -> TriedPlan | None:
     """Return the fastest uniform split, first N or every j-th whose step fits, since costs may mislead the solver."""
     found = filter(None, (simulator.best_of(chain, kind, budget_bytes) for kind in simulator.KINDS))
-    for _, plan, cost in sorted(found, key=lambda candidate: candidate[2].step_seconds):
-        tried = run(Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan))
+    for way in sorted(found, key=lambda way: way.cost.step_seconds):
+        tried = run(Point(peak_bytes=way.cost.peak_bytes, step_seconds=way.cost.step_seconds, plan=way.plan))
         if tried.fits(budget_bytes):
             return msgspec.structs.replace(tried, by_rule=True)
     return None

@@ -108,7 +108,12 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     frontier: Frontier  # of the deepest search
     budget_bytes: int | None = None
     fitted: TriedPlan | None = None  # None without a budget, or if no plan fits it
-    comparison: PlanComparison | None = None
+    plans: tuple[ComparedPlan, ...] = ()  # that were compared, the solver's first
+    is_timed: bool = False  # whether times were measured
+    is_cut: bool = False  # whether it ended before all plans were measured, so that none is chosen
+    taken: tuple[ComparedPlan, ...] = ()  # the way to take, and those as fast, if any was measured that fits
+    folder: Path | None = None  # of the comparison's records
+    file: Path | None = None  # of the plan to take
     better_blocks: str | None = None  # in words, if no plan fits and others have a smaller lower bound
     own: Record | None = None  # the model with its own checkpoints, if no plan fits and it does
     exit_code: int = 0
@@ -123,11 +128,10 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
         None if none fits, if all that was measured failed, or if not all was measured.
         """
-        comparison = self.comparison
-        if comparison is not None and comparison.is_cut:
+        if self.is_cut:
             return None
-        if comparison is not None and comparison.is_timed:
-            return comparison.chosen.plan.way.plan if comparison.chosen else None
+        if self.is_timed:
+            return self.taken[0].way.plan if self.taken else None
         return self.fitted.point.plan if self.fitted else None
 
 
@@ -193,10 +197,8 @@ def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, sc
         return planned
     ways = simulator.ways(chain, fitted.point.plan, budget)
     if model is None or (model.case.is_rehearsed and not request.measure):
-        comparison = PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
-    else:
-        comparison = compare_plans(model, chain, ways, budget, request, fitted=fitted.records)
-    return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
+        return msgspec.structs.replace(planned, plans=tuple(ComparedPlan(way=way) for way in ways))
+    return compare_plans(planned, model, ways, budget, request, fitted=fitted.records)
 
 
 def fitted_plan(
@@ -237,34 +239,15 @@ EXACT_PASSES = ("equality", "memory")  # of the first round; times are those of 
 UNFIT = 1  # the exit code if no way was measured to fit
 
 
-class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """The way to take, and why."""
-
-    plan: ComparedPlan
-    as_fast: tuple[str, ...] = ()  # labels of ways that are not significantly slower or faster, but less simple
-
-
-class PlanComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The compared ways, the solver's plan first, and which of them to take."""
-
-    plans: tuple[ComparedPlan, ...]
-    is_timed: bool = False  # whether times were measured
-    is_cut: bool = False  # whether it ended before all ways were measured, so that none is chosen
-    chosen: Chosen | None = None  # None where nothing was measured that fits
-    folder: Path | None = None  # of its records
-    file: Path | None = None  # of the plan to take
-    exit_code: int = 0
-
-
 def compare_plans(
-    model: ModelOnDevice, chain: Chain, ways: Sequence[Way], budget_bytes: int, request: PlanRequest, *,
+    planned: Planned, model: ModelOnDevice, ways: Sequence[Way], budget_bytes: int, request: PlanRequest, *,
     fitted: Sequence[Record],
-) -> PlanComparison:  # fmt: skip
+) -> Planned:  # fmt: skip
     """Run the ways in paired rounds and choose the best; rehearse them once; or trace them if nothing is measured.
 
     `fitted` are the records of `none` and the first way, or of the way alone, if their exact passes were run before.
     """
-    case = model.case if request.measure else model.case.foreseen
+    chain, case = planned.chain, model.case if request.measure else model.case.foreseen
     if not case.is_predicted:
         sampling = msgspec.structs.replace(case.sampling or Sampling(), ends_together=True)
         case = msgspec.structs.replace(case, samples=SAMPLES, warmup=0, sampling=sampling)
@@ -284,15 +267,15 @@ def compare_plans(
     )
     is_timed = any(plan.measured and plan.measured.evidence == "measured" for plan in plans)
     is_cut = bool(progress.owed(run.manifest.plan, run.records))
-    chosen = choose(plans, chain, budget_bytes) if is_timed and not is_cut else None
+    taken = choose(plans, chain, budget_bytes) if is_timed and not is_cut else ()
     went_well = all(row is None or row.outcome == "ok" for row in (plans[0].measured, plans[0].predicted))
-    has_lost = chosen is None if is_timed else not went_well  # after Ctrl-C there may be no row
+    has_lost = not taken if is_timed else not went_well  # after Ctrl-C there may be no row
     code = code or (UNFIT if has_lost else 0)
-    label = chosen.plan.way.label if chosen else None if is_timed or is_cut else ways[0].label
-    if chosen:
-        plans = tuple(msgspec.structs.replace(plan, is_chosen=plan is chosen.plan) for plan in plans)
-    return PlanComparison(
-        plans=plans, is_timed=is_timed, is_cut=is_cut, chosen=chosen, folder=run.folder, exit_code=code,
+    label = taken[0].way.label if taken else None if is_timed or is_cut else ways[0].label
+    if taken:
+        plans = tuple(msgspec.structs.replace(plan, is_chosen=plan is taken[0]) for plan in plans)
+    return msgspec.structs.replace(
+        planned, plans=plans, is_timed=is_timed, is_cut=is_cut, taken=taken, folder=run.folder, exit_code=code,
         file=file_of(run.folder, label) if label else None,
     )  # fmt: skip
 
@@ -333,8 +316,8 @@ def is_slower(row: Row | None, other: Row | None) -> bool:
     return row is not None and other is not None and time_verdict_of(row, other) == "slower"
 
 
-def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Chosen | None:
-    """Return the way to take of those that were measured to fit the budget; None if none was.
+def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> tuple[ComparedPlan, ...]:
+    """Return the way to take of those that were measured to fit the budget, then those as fast that are less simple.
 
     Ways are dropped if another was measured faster, then if another is faster by the costs, beyond their error; the
     simplest of the rest is taken.
@@ -350,10 +333,8 @@ def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Ch
         slower = (slower_by(chain, plan.way.plan, other.way.plan) for other in unbeaten)
         if all(difference <= error for difference, error in slower):
             left.append(plan)
-    if not left:
-        return None
-    chosen = min(left, key=simplicity)
-    return Chosen(plan=chosen, as_fast=tuple(plan.way.name for plan in left if plan is not chosen))
+    chosen = sorted(left, key=simplicity)[:1]
+    return (*chosen, *(plan for plan in left if plan is not chosen[0]))
 
 
 def simplicity(plan: ComparedPlan) -> tuple[int, bool, int, float]:
@@ -368,12 +349,13 @@ def simplicity(plan: ComparedPlan) -> tuple[int, bool, int, float]:
     return len(kinds) + nested, not way.is_catalogue, way.cost.peak_bytes, way.cost.step_seconds
 
 
-def sentence(chosen: Chosen) -> str:
-    """Return why it was chosen, below a table that has all ways."""
+def sentence(taken: Sequence[ComparedPlan]) -> str:
+    """Return why the first was chosen, below a table that has all ways."""
     why = "no other plan that fits is faster, as measured or, where that cannot tell, by these costs"
-    if chosen.as_fast:
-        why = f"its time cannot be told apart from {listed(chosen.as_fast)}, and it is the simplest"
-    return f"{chosen.plan.way.name} is chosen: {why}"
+    chosen, *as_fast = (plan.way.name for plan in taken)
+    if as_fast:
+        why = f"its time cannot be told apart from {listed(as_fast)}, and it is the simplest"
+    return f"{chosen} is chosen: {why}"
 
 
 def doubted(plans: Sequence[ComparedPlan], none_seconds: float) -> list[str]:

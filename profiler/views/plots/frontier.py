@@ -200,7 +200,7 @@ def _plans(axes: Axes, *, points: Sequence[Point], chain: Chain) -> None:
     if len(points) <= MOST_PLANS:
         axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
     for kind, (words, mark, colour, points_wide) in RIVALS.items():
-        costs = [cost for _, _, cost in simulator.costed(chain, kind)]
+        costs = [way.cost for way in simulator.costed(chain, kind)]
         places = [cost.peak_bytes / size for cost in costs], [_extra(cost, base) for cost in costs]
         axes.plot(*places, mark, color=colour, markersize=points_wide, mfc="none", linestyle="none", label=words)
     floor = largest_stage(chain)[1] / size
