@@ -8,16 +8,16 @@ from msgspec.structs import replace
 from profiler.planning.chain import Chain, Plan, StageModule
 from profiler.planning.simulator import simulate, slower_by
 from profiler.predicting.stage_operators import EMPTY, timed_stage
-from profiler.predicting.stage_seconds import EVERY, MOST_DOUBT, PLAIN, WHOLE, Seconds, StageWork, StepSample, pooled
+from profiler.predicting.stage_seconds import EVERY, MOST_DOUBT, PLAIN, WHOLE, Seconds, StageSpan, StepSample, pooled
 
 OUTSIDE = 0.5
 
 
-def work(kind: str) -> StageWork:
-    return StageWork(blocks=(0,), kind=kind)
+AROUND = StageSpan(blocks=(), name="", first=0, last=0, outputs=frozenset(), stop=0)
 
 
-AROUND = StageWork(blocks=())
+def work(kind: str) -> StageSpan:
+    return replace(AROUND, blocks=(0,), kind=kind)
 
 
 def step(*stages: tuple[float, float, float], outside: float = OUTSIDE) -> StepSample:

@@ -17,7 +17,7 @@ from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import BlockChoice, BlockChoices, Save, Trace, live, operator_seconds, resting, summed
 from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
 from profiler.planning.simulator import all_stages, simulate
-from profiler.predicting.stage_seconds import EVERY, NOTHING, TOGETHER, Seconds
+from profiler.predicting.stage_seconds import EVERY, NOTHING, TOGETHER, Seconds, StageSpan
 from profiler.predicting.step_tracer import INNER_BACKWARD
 from profiler.training.blocks import offered_blocks
 from profiler.training.observed_forward import NOT_ONCE
@@ -28,24 +28,6 @@ EMPTY = Stage(
     backward_extra_bytes=0, pinned=True,
 )  # fmt: skip
 MOST_CHOICES = 24  # choices that are evaluated, the shallowest first
-
-
-class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """The operator numbers of one stage in the last forward of a step and in the backward after it.
-
-    A stage is one or more blocks, or what runs before, between or after blocks. If its last operator is below its
-    first, it ran none.
-    """
-
-    blocks: tuple[int, ...]  # their indices
-    name: str
-    first: int
-    last: int
-    backward_first: int = 0
-    backward_last: int = 0
-    outputs: frozenset[int]  # indices of the storages that it passes on
-    stop: int  # the operator at which a recompute has made all saved tensors and stops
-    feeds_next: bool = False  # whether its output goes to the next block and nowhere else
 
 
 def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -> list[StageSpan]:

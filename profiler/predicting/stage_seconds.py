@@ -33,12 +33,23 @@ LEAST_FACTOR, MOST_FACTOR = 0.5, 10.0
 MOST_DOUBT = 0.9  # upper bound on a relative error: a recompute has FLOPs, so takes time, however noisy the machine
 
 
-class StageWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage runs. Stages of one kind are equal: module classes, parameter shapes and operators."""
+class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """The operator numbers of one stage in the last forward of a step and in the backward after it.
 
-    blocks: tuple[int, ...]  # empty for what runs around the blocks
-    feeds_next: bool = False  # whether its output goes to the next stage and nowhere else
-    kind: Hashable = ()
+    A stage is one or more blocks, or what runs before, between or after blocks. If its last operator is below its
+    first, it ran none.
+    """
+
+    blocks: tuple[int, ...]  # their indices
+    name: str
+    first: int
+    last: int
+    backward_first: int = 0
+    backward_last: int = 0
+    outputs: frozenset[int]  # indices of the storages that it passes on
+    stop: int  # the operator at which a recompute has made all saved tensors and stops
+    feeds_next: bool = False  # whether its output goes to the next block and nowhere else
+    kind: Hashable = ()  # stages of one kind take equal time
 
 
 class StepSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +87,7 @@ class _Extra(NamedTuple):
 NOTHING = Seconds(forward=0.0, backward=0.0, early_stop=0.0, options={})
 
 
-def pooled(samples: Mapping[str, Sequence[StepSample]], works: Sequence[StageWork]) -> list[Seconds]:
+def pooled(samples: Mapping[str, Sequence[StepSample]], works: Sequence[StageSpan]) -> list[Seconds]:
     """Return the seconds of every stage: equal for stages of one kind; the last one also has the time outside of all.
 
     The shares of kinds come from the marks in the steps, the sums from whole steps: what checkpoints add to all stages
@@ -88,7 +99,9 @@ def pooled(samples: Mapping[str, Sequence[StepSample]], works: Sequence[StageWor
     backward = _each([sample.backward for sample in every], works, median)
     whole = samples.get(WHOLE) or plain
     inside_runs = {place for run in runs(works) for place in run}
-    in_runs = [work if place in inside_runs else StageWork(blocks=()) for place, work in enumerate(works)]
+    in_runs = [
+        work if place in inside_runs else msgspec.structs.replace(work, blocks=()) for place, work in enumerate(works)
+    ]
     extra = {
         way: _extra(taken, plain, plain if way == TOGETHER else whole, in_runs if way == TOGETHER else works)
         for way, taken in samples.items()
@@ -122,7 +135,7 @@ def pooled(samples: Mapping[str, Sequence[StepSample]], works: Sequence[StageWor
     return [*found[:-1], msgspec.structs.replace(last, forward=last.forward + outside)]
 
 
-def runs(works: Sequence[StageWork]) -> list[list[int]]:
+def runs(works: Sequence[StageSpan]) -> list[list[int]]:
     """Return the runs of two or more stages that feed each other alone, as indices: one checkpoint can hold a run."""
     found: list[list[int]] = [[]]
     for place, work in enumerate(works):
@@ -137,7 +150,7 @@ def _extra(
     taken: Sequence[StepSample],
     plain: Sequence[StepSample] | None,
     without: Sequence[StepSample] | None,
-    works: Sequence[StageWork],
+    works: Sequence[StageSpan],
 ) -> _Extra:
     """Return what the way of the `taken` steps adds to each stage, scaled so that the sum is the difference of whole
     steps to those `without` it. If there are fewer `taken` than `without`, timing of the way was ended early.
@@ -175,7 +188,7 @@ def _extra(
 
 
 def _each(
-    rows: Sequence[Sequence[float]], works: Sequence[StageWork], read: Callable[[list[float]], float]
+    rows: Sequence[Sequence[float]], works: Sequence[StageSpan], read: Callable[[list[float]], float]
 ) -> list[float]:
     """Return what is read of the samples of each stage's kind, as its median; 0 for what runs around the blocks."""
     pools: dict[Hashable, list[float]] = {}
@@ -195,7 +208,7 @@ BEFORE, INSIDE, BEHIND, AFTER = "before", "inside", "behind", "after"  # marks o
 
 def seconds(
     case: Case,
-    works: Sequence[StageWork],
+    works: Sequence[StageSpan],
     saves: Sequence[str],
     fits: Callable[[str], bool] = lambda way: True,
     *,
@@ -280,7 +293,7 @@ def step_text(done: int, left: Sequence[int], *, seconds: float) -> str:
 class _SwitchedStep:
     """One model whose stages are kept, checkpointed alone, in runs or selectively, as chosen anew for each step."""
 
-    def __init__(self, case: Case, works: Sequence[StageWork], ways: Sequence[str], *, in_calls: bool) -> None:
+    def __init__(self, case: Case, works: Sequence[StageSpan], ways: Sequence[str], *, in_calls: bool) -> None:
         assembled = assemble(case, in_calls=in_calls)
         self.device, self.works = open_device(case.device), works
         kinds = {**dict.fromkeys((WHOLE, PLAIN, TOGETHER), _kept), EVERY: checkpoint_without_reentry}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import inf
 
 import msgspec
@@ -21,14 +21,13 @@ from profiler.planning.chain import Chain, Stage
 from profiler.predicting import stage_seconds
 from profiler.predicting.prediction import trace
 from profiler.predicting.stage_operators import (
-    StageSpan,
     chain_of,
     estimated_seconds,
     held,
     refuse_backward_in_forward,
     spans,
 )
-from profiler.predicting.stage_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
+from profiler.predicting.stage_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageSpan
 from profiler.predicting.traced_case import known_rates, observe_case, taken_workspace, workspace_bytes
 from profiler.training.assemble import Build
 from profiler.training.blocks import refuse_none
@@ -86,8 +85,8 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     observed = observe(workload) if case.is_rehearsed else observe_case(case, build, in_calls=in_calls)
     stage_spans = spans(traced, workload.blocks, linked=observed.linked)
     prints = fingerprint(workload.module, workload.blocks, workload.calls)
-    is_timed = rates is None and "time" in trial.passes
-    works = [_work(traced, span, workload) for span in stage_spans] if is_timed else []
+    if rates is None and "time" in trial.passes:
+        stage_spans = [msgspec.structs.replace(span, kind=_kind(traced, span, workload)) for span in stage_spans]
     del built, workload, observed  # a hollow device has one model at a time
     inside = [one.name for span in stage_spans if span.blocks for one in traced.operators[span.first - 1 : span.last]]
     has_saves = "time" in trial.passes and not assumed.is_unfused  # Inductor overwrites what would be saved
@@ -108,7 +107,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
         budget_bytes = parse_budget(trial.budget, whole_bytes=simulator.whole_bytes(without_times))
         if simulator.largest_stage(without_times)[1] > budget_bytes:
             return without_times
-    return chain(_seconds(trial, works, traced, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
+    return chain(_seconds(trial, traced, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
 
 
 def _rates(trial: Trial) -> Rates | None:
@@ -127,7 +126,6 @@ def _rates(trial: Trial) -> Rates | None:
 
 def _seconds(
     trial: Trial,
-    works: Sequence[StageWork],
     trace: Trace,
     stage_spans: Sequence[StageSpan],
     selective: dict[str, _Selective],
@@ -149,7 +147,7 @@ def _seconds(
     room = available_bytes() if total is None else total  # what a step may take without running out of memory
     return stage_seconds.seconds(
         case,
-        works,
+        stage_spans,
         list(selective),
         lambda way: way == EVERY or peaks[way] <= room,
         limit_seconds=inf if trial.limit_seconds is None else trial.limit_seconds,
@@ -158,16 +156,13 @@ def _seconds(
     )
 
 
-def _work(trace: Trace, span: StageSpan, workload: Workload) -> StageWork:
+def _kind(trace: Trace, span: StageSpan, workload: Workload) -> Hashable:
     """Return what decides whether stages take equal time: module classes, parameter shapes and operators."""
-    if not span.blocks:
-        return StageWork(blocks=())
     modules = [workload.block(workload.blocks[index]) for index in span.blocks]
     classes = tuple(type(part).__qualname__ for module in modules for part in module.modules())
     shapes = tuple(tuple(parameter.shape) for module in modules for parameter in module.parameters())
     forward = trace.operators[span.first - 1 : span.last]
-    run = tuple((operator.name, operator.flops, operator.moved_bytes) for operator in forward)
-    return StageWork(blocks=span.blocks, feeds_next=span.feeds_next, kind=(classes, shapes, run))
+    return classes, shapes, tuple((operator.name, operator.flops, operator.moved_bytes) for operator in forward)
 
 
 _Selective = tuple[Trace, dict[str, StageSpan], dict[str, Stage]]  # the last two by the name of the stage
