@@ -302,13 +302,6 @@ def follow_with_choices(request: str, channel: int) -> None:
     follow(request, channel, with_choices=True)
 
 
-def choices(request: str, channel: int) -> None:
-    """Send the bytes with the blocks of the case in `request`, and with other blocks, or why they are not known."""
-    case: Case = decode(request, Case)
-    _open_hollow(case)
-    answer(channel, lambda: prediction.choices(case))
-
-
 def stage(request: str, channel: int) -> None:
     """Send each step that is timed, with a limit of its own, then the trial's chain of stages, or why there is none."""
     trial: Trial = decode(request, Trial)

@@ -29,6 +29,10 @@ from profiler.training.own_checkpoints import OwnCalls, forget, remark
 from profiler.training.workload import Mark, drop_gradients
 
 NEED_ARITHMETIC = ("equality", "time")  # passes that a device without arithmetic cannot run
+BYTES_ONLY = (
+    "rehearsed by PyTorch's own CUDA code on a device that computes nothing: bytes only, no gradients, no measured "
+    "times"
+)
 WARNINGS = (UserWarning, RuntimeWarning)  # about this step; deprecation warnings are not
 MOST_WARNINGS = 3  # that a note names
 LONGEST_WARNING = 300  # characters
@@ -68,8 +72,7 @@ class Bench:
         """Return the trial's passes; on a hollow device, leave out those that need arithmetic, and note that."""
         if not self.device.is_hollow:
             return self.trial.passes
-        how = "rehearsed by PyTorch's own CUDA code on a device that computes nothing"
-        self.note("GCP039", f"{how}: bytes only, no gradients, no measured times")
+        self.note("GCP039", BYTES_ONLY)
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
     def begin(self, name: str) -> None:

@@ -17,7 +17,6 @@ from profiler.core.gpu_specs import Rates
 from profiler.core.record import PHASES, Note, PhaseBytes, Readings, Record, timeline
 from profiler.core.trace_data import (
     STATIC,
-    BlockChoices,
     Followed,
     Trace,
     by_category,
@@ -27,7 +26,7 @@ from profiler.core.trace_data import (
     scaled,
     stated_error,
 )
-from profiler.measuring.bench import Bench
+from profiler.measuring.bench import BYTES_ONLY
 from profiler.measuring.devices import open_device, versions
 from profiler.measuring.meters import saved_graph
 from profiler.predicting import device_trace
@@ -125,13 +124,11 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
     """
     case, more = trial.case, list[str]()
     how = {"with_lines": True} if case.is_rehearsed else {}
-    bench = Bench(trial, lambda stage: None) if case.is_rehearsed else None
 
     def followed(with_choices: bool) -> Followed:
         built, step, assumed = trace(trial, case, with_saves=with_choices, build=build, **how)
-        if bench:
-            bench.passes()  # for its note on what a device without arithmetic leaves out
-            notes = [*built.applied.notes, *bench.all_notes()]
+        if case.is_rehearsed:
+            notes = [*built.applied.notes, Note(code="GCP039", text=BYTES_ONLY)]
         else:
             notes = [*_of_model(built, case, step), *_stated(trial, None, assumed)]
         return Followed(
@@ -150,12 +147,6 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         more.append(f"whether other blocks would lower the peak is not known: {why}")
     return followed(False)
-
-
-def choices(case: Case, *, build: Build | None = None) -> BlockChoices:
-    """Return floors and peaks of a case's blocks and of its model's other block choices. Raises as `trace` does."""
-    built, step, _ = trace(Trial(case=case), case.baseline, with_saves=True, build=build)
-    return block_choices(step, built.workload)
 
 
 def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | None) -> dict[str, Any]:

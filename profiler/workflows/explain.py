@@ -18,13 +18,13 @@ from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
 from profiler.core.trace_data import Followed
 from profiler.core.units import batch_text
-from profiler.engines import NO_RESULT, Engine, answer
+from profiler.engines import Engine
 from profiler.runs import is_run, run_folder, store
 from profiler.views.tables.columns import device_word, optimizer
 from profiler.workflows import SILENT, Screen, spec
 from profiler.workflows.resume import refuse_cases
 from profiler.workflows.spec import Request
-from profiler.workflows.stages import for_gpus
+from profiler.workflows.stages import followed, for_gpus
 
 
 class FollowedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,17 +135,6 @@ def _trials_of_run(records: Sequence[Record], target: str, words: Request) -> li
         Trial(case=case, calibration=None if case.is_rehearsed else calibrated.get(case.baseline.twin))
         for case in dict.fromkeys(followed)
     ]
-
-
-def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
-    """Return the step of the trial's case, traced or rehearsed as it says. Raises UserError if it cannot be followed.
-
-    `with_choices` adds what other blocks come to.
-    """
-    failing = f"'{trial.case.model}' under '{trial.case.label}' {NO_RESULT}"
-    function = "follow_with_choices" if with_choices else "follow"
-    strategy = "" if trial.case == trial.case.baseline else str(trial.case.label)
-    return answer(engine, function, trial, Followed, failing=failing, of=strategy)
 
 
 def _half_batch_bytes(engine: Engine, trial: Trial) -> int | None:

@@ -29,9 +29,8 @@ from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point
 from profiler.training import LEVERS, label_of
 from profiler.workflows import plan_fitting
-from profiler.workflows.explain import followed
 from profiler.workflows.plan_fitting import FASTER, HELPS, MEMORY, TriedPlan, copied, fastest, frontiers, offloading
-from profiler.workflows.stages import Step, context_alone, stages
+from profiler.workflows.stages import Step, context_alone, followed, stages
 
 NONE, ALL, PLAN = Choice("none"), Choice("all"), Choice("plan")
 LOSS, FUSED, NO_FOREACH = Choice("chunk-loss"), Choice("fused"), Choice("no-foreach")

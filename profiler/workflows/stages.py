@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES, MOST_BYTES, absent, parse, to_predict, to_rehearse
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Environment, Evidence, Record, evidence
-from profiler.core.trace_data import BlockChoices
+from profiler.core.trace_data import BlockChoices, Followed
 from profiler.core.units import batch_text, bytes_text
 from profiler.engines import NO_RESULT, STAGE_SECONDS, Engine, answer
 from profiler.engines.local import why_no_rehearsal
@@ -217,20 +217,29 @@ def measured_context(engine: Engine, case: Case) -> int | None:
 
 def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = None) -> str | None:
     """Return words for better blocks, whose lower bound is below so many bytes; None if there are none, or no trace."""
-    try:
-        choices = block_choices(engine, case)
-    except UserError:
-        return None
-    better = better_blocks(choices, lowers_floor=below_bytes is not None)
+    choices = block_choices(engine, case)
+    better = better_blocks(choices, lowers_floor=below_bytes is not None) if choices else None
     is_lower = better is not None and (below_bytes is None or better.floor_bytes < below_bytes)
-    return better_text(choices, better) if better and is_lower else None
+    return better_text(choices, better) if choices and better and is_lower else None
 
 
-def block_choices(engine: Engine, case: Case) -> BlockChoices:
-    """Return floors and peaks of a case's blocks and of the model's other choices. Raises UserError if unknown."""
+def block_choices(engine: Engine, case: Case) -> BlockChoices | None:
+    """Return floors and peaks of a case's blocks and of the model's other choices; None if they are not known."""
     case = case.baseline if case.is_rehearsed else case.baseline.foreseen
-    failing = f"the blocks of '{case.model}' {NO_RESULT}"
-    return answer(engine, "choices", case, BlockChoices, failing=failing, of=str(case.model))
+    with suppress(UserError):
+        return followed(engine, Trial(case=case), with_choices=True).choices
+    return None
+
+
+def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
+    """Return the step of the trial's case, traced or rehearsed as it says. Raises UserError if it cannot be followed.
+
+    `with_choices` adds what other blocks come to.
+    """
+    failing = f"'{trial.case.model}' under '{trial.case.label}' {NO_RESULT}"
+    function = "follow_with_choices" if with_choices else "follow"
+    strategy = "" if trial.case == trial.case.baseline else str(trial.case.label)
+    return answer(engine, function, trial, Followed, failing=failing, of=strategy)
 
 
 def calibrate(engine: Engine, case: Case) -> Calibration | None:

@@ -268,10 +268,7 @@ class Estimates:
 
     def ask(self, entry: str, text: str, *, failing: str, rehearses: bool = False) -> dict[str, Any]:
         """Answer as the function of that name does in a child, and raise what it would have sent."""
-        name = entry.rpartition(":")[2]
-        if name == "choices":
-            return {"answer": prediction.choices(decode(text, Case), build=self._build)}
-        trial = decode(text, Trial)
+        name, trial = entry.rpartition(":")[2], decode(text, Trial)
         if name == "stage":
             return {"answer": self._chain(trial)}
         with_choices = name == "follow_with_choices"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +33,7 @@ from profiler.views.tables import Table
 from profiler.views.tables.columns import OWN_OPTIMIZER, device_word
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows import SILENT
-from profiler.workflows.explain import assumed, followed, heading
+from profiler.workflows.explain import assumed, heading
 from profiler.workflows.fit import FitRequest, Fitted, searched
 from profiler.workflows.in_process.answering import (
     Given,
@@ -50,7 +50,7 @@ from profiler.workflows.in_process.results import Fit, Found, PeakMemory, Plan, 
 from profiler.workflows.plan_fitting import frontiers, written
 from profiler.workflows.planner import GATE, file_of, fitted_plan
 from profiler.workflows.spec import Request, optimizer_text
-from profiler.workflows.stages import Step, block_choices, limit_of, roomy, stages
+from profiler.workflows.stages import Step, block_choices, followed, limit_of, roomy, stages
 
 REHEARSED = "by='predicted' rehearses a GPU where that is possible"
 
@@ -388,9 +388,8 @@ def _planned(engine: Engine, case: Case, budget: str | int, shown: Case) -> Plan
         )
         return Plan.of(plan_file_of(chain, fitted.point.plan), found)
     name, floor = simulator.largest_stage(chain)
-    better = None
-    with suppress(UserError):
-        better = better_blocks(block_choices(engine, case), lowers_floor=True)
+    choices = block_choices(engine, case)
+    better = better_blocks(choices, lowers_floor=True) if choices else None
     smallest = f"the smallest peak is about {bytes_text(min(points.peak_bytes[0] for points in frontiers(chain)))}"
     pattern = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
     others = f"{pattern} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
