@@ -58,7 +58,8 @@ def test_a_sweep_over_two_nodes_finds_what_local_finds(address, here):
     plan += [trial(strategy, "mine.py:make") for strategy in ("none", "all")]
     plan += [trial("none", "mine.py:make:fail=true"), trial("none", device="fake:h100")]
 
-    with engines.connect(f"ray:address={address}", stage_seconds=PATIENCE_SECONDS, logs=here / "far") as cluster:
+    with engines.connect(f"ray:address={address}", stage_seconds=PATIENCE_SECONDS) as cluster:
+        cluster.logs = here / "far"
         far = {(one.case, one.round): one for one in cluster.run(plan)}
     with Local(stage_seconds=PATIENCE_SECONDS, logs=here / "near") as local:
         near = {(one.case, one.round): one for one in local.run(plan)}

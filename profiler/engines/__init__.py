@@ -50,7 +50,6 @@ def connect(
     text: str = "local",
     *,
     stage_seconds: float | None = None,
-    logs: Path | None = None,
     plan: Sequence[Trial] = (),
     measures: bool = True,
 ) -> Engine:
@@ -73,11 +72,13 @@ def connect(
     measures = measures and not (plan and all(trial.case.is_predicted for trial in plan))
     here = {"rehearses": rehearses, "measures": measures}
     more: dict[str, Any] = {"plan": tuple(plan)} if name in FAR else here if name in HERE else {}
-    engine: Engine = make(stage_seconds=stage_seconds or STAGE_SECONDS.get(), logs=logs, **more, **options)
+    engine: Engine = make(**more, **options)
+    engine.stage_seconds = stage_seconds or STAGE_SECONDS.get()
     return engine
 
 
 class Engine(Protocol):
+    stage_seconds: float  # the limit of each stage of its work
     logs: Path | None  # where the output of trials goes
     at_work: Callable[[str], None]  # called with what runs now, if the engine knows it
     devices: tuple[str, ...]  # UUIDs of the CUDA devices on which cases on "cuda" run in parallel, one trial on each

@@ -57,14 +57,14 @@ SHOWN_BYTES = 1024  # of a rejected result, in the log
 SLACK_BYTES = 64 << 20  # free memory varies by this much on its own
 
 
-def connect(stage_seconds: float, logs: Path | None, rehearses: bool, measures: bool, entry: str = RUN_TRIALS) -> Local:
+def connect(rehearses: bool, measures: bool, entry: str = RUN_TRIALS) -> Local:
     """Return the engine of this machine, which runs one trial at a time."""
-    return Local(stage_seconds=stage_seconds, logs=logs, rehearses=rehearses, measures=measures, entry=entry)
+    return Local(rehearses=rehearses, measures=measures, entry=entry)
 
 
-def connect_trainer(stage_seconds: float, logs: Path | None, rehearses: bool, measures: bool) -> Local:
+def connect_trainer(rehearses: bool, measures: bool) -> Local:
     """Return the engine of this machine, one trial at a time, with transformers.Trainer as the training loop."""
-    return connect(stage_seconds, logs, rehearses, measures, entry="profiler.workflows.published.hf_trainer:run_trials")
+    return connect(rehearses, measures, entry="profiler.workflows.published.hf_trainer:run_trials")
 
 
 def rehearsal() -> str:

@@ -45,17 +45,9 @@ ATTEMPTS = 3
 LOOK_SECONDS = 2.0  # between checks for lost nodes, while nothing comes back
 
 
-def connect(
-    stage_seconds: float = 600.0,
-    logs: Path | None = None,
-    plan: tuple[Trial, ...] = (),
-    *,
-    address: str = "auto",
-    cpus: Count = 1,
-    wait: Count = 300,
-) -> RayCluster:
+def connect(plan: tuple[Trial, ...] = (), *, address: str = "auto", cpus: Count = 1, wait: Count = 300) -> RayCluster:
     """Return the engine of a Ray cluster; a task has a GPU of a kind or `cpus` cores, and waits `wait` s for a node."""
-    return RayCluster(stage_seconds=stage_seconds, logs=logs, plan=plan, address=address, cpus=cpus, wait=wait)
+    return RayCluster(plan=plan, address=address, cpus=cpus, wait=wait)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -65,12 +57,12 @@ class RayCluster:
     `plan` is what will be run, as far as known: a survey covers its kinds of GPU, or all kinds if it names none.
     """
 
-    stage_seconds: float
-    logs: Path | None
     plan: tuple[Trial, ...]
     address: str
     cpus: int
     wait: float
+    stage_seconds: float = 600.0
+    logs: Path | None = None
 
     def __post_init__(self) -> None:
         self._ray: Any = load_module("ray")

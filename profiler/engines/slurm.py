@@ -42,9 +42,7 @@ RULE = "-" * 22  # encloses the traceback in the message of submitit's error
 Key = tuple[Case, int]
 
 
-def connect(  # noqa: PLR0913  its keywords are the options of the engine
-    stage_seconds: float = 600.0,
-    logs: Path | None = None,
+def connect(
     *,
     executor: Literal["slurm", "local"] = "slurm",
     jobs: Count = 4,
@@ -81,7 +79,7 @@ def connect(  # noqa: PLR0913  its keywords are the options of the engine
     }
     return Slurm(
         submitit=load_module("submitit"), executor=executor, settings=settings, num_jobs=jobs,
-        requeues=max_num_timeout, jobs_folder=Path(folder) if folder else None, stage_seconds=stage_seconds, logs=logs,
+        requeues=max_num_timeout, jobs_folder=Path(folder) if folder else None,
     )  # fmt: skip
 
 
@@ -95,8 +93,8 @@ class Slurm:
     num_jobs: int
     requeues: int
     jobs_folder: Path | None
-    stage_seconds: float
-    logs: Path | None
+    stage_seconds: float = 600.0
+    logs: Path | None = None
 
     def __enter__(self) -> Slurm:
         if self.executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
