@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import torch
@@ -275,42 +275,32 @@ def _begin(trial: Trial, since: float, num_threads: int, by: Callable[..., Recor
         os._exit(status)
 
 
-def outline(request: str, channel: int) -> None:
-    """Send a summary of the model of the case in `request`: its blocks, or why it has none."""
-    answer(channel, lambda: assemble.summary(decode(request, Case)))
+def _answer(kind: type[Any], work: Callable[[Any], object], request: str, channel: int) -> None:
+    given = decode(request, kind)
+
+    def worked() -> object:
+        told = _open_hollow(given.case if isinstance(given, Trial) else given)
+        result = work(given)
+        if isinstance(result, Followed):
+            return msgspec.structs.replace(result, remarks=(*result.remarks, *told))
+        return result
+
+    answer(channel, worked)
 
 
-def way(request: str, channel: int) -> None:
-    """Send what code is written for of the case in `request`."""
-    answer(channel, lambda: code_way(decode(request, Case)))
-
-
-def follow(request: str, channel: int, *, with_choices: bool = False) -> None:
-    """Send the step of the trial in `request`, traced or as its hollow GPU's allocator recorded it, or why not."""
-    trial: Trial = decode(request, Trial)
-
-    def followed() -> Followed:
-        told = _open_hollow(trial.case)
-        step = prediction.follow_case(trial, with_choices=with_choices)
-        return msgspec.structs.replace(step, remarks=(*step.remarks, *told))
-
-    answer(channel, followed)
-
-
-def follow_with_choices(request: str, channel: int) -> None:
-    """Do as `follow`, with the bytes that checkpointing other blocks of the model would take."""
-    follow(request, channel, with_choices=True)
+outline = partial(_answer, Case, assemble.summary)  # the model and its blocks
+way = partial(_answer, Case, code_way)  # what code is written for
+follow = partial(_answer, Trial, prediction.follow_case)  # the step, traced or recorded by a hollow GPU's allocator
+follow_with_choices = partial(_answer, Trial, partial(prediction.follow_case, with_choices=True))  # and other blocks
 
 
 def stage(request: str, channel: int) -> None:
     """Send each step that is timed, with a limit of its own, then the trial's chain of stages, or why there is none."""
-    trial: Trial = decode(request, Trial)
-    _open_hollow(trial.case)
 
     def on_step(step: str) -> None:
         tell(channel, {"stage": f"timing {step.partition(',')[0]}", "step": step})
 
-    answer(channel, lambda: stages(trial, on_step=on_step))
+    _answer(Trial, partial(stages, on_step=on_step), request, channel)
 
 
 def _open_hollow(case: Case) -> list[str]:
