@@ -45,6 +45,10 @@ def only(*records: Record) -> list[Row]:
             [resnet(":depth=7"), make.case(model=Choice("mlp:width=4")), resnet()],
             {"model": ("cifar-resnet:depth=7", "mlp:width=4", "cifar-resnet")},
         ),
+        (  # nor are batch sizes, of which each has one
+            [make.case(model=Choice(name), batch_size=size) for name, size in (("mlp", 8), ("cifar-resnet", 16))],
+            {"model": ("mlp", "cifar-resnet")},
+        ),
         ([make.case(model=Choice(f"mine:seed={seed}")) for seed in (1, 2)], {"model's seed": (1, 2)}),  # not the field
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.training import STRATEGIES, models
+from profiler.training import models
 
 
 @pytest.fixture
@@ -41,21 +41,6 @@ def test_options_are_read_from_the_source(mine):
 def test_a_value_of_the_wrong_kind_is_refused(mine, bad):
     with pytest.raises(UserError, match=bad):
         catalogue.resolve(Choice(bad), mine)
-
-
-@pytest.mark.parametrize(
-    ("text", "table", "hint"),
-    [
-        ("segments:4", STRATEGIES, "segments:k=..., its keys are k, split"),
-        ("all:3", STRATEGIES, "'all' takes no options"),
-        ("mlp:width:depth=3", models.TABLE, "mlp:width=..., its keys are "),
-    ],
-)
-def test_options_that_are_written_in_another_way_are_told_how(text, table, hint):
-    with pytest.raises(UserError, match="not written as key=value") as told:
-        catalogue.resolve(Choice(text), table)
-
-    assert told.value.hint.startswith(hint)
 
 
 def test_a_module_of_the_users_that_is_called_as_a_model_is_found_all_the_same(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler.analysis.progress import Bounds, cost, num_steps, num_timed, step_seconds
+from profiler.analysis.progress import Bounds, calibrations, cost, num_steps, num_timed, step_seconds
 from profiler.cli import answer
 from profiler.core import schedule
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
@@ -33,6 +33,8 @@ LATER = {"passes": ("time",), "round": 2}
         (trial("all", verify="off"), 1 + 2 + 2 + 6, 1 + 2 + 2 + 6),
         (trial("all", **LATER), 1 + 3, 1 + 1 + 6),  # which may share the steps without a strategy
         (trial("all", repair_batchnorm=True, **LATER), 1 + 1 + 6, 1 + 1 + 6),
+        (trial("all", warmup=0, **LATER), 1 + 3, 1 + 1 + 6),  # a step without a strategy always warms up
+        (trial("compile-budget", warmup=0, **LATER), 1 + 3, 1 + 3),
         (trial("compile-budget", **LATER), 1 + 1 + 3, 1 + 1 + 3),  # it cannot be switched off: timed alone
         (msgspec.structs.replace(trial("all", **LATER), is_paired=False), 1 + 1 + 3, 1 + 1 + 3),
         (trial(passes=("memory",), parallel=Choice("ddp")), 3 + 1, 3 + 1),  # DDP's buckets settle
@@ -56,6 +58,16 @@ def test_as_many_samples_as_there_is_time_for(seconds, least, most, alone):
 
     assert num_timed(asked, seconds) == Bounds(least, most)
     assert num_timed(msgspec.structs.replace(asked, is_paired=False), seconds) == Bounds(*alone)
+
+
+def test_a_calibration_has_the_seconds_of_a_baseline_that_was_timed():
+    seconds = [
+        make.record(hidden_bytes={"aten.mm": 7}, seconds=(0.1, 0.3, 0.2)),
+        make.record(hidden_bytes={}, **make.UNTIMED),
+    ]
+
+    assert [one.step_seconds for record in seconds for one in calibrations([record]).values()] == [0.2, None]
+    assert calibrations([make.record()]) == {}
 
 
 def test_every_rank_has_a_device_of_its_own():

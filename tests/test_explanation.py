@@ -39,7 +39,6 @@ def why(model: str, strategy: str = "none", *, change: Any = None, **fields: Any
     return found.kind if found else None
 
 
-WIDE_HEAD = "transformer:layers=1,width=16,sequence=64,vocabulary=2048"
 LARGE = "transformer:layers=2,width=128,sequence=8,vocabulary="  # many parameters beside few activations
 
 
@@ -54,7 +53,6 @@ LARGE = "transformer:layers=2,width=128,sequence=8,vocabulary="  # many paramete
         (SMALL, {"change": runs([0]), "batch_size": 16}, "plain"),
         (f"{LARGE}16", {"change": lambda workload: None, "batch_size": 1, "optimizer": "adamw"}, "unreached"),
         (f"{FUNCTIONS}:head", {"strategy": "own", "batch_size": None}, "outside"),  # of all modules, which it reached
-        (WIDE_HEAD, {"strategy": "all", "batch_size": 16}, "outside"),
         ("mnist-cnn:channels=4", {"strategy": "all", "batch_size": 16}, "inputs"),  # too many checkpoints
         ("dense-chain:widths=8+4096+8+8", {"strategy": "all", "batch_size": 4096}, "block"),  # which cannot be cut
         (SMALL, {"strategy": "all", "batch_size": 16}, None),  # it saves enough
@@ -75,6 +73,20 @@ def test_a_workspace_that_is_most_of_the_peak_is_the_reason(monkeypatch):
     assert found is not None
     assert found.kind == "workspace"
     assert found.text.startswith("8.12 MiB of the peak's 8.1")  # 2 of 4096 KiB and 8 of 16 KiB
+
+
+@pytest.mark.parametrize(("head_bytes", "kind"), [(70, "outside"), (50, "block")])
+def test_what_holds_most_at_the_peak_is_the_reason(head_bytes, kind):
+    """Of what one block brings back, and of what the loss takes beside it."""
+    operators = [("forward", "blocks.0"), ("recompute", "blocks.0"), ("backward", "head")]
+    back = [(60, 2, 3, "blocks.0", "recompute", "recomputed"), (head_bytes, 3, 3, "head", "backward", "temporaries")]
+    trace = by_hand(operators, [(9, 1, 3, "blocks.0", "forward", "saved"), *back])
+    baseline = by_hand(operators, [(60, 1, 3, "blocks.0", "forward", "saved"), back[1]])
+
+    found = explain(step(trace, BLOCKS[:1]), step(baseline, BLOCKS[:1])).reason
+
+    assert found is not None
+    assert (found.kind, f"{max(60, head_bytes)} B of the peak's {69 + head_bytes} B" in found.text) == (kind, True)
 
 
 def test_a_workspace_beside_static_memory_blames_no_activations():

@@ -8,7 +8,7 @@ import pytest
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from profiler.engines.worker import attempt, error_detail
+from profiler.engines.worker import attempt
 from profiler.measuring import failure_causes
 from profiler.measuring.trial import measure
 from profiler.training import called_blocks
@@ -68,16 +68,6 @@ def test_blocks_that_write_over_the_input_that_a_checkpoint_keeps_are_told_with_
     words = Request(model=f"{FILE}:make:kind=overwriting", blocks="[12]", strategies="none", device="cpu")
     with pytest.raises(UserError, match=r"x = x \+ y does not"):
         plan(PlanRequest(words=words, budget="90%"))
-
-
-def test_what_ddp_says_of_a_parameter_that_is_ready_twice_is_told_with_the_way_out():
-    words = "Expected to mark a variable ready only once. This error is caused by one of these reasons: ..."
-
-    with pytest.raises(RuntimeError) as raised:
-        raise RuntimeError(words)
-
-    detail = error_detail(raised.value)
-    assert re.fullmatch(r"RuntimeError: Expected to mark a variable ready only once .*use_reentrant=False.*", detail)
 
 
 def test_what_a_recompute_raises_is_told_with_its_block_and_what_the_forward_had_changed():

@@ -10,8 +10,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from profiler.core.case import Choice, Trial
+from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import Conditions
+from profiler.core.units import MIB
 from profiler.measuring import trial
+from profiler.measuring.bench import Bench
 from profiler.measuring.devices import Span
 from profiler.measuring.meters import operators, time
 from profiler.measuring.meters.memory_growth import Leftovers
@@ -190,6 +194,31 @@ def test_a_gradient_that_arrives_ends_a_span_and_is_in_the_next_one():
     assert read["peak_gradient_bytes"] == 8 * 16 * 4  # that of the last layer, which arrives first
 
 
+@pytest.mark.parametrize(("is_own", "at_peak"), [(True, None), (False, LAYER)])
+def test_gradients_of_a_backward_in_the_forward_are_not_known_and_those_that_are_replaced_are_no_more(is_own, at_peak):
+    """As where a step takes the gradients of a penalty; or of two backwards, with the first's gradients dropped."""
+    training = workload()
+    weight, kept = training.module.weight, []
+    peaks = (1, 9, 2, 1, 0) if is_own else (1, 2, 3, 4, 5, 9, 1, 0)
+    device = Watched([span(0, peak, 0) for peak in peaks])
+
+    def train(mark):
+        mark("zero")
+        weight.grad = None
+        marked(mark, ["forward"] if is_own else ["forward", "backward"])
+        training.loss(training.module, training.batch).backward()
+        kept.append(weight.grad)  # else its storage might be given again
+        weight.grad = None
+        mark("backward")
+        if not is_own:
+            training.loss(training.module, training.batch).backward()
+        marked(mark, ("optimizer", "end"))
+
+    read, _ = trial.read_memory(training, torch.optim.SGD([weight]), device, train)
+
+    assert (read["peak_bytes"], read["peak_gradient_bytes"]) == (9, at_peak)
+
+
 def test_every_storage_between_steps_is_counted_once_and_under_its_first_category():
     shared = nn.Linear(16, 16, bias=False)
     module = nn.Sequential(shared, nn.Linear(16, 16, bias=False))
@@ -210,6 +239,70 @@ def test_every_storage_between_steps_is_counted_once_and_under_its_first_categor
         "gradients": 2 * LAYER,
         "optimizer": 4 * LAYER + counts,
     }
+
+
+TOTAL = 16 * 2**30
+UNKNOWN = int(LIBRARY_SHARE * TOTAL)
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "is_near"),
+    [("rehearse:t4", UNKNOWN + CONTEXT_BYTES, False), ("rehearse:t4", UNKNOWN + CONTEXT_BYTES - 1, True),
+     ("rehearse:t4:context=1", UNKNOWN, False), ("rehearse:t4:context=1", UNKNOWN - 1, True), ("cpu", 0, False)],
+)  # fmt: skip
+def test_a_rehearsed_step_is_near_the_limit_where_libraries_may_take_what_is_free(monkeypatch, device, free, is_near):
+    """The readings are those of the rank with the highest peak, here the second of two."""
+    notes, left = {}, SimpleNamespace(held_bytes=lambda: 5, in_peak=lambda before: 2 * before)
+    own = {"device_bytes": TOTAL - free, "static_bytes": {"parameters": 4}, "saved_bytes": 7, "peak_bytes": 9}
+    higher, group = {**own, "peak_bytes": 10}, Group()
+    group.gather = lambda found: [found, (higher, msgspec.structs.replace(found[1], peak_bytes=10))]
+    facts, asked = SimpleNamespace(device_bytes=TOTAL), Trial(case=make.case(device=device))
+    here = SimpleNamespace(held_bytes=lambda: 0, release=lambda: None, facts=lambda: facts)
+    bench = SimpleNamespace(leftovers=left, device=here, group=group, trial=asked, note=notes.__setitem__)
+    monkeypatch.setattr(trial, "_own_memory", lambda bench: (own, 3))
+
+    read = trial._memory(bench)
+
+    assert notes.keys() == ({"GCP042"} if is_near else set())
+    assert bench.misread_bytes == 2 * 5
+    assert read == {**higher, "ranks": read["ranks"]}
+    assert [(rank.static_bytes, rank.saved_bytes, rank.peak_bytes, rank.gathered_bytes) for rank in read["ranks"]] == [
+        ({"parameters": 4}, 7, peak, 3) for peak in (9, 10)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "left_again", "total", "limit", "note"),
+    [(9, 5, 100 + 8 * 5, None, "it grows"), (9, 5, 100 + 8 * 5 - 1, None, "would not fit"), (9, 0, MIB, None, None),
+     (5, 9, 100 + 8 * 5, 8.0, "it grows"), (9, None, 100 + 8 * 9 - 1, None, "would not fit"), (0, 9, MIB, None, None),
+     (9, None, None, None, "it grows"), (9, 5, MIB, 7.9, None)],
+)  # fmt: skip
+def test_memory_is_looked_at_for_growth_where_every_step_left_bytes_and_more_fit(
+    monkeypatch, left, left_again, total, limit, note
+):
+    """On a hollow device the step that counts what operators do tells too. A step took a second, and 8 are to come."""
+    bench = Bench(Trial(case=make.case("all", model=Choice("mlp"))), lambda name: None)
+    bench.device = SimpleNamespace(
+        is_hollow=True, facts=lambda: SimpleNamespace(device_bytes=total), held_bytes=lambda: 0, release=lambda: None
+    )
+    bench.limit, bench.spent = lambda: limit, lambda: 1.0
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    replaced = {
+        "counts_after_memory": lambda one: one is bench,
+        "read_memory": lambda workload, optimizer, device, step: ({"peak_bytes": 100}, left),
+        "counted_step": lambda one, built, calls, count: {"calls": len(calls), "mlp": built.case.model.name},
+        "memory_growth.left_by": lambda workload, optimizer, device, step: (step(), left_again),
+        "memory_growth.read": lambda *step, **how: f"it grows {how} {len(step)}",
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(f"profiler.measuring.trial.{name}", function)
+
+    own, gathered = trial._own_memory(bench)
+
+    assert (own, gathered) == ({"peak_bytes": 100, "calls": 5, "mlp": "mlp"}, None)
+    (text,) = [one.text for one in bench.all_notes()] or [None]
+    assert note in text if note else text is None
+    assert note != "it grows" or text == "it grows {'with_operators': True, 'is_alone': True} 4"
 
 
 # --- what operators do

@@ -56,12 +56,6 @@ def test_what_is_kept_for_a_recompute_is_not_advised_away(strategy):
     )
 
 
-def test_where_nothing_recomputes_the_way_out_is_named():
-    (text,) = flops_notes(model("saving"), "GCP054", strategy="all")
-
-    assert text.endswith("; ctx.save_for_backward lets them be recomputed")
-
-
 def test_what_such_a_recompute_raises_is_told_with_its_module():
     case = make.case("none", model=model("raising"), batch_size=4)
 

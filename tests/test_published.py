@@ -109,6 +109,9 @@ def test_a_quantity_is_read_in_the_published_unit(strategy, quantity, unit, expe
     ours = one(strategy, quantity, unit=unit).ours
 
     assert ours == (expected if isinstance(expected, str) else pytest.approx(expected))
+    assert one("segments:k=4,split=balanced", "time_change", unit="%").spread == pytest.approx(
+        0.005 / 0.11
+    )  # of its three steps
 
 
 def test_calls_and_activations_of_a_chain_are_counted():
@@ -119,6 +122,8 @@ def test_calls_and_activations_of_a_chain_are_counted():
     assert activation_bytes(chain) == 4 * 16 * 8 == 512
     assert TABLE["live_activations"].of([row], [row]) == 3
     assert TABLE["peak_activations"].of([row], [row]) == 2600 // 512
+    unknown = rows([record(case=chain, **calls, start_bytes=7_000, peak_gradient_bytes=None)])
+    assert TABLE["peak_activations"].of(unknown, unknown) is None
     assert TABLE["forward_calls"].of([row], [row]) == 6
     assert TABLE["calls_by_layer"].of([row], [row]) == "3 2 1"
     for unlike in ("dense-chain:widths=16+32", "mlp"):  # layers whose activations are not all alike

@@ -64,31 +64,8 @@ def test_a_steps_peak_with_inputs_in_host_memory_is_that_of_its_stages(engine, t
     assert [point.peak_bytes for point in chosen] == pytest.approx(under, rel=MOST_OFF)
 
 
-def test_stages_of_a_step_that_reads_values_say_so_and_of_a_compiled_one_are_refused(engine, tmp_path):
-    (tmp_path / "reading.py").write_text(
-        """
-from torch import nn, randn
+def test_stages_of_a_compiled_step_are_refused(engine):
+    factory = f"{compiled.__file__}:make:way=blocks,backend=aot_eager"
 
-class Reading(nn.Sequential):
-    def forward(self, x):
-        x = super().forward(x)
-        return x.square().mean() if not self.reads or x[0, 0].item() < 1e30 else None
-
-def make(reads=True):
-    net = Reading(*(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)) for _ in range(3)))
-    net.reads = reads
-    return net, randn(512, 64)
-"""
-    )
-
-    def chain(factory: str):
-        case = make.case(model=Choice(factory), device="rehearse:h100", batch_size=None)
-        return stages.stages(engine, case, None)
-
-    plain, reading = (chain(f"{tmp_path}/reading.py:make:reads={reads}") for reads in ("false", "true"))
-
-    assert plain.notes == ()
-    assert "reads values" in reading.notes[0]
-    assert [stage.saved_bytes for stage in reading.stages[:3]] == [stage.saved_bytes for stage in plain.stages[:3]]
     with pytest.raises(UserError, match="what each block holds is not known"):
-        chain(f"{compiled.__file__}:make:way=blocks,backend=aot_eager")
+        stages.stages(engine, make.case(model=Choice(factory), device="rehearse:h100", batch_size=None), None)

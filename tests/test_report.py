@@ -16,9 +16,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Note, Timeline
 from profiler.core.safe_files import HIDDEN
-from profiler.core.units import MISSING
 from profiler.runs.store import Run, load
-from profiler.views import report
 from profiler.views.report import MOST_BYTES, render
 from profiler.views.report.section import frontier
 from tests import examples, make
@@ -69,12 +67,6 @@ def test_a_page_tells_what_ran_at_the_peak_unless_all_is_hidden(tmp_path):
     assert "at aten.mm of secret.0; the most is held by secret.0 40 B, secret.1 30 B" in shown
     assert "Timeline of a step" in unnamed
     assert "secret" not in unnamed
-
-
-def test_in_brief_says_of_how_many_it_speaks():
-    said = report.agreement([{"sections": [{"brief": ("", name, "", "")} for name in ("all", "none", MISSING)]}])
-
-    assert said == "The 2 of 3 that have a peak do not say the same: all (1 of 2), none (1 of 2)."
 
 
 def test_a_run_without_records_is_refused_and_one_beside_others_is_not(tmp_path, run):

@@ -10,7 +10,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.core.errors import UserError
-from profiler.core.record import PhaseBytes
+from profiler.core.record import PhaseBytes, RankBytes
 from profiler.runs import read_tags, store
 from profiler.runs.merge import validate
 from profiler.runs.store import Writer
@@ -143,6 +143,14 @@ def damaged(folder: Path, **readings: object) -> list[tuple[str, str, bool]]:
         ({"peak_bytes": 20 * make.MIB, "saved_bytes": None}, []),  # of the static bytes alone
         ({"saved_bytes": 101 * make.MIB}, ["the peak of 100 MiB is below the saved 101 MiB"]),
         ({"step_seconds": ()}, ["the outcome is ok, but the step has no time samples"]),
+        (
+            {
+                "ranks": (
+                    RankBytes(static_bytes={"parameters": 2}, saved_bytes=101 * make.MIB, peak_bytes=100 * make.MIB),
+                )
+            },
+            ["rank 0's peak of 100 MiB is below the saved 101 MiB"],
+        ),
         ({"ranks": ()}, ["it has 0 of 1 ranks", "the peak is not the highest of its ranks, 0 B"]),
     ],
 )

@@ -57,16 +57,6 @@ def test_the_steps_of_the_memory_pass_show_that_gradients_are_equal_and_take_the
     assert record.readings == alone.readings
 
 
-@pytest.mark.parametrize(("fault", "model"), [("reentrant", MLP), ("random-state", TRANSFORMER)])
-def test_what_is_wrong_is_found_by_steps_of_its_own(fault, model):
-    asked = case(f"_planted:fault={fault}", model)
-
-    record = measured(asked, digests=digests_of(asked))
-
-    assert record.outcome == "invalid"
-    assert record.num_steps >= 2 + 3 * OWN_RUN
-
-
 @pytest.mark.parametrize("name", ["loss", "gradients", "buffers", "random", "second step", "plain state"])
 def test_every_digest_is_looked_at(name):
     asked = case("all")

@@ -390,7 +390,7 @@ class StepDigests:
     def _of_gradients(self) -> None:
         module, gradients = self._workload.module, gradients_of(self._workload)
         moved = kept_state.moved(self._before, kept_state.image(module))
-        self._first |= state_digests(gradients, buffers_of(module), moved)
+        self._first = state_digests(gradients, buffers_of(module), moved)
         self.tells = tells(gradients.values())
         self.lost = without_gradient(module)
 
