@@ -100,10 +100,10 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """The plans of a chain, and the one that fits."""
 
     chain: Chain
-    case: Case | None  # of the model, if there is one
-    evidence: Evidence | None  # how a step on its device is known
+    case: Case | None = None  # of the model, if there is one
+    evidence: Evidence | None = None  # how a step on its device is known
     title: str
-    words: tuple[str, ...]  # the model as it was asked for, for the next command
+    words: tuple[str, ...] = ()  # the model as it was asked for, for the next command
     none: Way
     frontier: Frontier  # of the deepest search
     budget_bytes: int | None = None

@@ -5,7 +5,6 @@ Runs are read back here too, without torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -22,14 +21,12 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Record, evidence
 from profiler.core.trace_data import Trace
 from profiler.core.units import bytes_text, count_text
-from profiler.planning.chain import Chain
-from profiler.planning.simulator import Way
-from profiler.planning.solver import Point
 from profiler.runs import run_folder, store
 from profiler.views import export as languages
 from profiler.views.tables import Table, explanation, plans, text
 from profiler.views.tables.columns import device_word, main
 from profiler.workflows.fit import Fitted
+from profiler.workflows.planner import Planned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,31 +134,21 @@ class Timeline(Shown, msgspec.Struct, frozen=True, kw_only=True):
     _repr_png_ = _picture
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan was chosen from: its chain, the frontier, and the alternatives."""
-
-    title: str
-    chain: Chain
-    points: Sequence[Point]  # of the frontier
-    ways: tuple[Way, ...]  # the plan first, then what a user would pick without a solver
-    none: Way
-
-
 class Plan(Shown, PlanFile, frozen=True, kw_only=True, dict=True):
     """A plan that shows itself beside the alternatives; a copy and its file hold the plan alone."""
 
     @classmethod
-    def of(cls, file: PlanFile, found: Found) -> Plan:
+    def of(cls, file: PlanFile, found: Planned) -> Plan:
         """Return the plan, with what it was chosen from."""
         plan = cls(plan=file.plan, segments=file.segments, fingerprint=file.fingerprint)
         plan.__dict__["found"] = found
         return plan
 
     def _tables(self) -> list[Table]:
-        found: Found | None = self.__dict__.get("found")
+        found: Planned | None = self.__dict__.get("found")
         if found is None:
             return []
-        lines = [plans.ComparedPlan(way=way) for way in (found.none, *found.ways)]
+        lines = [plans.ComparedPlan(way=found.none), *found.plans]
         below = (
             *plans.reading(found.chain, (line.way.plan for line in lines)),
             "by the costs of the stages, predicted; times are against the step without checkpointing",
@@ -170,9 +157,10 @@ class Plan(Shown, PlanFile, frozen=True, kw_only=True, dict=True):
         return [plans.table(lines, found.chain, title=found.title, none=found.none, below=below)]
 
     def _picture(self) -> bytes:
-        found: Found = self.__dict__["found"]
+        found: Planned = self.__dict__["found"]
+        points = list(found.frontier)
         view = load_module("profiler.views.plots.frontier", needs="matplotlib")
-        return languages.png(lambda path: view.plot_plans(found.points, found.chain, title=found.title, path=path))
+        return languages.png(lambda path: view.plot_plans(points, found.chain, title=found.title, path=path))
 
 
 class Fit(Shown, msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from profiler.training.memory_levers import grows, set_growing
 from profiler.training.models.user import as_workload
 from profiler.views.tables import Table
 from profiler.views.tables.columns import OWN_OPTIMIZER, device_word
-from profiler.views.tables.plans import workspace_text
+from profiler.views.tables.plans import ComparedPlan, workspace_text
 from profiler.workflows import SILENT
 from profiler.workflows.explain import assumed, heading
 from profiler.workflows.fit import FitRequest, Fitted, searched
@@ -46,9 +46,9 @@ from profiler.workflows.in_process.answering import (
     rehearsed,
     undisturbed,
 )
-from profiler.workflows.in_process.results import Fit, Found, PeakMemory, Plan, ShownRecord, StepExplanation, Timeline
+from profiler.workflows.in_process.results import Fit, PeakMemory, Plan, ShownRecord, StepExplanation, Timeline
 from profiler.workflows.plan_fitting import frontiers, written
-from profiler.workflows.planner import GATE, file_of, fitted_plan
+from profiler.workflows.planner import GATE, Planned, file_of, fitted_plan
 from profiler.workflows.spec import Request, optimizer_text
 from profiler.workflows.stages import Step, block_choices, followed, limit_of, roomy, stages
 
@@ -379,12 +379,12 @@ def _planned(engine: Engine, case: Case, budget: str | int, shown: Case) -> Plan
     points, fitted = fitted_plan(chain, Step(case=case, engine=engine), budget_bytes)
     if fitted:
         settings = f"{optimizer_text(case)}, {case.precision}, {device_word(case.device)}: predicted, not measured"
-        found = Found(
-            title=f"{shown.model}, {settings}: at most {budget_text(budget_bytes, whole)}",
+        found = Planned(
             chain=chain,
-            points=list(points),
-            ways=simulator.ways(chain, fitted.point.plan, budget_bytes),
+            title=f"{shown.model}, {settings}: at most {budget_text(budget_bytes, whole)}",
             none=simulator.none(chain),
+            frontier=points,
+            plans=tuple(ComparedPlan(way=way) for way in simulator.ways(chain, fitted.point.plan, budget_bytes)),
         )
         return Plan.of(plan_file_of(chain, fitted.point.plan), found)
     name, floor = simulator.largest_stage(chain)
