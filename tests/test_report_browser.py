@@ -96,7 +96,7 @@ def test_the_slider_stops_at_every_choice_and_changes_there(visit):
 
     for _ in range(60):
         page.keyboard.press("ArrowRight")
-        told.append(page.locator(".slider output").inner_text().split(" (")[0])
+        told.append(page.locator(".slider output").inner_text().split(": ")[0])
 
     assert list(dict.fromkeys(told[told.index("take segments:k=32") :])) == [
         "take segments:k=32",

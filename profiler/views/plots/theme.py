@@ -23,10 +23,10 @@ from profiler.analysis.rows import Row
 from profiler.core import trace_data
 from profiler.core.plan_file import strategy_label
 from profiler.core.trace_data import BUCKETS, GATHERED, WORKSPACES
-from profiler.core.units import batch_text, bytes_text
+from profiler.core.units import bytes_text
 from profiler.views.sanitize import plain, short
 from profiler.views.tables import broken
-from profiler.views.tables.columns import device, device_word, environment_of, model, one_strategy, setting
+from profiler.views.tables.columns import shared
 from profiler.views.tables.explanation import CATEGORIES
 
 FONT = 11.0  # points: the type size for which all lengths in the plots are given
@@ -173,18 +173,10 @@ def note(axes: Axes, text: str, at: Pair, *, offset: Pair, size: float = FONT - 
 
 
 def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
-    """Write model and batch, below them settings and device; a setting that varies is an axis and is left out."""
-    environment, asked = environment_of(rows), rows[0].case.device
-    where = (environment.device_name if environment else None) or asked
-    if len({row.case.device for row in rows}) > 1 or rows[0].evidence == "rehearsed":
-        where = device(rows)
-    elif rows[0].case.is_predicted:
-        where = f"predicted for {device_word(asked)}, not measured"
-    batches = [batch_text(rows[0].case.batch_size)] if len({row.case.batch_size for row in rows}) == 1 else []
-    torch = [f"torch {environment.torch}"] if environment and environment.torch else []
-    with_what = [word for word in setting(rows) if word not in batches]
-    above = _wrapped([model(rows), *batches, *one_strategy(rows)], inches, (FONT + 2) * 1.1)  # bold is wider
-    below = _wrapped([*with_what, where, *torch], inches, FONT - 1)
+    """Write the model, and below it what else the rows share; a setting that varies is an axis and is left out."""
+    model, *others = shared(rows)
+    above = _wrapped([model], inches, (FONT + 2) * 1.1)  # bold is wider
+    below = _wrapped(others, inches, FONT - 1)
     high = (below.count("\n") + 1) * (FONT - 1) * 1.25  # points that the lines below take
     axes.set_title(above, pad=sized(12 + high))
     note(axes, below, (0, 1), offset=(0, 8), color=GREY, xycoords="axes fraction")

@@ -39,8 +39,6 @@ from profiler.views.plots.theme import Style, at_work
 from profiler.views.sanitize import plain, short, shortened
 from profiler.views.tables import Table, of_lines
 from profiler.views.tables.columns import (
-    NOISE,
-    UNSURE,
     card,
     group_table,
     heading,
@@ -200,16 +198,9 @@ def name(row: Row) -> str:
 
 def budget(stair: BudgetPoint) -> str:
     """Return the best strategy from a budget upwards in words, with those whose times cannot be told from its own."""
-    row = stair.best
-    parts = [f"peak {_peak(row)}"]
-    if row.shown_seconds is not None:
-        parts.append(f"{_estimated(row)}step {seconds_text(row.shown_seconds)}")
-    if row.time_ratio and row.case.label != "none":
-        ratio = ratio_text(row)
-        parts.append(f"a time {ratio}" if ratio in (NOISE, UNSURE) else f"{ratio} time")
-    parts += {"time": [], "flops": ["the fewest FLOPs; not timed"], "peak": ["the lowest peak; not timed"]}[stair.by]
+    why = {"time": "", "flops": ", the fewest FLOPs; not timed", "peak": ", the lowest peak; not timed"}[stair.by]
     rivals = f", or {_named(stair.rivals)}: the times cannot be told apart" if stair.rivals else ""
-    return f"{name(row)} ({', '.join(parts)}){rivals}"
+    return f"{said(stair.best)}{why}{rivals}"
 
 
 def _first(advice: Advice, rows: Sequence[Row]) -> str:
@@ -365,7 +356,6 @@ def _table(title: str, heads: Sequence[str], lines: Sequence[tuple[str, ...]], *
 
 
 STYLE = Style(suffix="svg", width=8.5)
-LONGEST = 80  # characters of a name in the description of a point
 STRATEGIES = {
     "memory": (MEMORY, "Peak memory of each strategy, by category"),
     "samples": (SAMPLES, "Every sample of the step time of each strategy"),
@@ -409,10 +399,9 @@ def said(row: Row) -> str:
     is_baseline = row.case.label == "none"
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
     slower = f" ({ratio_text(row)})" if row.time_ratio and not is_baseline else ""
+    step = f", {_estimated(row)}step {seconds_text(row.shown_seconds)}{slower}" if row.shown_seconds is not None else ""
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
-    peak = f"{peak_name(row)} {_peak(row)}{change}"
-    name = short(strategy_label(row.case.label), LONGEST)
-    return f"{name}: {peak}, {_estimated(row)}step {seconds_text(row.shown_seconds)}{slower}{noise}"
+    return f"{name(row)}: {peak_name(row)} {_peak(row)}{change}{step}{noise}"
 
 
 def strategies(rows: Sequence[Row], kind: str, anchor: str) -> Picture | None:

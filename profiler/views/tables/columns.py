@@ -107,6 +107,11 @@ def groups(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def heading(rows: Sequence[Row]) -> str:
+    """Return what the rows of one group share, in a line."""
+    return ", ".join(shared(rows))
+
+
+def shared(rows: Sequence[Row]) -> list[str]:
     """Return what the rows of one group share: model, size, settings, data and device."""
     built = next((row.built for row in rows if row.built), None)
     environment = environment_of(rows)
@@ -114,7 +119,9 @@ def heading(rows: Sequence[Row]) -> str:
     size = [count_text(build.num_parameters, "parameter"), count_text(build.num_blocks, "block")] if build else []
     software = [f"torch {environment.torch}"] if environment and environment.torch else []
     data = [f"{built.data} data"] if built else []
-    return ", ".join([model(rows), *size, *one_strategy(rows), *setting(rows), *data, device(rows), *software])
+    strategies = {row.case.label for row in rows}
+    strategy = strategy_labels(strategies) if len(strategies) == 1 < len(rows) else []  # that all rows have
+    return [model(rows), *size, *strategy, *setting(rows), *data, device(rows), *software]
 
 
 def model(rows: Sequence[Row]) -> str:
@@ -125,12 +132,6 @@ def model(rows: Sequence[Row]) -> str:
     of_others = [other.options.items() for other in others]
     shared = {key: value for key, value in first.options.items() if all((key, value) in items for items in of_others)}
     return Choice.of(first.name, shared)
-
-
-def one_strategy(rows: Sequence[Row]) -> list[str]:
-    """Return the strategy if several rows share one, as a list; else nothing."""
-    strategies = {row.case.label for row in rows}
-    return strategy_labels(strategies) if len(strategies) == 1 < len(rows) else []
 
 
 def change(row: Row, ratio: float | None) -> str:
