@@ -35,7 +35,9 @@ GROUPS = {  # aten operators, by the word for their group
 }
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Segment(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, cache_hash=True
+):
     """Consecutive blocks, and segments nested in them, that are recomputed together in the backward."""
 
     blocks: tuple[str | Segment, ...]
