@@ -116,7 +116,7 @@ def half_width(ratios: Iterable[TimeRatio]) -> float:
 
 def real(num_more: int) -> TimeRatio:
     """The ratio of a run of three rounds, here all in one process; a step is 40 products, with the strategy more."""
-    matrix, steps, is_on = torch.ones(128, 128) / 128, [], [True]
+    matrix, steps, is_on = torch.ones(128, 128) / 128, [], [False]
 
     def step(mark: Callable[[str], None]) -> None:
         mark("forward")
@@ -126,9 +126,9 @@ def real(num_more: int) -> TimeRatio:
         mark("end")
 
     for least_pairs in FEW_PAIRS:
-        found = timing.read(
-            open_device("cpu"), step, warmup=1, samples=5, sampling=Sampling(max_seconds=REAL_SECONDS),
-            switch=partial(is_on.__setitem__, 0), least_pairs=least_pairs,
+        (found,) = timing.read(
+            open_device("cpu"), step, [partial(is_on.__setitem__, 0)], warmup=1, samples=5,
+            sampling=Sampling(max_seconds=REAL_SECONDS), least_pairs=least_pairs,
         )  # fmt: skip
         steps.append(RoundSteps(*(found[name] for name in STEPS)))
     return of_pairs(calm_ratios(steps))

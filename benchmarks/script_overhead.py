@@ -10,8 +10,6 @@ import tempfile
 from collections.abc import Callable
 from statistics import median
 
-from msgspec import UNSET
-
 from benchmarks import called, spent
 from profiler.core.stats import ratio_of_pairs
 from profiler.scripts.launch import INJECT
@@ -76,5 +74,6 @@ def paired_steps() -> list[tuple[float, float]]:
             into.update(out_of)
             out_of.clear()
 
-    found = timing.read(open_device("cpu"), step, warmup=WARM_UP, samples=STEPS, sampling=UNSET, switch=switch)
+    switch(False)
+    (found,) = timing.read(open_device("cpu"), step, [switch], warmup=WARM_UP, samples=STEPS)
     return list(zip(found["step_seconds"], found["plain_step_seconds"], strict=True))

@@ -49,7 +49,7 @@ class Switched(Scripted):
 
 def together(device: Switched, count: int, **how: Any) -> list[dict[str, Any]]:
     switches = [device.switch(number) for number in range(1, count + 1)]
-    return timing.read_together(device, device.run, switches, **{"warmup": 1, "samples": 4, **how})
+    return timing.read(device, device.run, switches, **{"warmup": 1, "samples": 4, **how})
 
 
 def test_strategies_share_the_steps_without_one_in_every_cycle():

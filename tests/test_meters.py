@@ -379,7 +379,7 @@ def test_the_seconds_of_phases_are_of_one_step_however_many_a_sample_has(monkeyp
     device, on_core = Scripted([1.0, 3e-4, 8e-3, 4e-3]), count(100.0, 0.5)
     monkeypatch.setattr("time.thread_time", lambda: next(on_core))
 
-    read = time.read(device, step, warmup=1, samples=2)
+    (read,) = time.read(device, step, [None], warmup=1, samples=2)
 
     assert read["steps_per_sample"] == 4  # of 0.3 ms, in a millisecond
     assert read["warmup_seconds"] == (1.0, 3e-4)
@@ -398,7 +398,7 @@ def test_no_step_begins_that_would_not_end_in_time(until, taken, warmed):
         step(mark)
         now[0] += 1.0
 
-    read = time.read(Scripted([1.0] * 6), timed, warmup=2, samples=3, until=until, clock=lambda: now[0])
+    (read,) = time.read(Scripted([1.0] * 6), timed, [None], warmup=2, samples=3, until=until, clock=lambda: now[0])
 
     assert len(read["warmup_seconds"]) == warmed
     assert len(read["step_seconds"]) == taken

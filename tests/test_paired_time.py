@@ -40,7 +40,8 @@ class Switched(Scripted):
 
 
 def read(device: Switched, **how: Any) -> dict[str, Any]:
-    return timing.read(device, device.run, switch=device.switch, **{"warmup": 1, "samples": 8, **how})
+    device.switch(False)
+    return timing.read(device, device.run, [device.switch], **{"warmup": 1, "samples": 8, **how})[0]
 
 
 @pytest.mark.slow
@@ -55,7 +56,7 @@ def test_steps_with_and_without_alternate_in_the_order_that_is_drawn():
     assert (found["warmup_seconds"], found["plain_warmup_seconds"]) == ((1.5,), (1.0,))
     pairs = list(zip(device.order[SETTLING::2], device.order[SETTLING + 1 :: 2], strict=True))
     assert pairs == [tuple(place == 1 for place in step_order(number)) for number in range(8)]
-    assert device.is_on  # as it was
+    assert not device.is_on
 
 
 def test_all_pairs_count_where_fewer_than_six_had_a_core():
@@ -95,7 +96,7 @@ def test_where_a_step_without_fails_the_strategy_is_timed_alone(error, first, le
     assert set(found["step_seconds"]) == {1.5}
     assert (found["plain_step_seconds"], found["plain_warmup_seconds"]) == (None, ())
     assert device.num_released == 1
-    assert device.is_on
+    assert not device.is_on
 
 
 def test_sampling_ends_with_a_sure_ratio_within_its_seconds():
@@ -125,7 +126,7 @@ def test_a_first_look_on_a_cpu_is_settled_by_the_step_that_takes_the_most_memory
     assert found["warmup_seconds"] == (1.5,) * before.count(True)
     assert found["plain_warmup_seconds"] == (1.0,)
     assert (found["step_seconds"], found["plain_step_seconds"]) == ((1.5,), (1.0,))
-    assert device.is_on
+    assert not device.is_on
 
 
 @pytest.mark.parametrize("strategy", ["none", "all", "segments:k=1", "offload"])

@@ -163,7 +163,7 @@ def test_each_sample_is_the_slowest_ranks_and_all_begin_it_together():
         else found,
     ]
 
-    read = time.read(Scripted([2.0] * 4), step, warmup=0, samples=3, group=group)
+    (read,) = time.read(Scripted([2.0] * 4), step, [None], group, warmup=0, samples=3)
 
     assert read["step_seconds"] == (4.0, 4.0, 4.0)
     assert read["forward_seconds"] == (2.0, 2.0, 2.0)

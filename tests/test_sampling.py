@@ -17,7 +17,7 @@ from tests.scripted_steps import Scripted, step
 def test_a_fixed_number_of_samples_is_kept_to_however_noisy_they_are():
     device = Scripted([9.0, 5.0, *range(1, 8), 100.0])
 
-    found = timing.read(device, step, warmup=1, samples=7)
+    (found,) = timing.read(device, step, [None], warmup=1, samples=7)
 
     assert (found["step_seconds"], found["warmup_seconds"]) == ((1, 2, 3, 4, 5, 6, 7), (9.0, 5.0))
     assert len(found["conditions"]) == 3  # after the warm-up, and after 6 and 7 samples
@@ -80,6 +80,6 @@ class Asynchronous(Scripted):
 def test_the_host_s_share_of_a_step_is_known_where_the_device_works_meanwhile(asking, share):
     device = Asynchronous(asking)
 
-    found = timing.read(device, device.step, warmup=1, samples=3, clock=lambda: device.now)
+    (found,) = timing.read(device, device.step, [None], warmup=1, samples=3, clock=lambda: device.now)
 
     assert found["host_share"] == pytest.approx(share)

@@ -182,13 +182,9 @@ def time_steps(bench: Bench) -> dict[str, Any]:
     """Return the time readings of the step; note why conditions of the device are missing, if they are."""
     built = bench.build()
     _, step = built.trainer()
-    readings = timing.read(
-        bench.device,
-        lambda mark: bench.counted(step, mark),
-        switch=_switch(bench, built),
-        group=bench.group,
-        **_sampling(bench),
-    )
+    if (switch := _switch(bench, built)) is not None:
+        switch(False)
+    (readings,) = timing.read(bench.device, partial(bench.counted, step), [switch], bench.group, **_sampling(bench))
     if readings["plain_warmup_seconds"] == ():
         bench.note("GCP060", NO_ROOM)
     bench.tell_untold()
@@ -222,7 +218,7 @@ def measure_together(
             assert turn is not None, "strategies beside each other have one"
             turn(on)
 
-        readings = timing.read_together(
+        readings = timing.read(
             first.device,
             lambda mark: at_work.counted(step, mark),
             [partial(switch, number) for number in range(len(benches))],

@@ -59,11 +59,11 @@ class Ticking(Scripted):
 def test_fault_51_fast_steps_are_taken_together_until_a_sample_has_a_millisecond(seconds, tick, times):
     device = Ticking(seconds=seconds, tick=tick)
 
-    found = timing.read(device, device.run, warmup=1, samples=3)
+    (found,) = timing.read(device, device.run, [None], warmup=1, samples=3)
 
     assert found["steps_per_sample"] == pytest.approx(times, abs=max(1, times / 10))
     assert found["step_seconds"] == pytest.approx((seconds,) * 3, rel=0.02)
     assert found["step_seconds"] == found["forward_seconds"]
     assert device.num_steps == 2 + 3 * found["steps_per_sample"]
     still = Ticking(seconds=1e-5, tick=1e-2)  # a timer that has not moved at all
-    assert timing.read(still, still.run, warmup=1, samples=2)["steps_per_sample"] == MOST_STEPS
+    assert timing.read(still, still.run, [None], warmup=1, samples=2)[0]["steps_per_sample"] == MOST_STEPS

@@ -127,43 +127,10 @@ class _Series:
 
 
 def read(
-    device: Device, step: Step, *, switch: Switch | None = None, group: Group = ALONE, **how: Any
-) -> dict[str, Any]:
-    """Run a settling step, the warm-up and the samples; return the time fields of Readings. No sample is dropped.
-
-    `how` is as in `read_together`. With a `switch`, each sample is paired with a step without the strategy, unless that
-    does not fit in memory. In a first look on a CPU, where other passes have run steps before, the settling step is the
-    one without the strategy: it takes the most memory, which both steps of the pair then reuse. The ranks of a group
-    begin each sample together, record the slowest rank's, and end when the first rank says so.
-    """
-    if switch is None:
-        return _read(device, step, [_Series(None)], group, **how)[0]
-    switch(False)
-    try:
-        return _read(device, step, [_Series(switch)], group, **how)[0]
-    finally:
-        switch(True)
-
-
-def read_together(device: Device, step: Step, switches: Sequence[Switch], **how: Any) -> list[dict[str, Any]]:
-    """Time several strategies of one model in turn, as `read` does; they share the steps without a strategy.
-
-    All strategies are switched off on entry. Takes exactly `samples` of each; with a `sampling`, at least that many
-    steps with and without it together, or `least_pairs` pairs, until the sampling says to stop, and detects warm-up
-    among them. Before the samples, a settling step and `warmup` more steps are run, the first of them without a
-    strategy. A step too short for the device's clock is run several times per sample. Except for the first sample, no
-    step begins that might end after `until` on the `clock`. `round_number` seeds the order of steps. Raises whatever a
-    step raises, also if the step without a strategy does not fit in memory, and Unsupported if the steps take too long
-    for all strategies to be timed before `until`.
-    """
-    return _read(device, step, [_Series(switch) for switch in switches], ALONE, **how)
-
-
-def _read(
     device: Device,
     step: Step,
-    series: list[_Series],
-    group: Group,
+    switches: Sequence[Switch | None],
+    group: Group = ALONE,
     *,
     warmup: int,
     samples: int,
@@ -173,6 +140,22 @@ def _read(
     until: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[dict[str, Any]]:
+    """Time the strategies of one model in turn; return the time fields of Readings of each. No sample is dropped.
+
+    Strategies are switched off on entry and on return; they share the steps without one, with which each of their
+    samples is paired. None is a single strategy that has no switch, or is not to be paired. Before the samples, a
+    settling step and `warmup` more steps are run, the first of them without a strategy. In a first look at one strategy
+    on a CPU, where other passes have run steps before, the settling step is the one without it: it takes the most
+    memory, which both steps of the pair then reuse. Takes exactly `samples` of each; with a `sampling`, at least that
+    many steps with and without it together, or `least_pairs` pairs, until the sampling says to stop, and detects warm-
+    up among them. A step too short for the device's clock is run several times per sample. Except for the first sample,
+    no step begins that might end after `until` on the `clock`. `round_number` seeds the order of steps. The ranks of a
+    group begin each sample together, record the slowest rank's, and end when the first rank says so.
+
+    Raises whatever a step raises; of several strategies also if the step without one does not fit in memory, and
+    Unsupported if the steps take too long for all to be timed before `until`.
+    """
+
     def is_late(seconds: float) -> bool:
         return until is not None and group.agree(clock() + MARGIN * seconds > until)
 
@@ -188,6 +171,7 @@ def _read(
         device.release()  # after the handler, whose traceback holds tensors
         return []
 
+    series = [_Series(switch) for switch in switches]
     is_shared = len(series) > 1
     is_brief = least_pairs == 1 and not device.is_asynchronous and not is_shared
     least_room = LEAST_CYCLES * (len(series) + 1) if is_shared else 3  # steps
