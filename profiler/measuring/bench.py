@@ -24,15 +24,12 @@ from profiler.measuring.meters.equality import StepDigests
 from profiler.measuring.meters.memory_growth import Leftovers
 from profiler.measuring.ranks import ALONE, Group, Ranks
 from profiler.training.assemble import Assembled, Build, assemble
+from profiler.training.known_values import BYTES_ONLY
 from profiler.training.observed_forward import Seen, remembering
 from profiler.training.own_checkpoints import OwnCalls, forget, remark
 from profiler.training.workload import Mark, drop_gradients
 
 NEED_ARITHMETIC = ("equality", "time")  # passes that a device without arithmetic cannot run
-BYTES_ONLY = (
-    "rehearsed by PyTorch's own CUDA code on a device that computes nothing: bytes only, no gradients, no measured "
-    "times"
-)
 WARNINGS = (UserWarning, RuntimeWarning)  # about this step; deprecation warnings are not
 MOST_WARNINGS = 3  # that a note names
 LONGEST_WARNING = 300  # characters

@@ -26,7 +26,6 @@ from profiler.core.trace_data import (
     scaled,
     stated_error,
 )
-from profiler.measuring.bench import BYTES_ONLY
 from profiler.measuring.devices import open_device, versions
 from profiler.measuring.meters import saved_graph
 from profiler.predicting import device_trace
@@ -36,6 +35,7 @@ from profiler.predicting.traced_case import device_kind, known_rates, trace_case
 from profiler.training import own_checkpoints
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import offered_blocks
+from profiler.training.known_values import BYTES_ONLY
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
 ESTIMATED = {  # the errors are those of 40 rows of benchmarks/instrument.py, spread over all

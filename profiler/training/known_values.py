@@ -338,6 +338,10 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
             yield from (one for one in given if isinstance(one, torch.Tensor))
 
 
+BYTES_ONLY = (
+    "rehearsed by PyTorch's own CUDA code on a device that computes nothing: bytes only, no gradients, no measured "
+    "times"
+)
 ZEROS = "the step reads values, which are zeros or leftovers here"
 NOT_REAL = "sizes that follow from them are not real"
 WHOLE = "all() of values that are not known here is taken as true: a mask masks nothing, and would take more if it did"
