@@ -54,17 +54,9 @@ def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str],
     """
     assert build is None or trial.case.is_predicted, "seconds are measured only for the catalogue's models"
     try:
-        try:
-            return _stages(trial, build, on_step, in_calls=False)
-        except NotOnce:
-            return _stages(trial, build, on_step, in_calls=True)
-    except _Compiled:
-        chain = stages(msgspec.structs.replace(trial, case=trial.case.foreseen), on_step=on_step)
-        return msgspec.structs.replace(chain, notes=(ESTIMATED,))
-
-
-class _Compiled(Exception):
-    """Raised if the model has compiled code, whose operators a hollow device does not see."""
+        return _stages(trial, build, on_step, in_calls=False)
+    except NotOnce:
+        return _stages(trial, build, on_step, in_calls=True)
 
 
 def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *, in_calls: bool) -> Chain:
@@ -73,8 +65,9 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     built, traced, assumed = trace(trial, case, with_saves=True, in_calls=in_calls, build=build)
     workload = built.workload
     compiled = compiled_modules(workload.module)
-    if case.is_rehearsed and compiled:
-        raise _Compiled
+    if case.is_rehearsed and compiled:  # a hollow device does not see operators of compiled code
+        foreseen = msgspec.structs.replace(trial, case=trial.case.foreseen)
+        return msgspec.structs.replace(stages(foreseen, on_step=on_step), notes=(ESTIMATED,))
     refuse_none(workload.blocks)
     if any(is_left_alone(name, compiled) for name in workload.blocks):
         raise Unsupported(
