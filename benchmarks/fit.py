@@ -226,7 +226,7 @@ class Rivals:
 
     def __init__(self, model: ModelOnDevice, folder: str) -> None:
         model.case = roomy(model.case) if model.case.is_rehearsed else model.case
-        self._model, self._search, self._folder = model, Search(model, 0, 0), folder
+        self._model, self._search, self._folder = model, Search(model.step, 0, 0), folder
         self.none, self.limit = self.record("none"), 0
 
     def record(self, label: str) -> Record:

@@ -186,11 +186,9 @@ class Steps:
     """A model whose blocks are no chain, with steps that need what is set by hand: an outcome, bytes, reserved ones."""
 
     def __init__(self, case: Case, need: Callable[[Case], tuple[str, int, int | None]]) -> None:
-        self.case, self.need, self.ran = case, need, list[str]()
-        self.engine: Any = self
-
-    def calibration(self) -> None:
-        return None
+        self.need, self.ran = need, list[str]()
+        engine: Any = self
+        self.step = stages.Step(case=case, engine=engine)
 
     def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         for case in (trial.case for trial in trials):
@@ -211,7 +209,7 @@ def sized(case: Case, measured: int, foreseen: int, outcome: str = "ok") -> Any:
         said = "skipped" if case.levers else "ok" if case.is_predicted else outcome
         return said, nbytes // (1 + (case.strategy == "all")), None
 
-    return Steps(case, need)
+    return Steps(case, need).step
 
 
 @pytest.mark.parametrize(
@@ -250,8 +248,8 @@ def search(peaks: dict[str, int | tuple[int, int]], *, limit: int, default: int,
         peak, reserved = both if isinstance(both, tuple) else (both, both)
         return "ok", peak * MIB, reserved * MIB
 
-    model: Any = Steps(make.case(device="rehearse:h100"), need)
-    return Search(model, limit * MIB, context * MIB), model
+    model = Steps(make.case(device="rehearse:h100"), need)
+    return Search(model.step, limit * MIB, context * MIB), model
 
 
 def labels(ways: Iterable[Any]) -> list[str]:

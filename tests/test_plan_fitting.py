@@ -13,6 +13,7 @@ from profiler.planning.chain import Plan, read, render
 from profiler.planning.simulator import simulate, ways
 from profiler.planning.solver import best, frontier
 from profiler.workflows import plan_fitting, planner
+from profiler.workflows.stages import Step
 from tests import make
 from tests.plan_text import parse
 from tests.planning_chains import FOLDER, with_modules
@@ -48,7 +49,7 @@ def by_costs(plan: Plan) -> int:
 def fitted(engine: Scripted, budget: int = BUDGET, *, measure: bool = True, device: str = "cpu"):
     told: list[str] = []
     case = make.case(device=device)
-    steps = plan_fitting.Steps(engine, case, CHAIN, passes=("memory",) if measure else ())
+    steps = plan_fitting.Steps(Step(case=case, engine=engine), CHAIN, passes=("memory",) if measure else ())
     found = plan_fitting.fit_plan(steps.run, FRONTIER, budget, is_rehearsed=case.is_rehearsed, say=told.append)
     return found, told
 
@@ -87,7 +88,7 @@ def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at():
     engine = Scripted(lambda plan: by_costs(plan) + (0 if render(plan) in rules else BUDGET))
 
     assert fitted(engine)[0] is None
-    found = plan_fitting.fit_rule(plan_fitting.Steps(engine, make.case(), CHAIN).run, CHAIN, BUDGET)
+    found = plan_fitting.fit_rule(plan_fitting.Steps(Step(case=make.case(), engine=engine), CHAIN).run, CHAIN, BUDGET)
 
     assert render(found.point.plan) in rules
     assert found.by_rule

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -157,7 +156,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
 def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
     """Find the fastest way to make the step fit. Raises UserError."""
     request.check()
-    with ModelOnDevice(request.words, screen) as model:
+    with ModelOnDevice(request.words, screen, most_host_bytes=request.most_host_bytes) as model:
         for remark in model.remarks:
             screen.say(f"note: {remark}")
         limit = limit_of(request.limit, model.device_bytes, of=model.case.device, say=screen.say)
@@ -171,17 +170,15 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
             return code, tuple(run.records)
 
         model.case = roomy(model.case)  # what does not fit has numbers too
-        return searched(model.step, request, room, partial(file_of, folder), run, screen)
+        return searched(model.step, request, room, folder, run, screen)
 
 
-def searched(
-    model: Step, request: FitRequest, room: Fitted, file: Callable[[str], Path], run: Run, screen: Screen
-) -> Fitted:
-    """Find the fastest way to make a step fit the room; `run` runs those that do, with their plans in these files.
+def searched(model: Step, request: FitRequest, room: Fitted, folder: Path, run: Run, screen: Screen) -> Fitted:
+    """Find the fastest way to make a step fit the room; `run` runs those that do, with plans in the folder.
 
     The step runs on a device with room for it, so that what does not fit has numbers too. Raises UserError.
     """
-    search = Search(model, room.limit_bytes, room.context_bytes, request.most_host_bytes)
+    search = Search(model, room.limit_bytes, room.context_bytes)
     with screen.doing("looking for what fits"):
         allowed = tuple(map(Choice, request.allow))
         ways = search.ways(allowed)
@@ -189,7 +186,7 @@ def searched(
             search.with_consents(allowed)
         elif model.case.has_estimated_times and ways[0].label != "none":
             ways += search.further(ways)
-    files = {way.label: file(f"plan {number}") for number, way in enumerate(ways, 1)}
+    files = {way.label: file_of(folder, f"plan {number}") for number, way in enumerate(ways, 1)}
     cases = {way.under(model.case, files[way.label]): way for way in ways}
     code, records = 0, tuple[Record, ...]()
     if ways:

@@ -63,14 +63,11 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 class Search:
     """Runs a step with combinations of levers, each as it is and, where that does not fit, under its fastest plan."""
 
-    def __init__(
-        self, model: Step, limit: int, context_bytes: int, most_host_bytes: int | None = None, *,
-        bytes_alone: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: Step, limit: int, context_bytes: int, *, bytes_alone: bool = False) -> None:
         """`bytes_alone`: of steps no times are estimated, and stages are traced with all levers."""
         self._passes = schedule.REHEARSED_PASSES if model.case.is_rehearsed and not bytes_alone else MEMORY
         self._bytes_alone = bytes_alone
-        self._most_host_bytes, self._gpu = most_host_bytes, parse(model.case.device).name
+        self._most_host_bytes, self._gpu = model.most_host_bytes, parse(model.case.device).name
         self._model, self._limit, self._context_bytes = model, limit, context_bytes
         self._has_times = not model.case.is_predicted or self._gpu in gpu_specs.names()
         self._run: dict[Choice, Record] = {}  # by label
@@ -319,10 +316,8 @@ class Search:
     def _try(self, chosen: Levers, chain: Chain, point: Point) -> TriedPlan:
         """Run the step with these levers under a plan, once."""
         if (chosen, point.plan) not in self._tried:
-            case, most = self._model.case.under(label_of(NONE, chosen)), self._most_host_bytes
-            engine = self._model.engine
-            steps = plan_fitting.Steps(engine, case, chain, need=self._needed, most_host_bytes=most)
-            self._tried[chosen, point.plan] = steps.run(point)
+            step = msgspec.structs.replace(self._model, case=self._model.case.under(label_of(NONE, chosen)))
+            self._tried[chosen, point.plan] = plan_fitting.Steps(step, chain, need=self._needed).run(point)
         tried = self._tried[chosen, point.plan]
         self._is_short |= any(self._lacks_only_reserved(record.readings) for record in tried.records)
         return tried

@@ -71,7 +71,7 @@ def find(request: FitRequest, gpus: Sequence[str] = (), screen: Screen = SILENT)
     """
     request.check()
     source: str | None
-    with ModelOnDevice(request.words, screen) as model:
+    with ModelOnDevice(request.words, screen, most_host_bytes=request.most_host_bytes) as model:
         case = msgspec.structs.replace(model.case, verify="off")
         if gpus:
             context_bytes = request.context_bytes if request.context_bytes is not None else gpu_specs.CONTEXT_BYTES
@@ -81,7 +81,7 @@ def find(request: FitRequest, gpus: Sequence[str] = (), screen: Screen = SILENT)
                 Place(case=msgspec.structs.replace(case, device=gpu), limit=sizes[gpu], context_bytes=context_bytes)
                 for gpu in sorted(sizes, key=lambda gpu: -sizes[gpu])
             ]
-            at, ladder = places[0], of_gpus(model.step, places, request.most_host_bytes)
+            at, ladder = places[0], of_gpus(model.step, places)
         else:
             if case.batch_size is None:
                 message = f"'{case.model}' makes its own batch, of one size"
@@ -89,7 +89,7 @@ def find(request: FitRequest, gpus: Sequence[str] = (), screen: Screen = SILENT)
             limit = limit_of(request.limit, model.device_bytes, of=model.case.device, say=screen.say)
             context_bytes, source = context_of(model, request.context_bytes)
             at = Place(case=case, limit=limit, context_bytes=context_bytes)
-            ladder = of_batches(model.step, at, request.most_host_bytes)
+            ladder = of_batches(model.step, at)
         with screen.doing(f"looking for the {'smallest GPUs' if gpus else 'largest batches'}"):
             rungs = ladder.rungs(at, tuple(map(Choice, request.allow)))
         sizes_found = _run(model, rungs, request, screen, of_batches=not gpus)
@@ -103,11 +103,8 @@ class _Ladder:
     is needed there, from a number on; 0 if there is none.
     """
 
-    def __init__(
-        self, model: Step, place: Callable[[int], Place | None], reach: Callable[[Need, int], int],
-        most_host_bytes: int | None = None,
-    ) -> None:  # fmt: skip
-        self._model, self.place, self._reach, self._most_host_bytes = model, place, reach, most_host_bytes
+    def __init__(self, model: Step, place: Callable[[int], Place | None], reach: Callable[[Need, int], int]) -> None:
+        self._model, self.place, self._reach = model, place, reach
         self._searches: dict[Place, Search] = {}
         self.left_out: dict[str, str] = {}
 
@@ -183,10 +180,8 @@ class _Ladder:
     def _search(self, place: Place) -> Search:
         """Return what runs the step at a place, there with no more memory than the limit."""
         if place not in self._searches:
-            step = Step(case=place.limited, engine=self._model.engine, calibration=self._model.calibration)
-            self._searches[place] = Search(
-                step, place.limit, place.context_bytes, self._most_host_bytes, bytes_alone=True
-            )
+            step = msgspec.structs.replace(self._model, case=place.limited)
+            self._searches[place] = Search(step, place.limit, place.context_bytes, bytes_alone=True)
         return self._searches[place]
 
     def _applicable(self, at: Place, *levers: Choice) -> Levers:
@@ -206,7 +201,7 @@ class _Ladder:
         return place
 
 
-def of_batches(model: Step, place: Place, most_host_bytes: int | None = None) -> _Ladder:
+def of_batches(model: Step, place: Place) -> _Ladder:
     """Return the ladder whose places are batch sizes; a batch that is measured is predicted first, and confirmed."""
     limit, case = place.limit, place.case
 
@@ -223,10 +218,10 @@ def of_batches(model: Step, place: Place, most_host_bytes: int | None = None) ->
             first, most = max(1, most - 1), most - 1
         return largest_that_fits(lambda size: needed(sized(size)) if size <= most else None, limit=limit, start=first)
 
-    return _Ladder(model, sized, reach, most_host_bytes)
+    return _Ladder(model, sized, reach)
 
 
-def of_gpus(model: Step, places: Sequence[Place], most_host_bytes: int | None = None) -> _Ladder:
+def of_gpus(model: Step, places: Sequence[Place]) -> _Ladder:
     """Return the ladder whose places are GPUs, the one with the most memory first."""
 
     def reach(needed: Need, start: int) -> int:
@@ -244,7 +239,7 @@ def of_gpus(model: Step, places: Sequence[Place], most_host_bytes: int | None = 
             number -= 1
         return number
 
-    return _Ladder(model, lambda number: places[number - 1] if number <= len(places) else None, reach, most_host_bytes)
+    return _Ladder(model, lambda number: places[number - 1] if number <= len(places) else None, reach)
 
 
 def _run(

@@ -13,16 +13,16 @@ import msgspec
 
 from profiler.analysis import progress
 from profiler.core import gpu_specs, plan_file
-from profiler.core.case import Calibration, Case, Choice, Trial
+from profiler.core.case import Case, Choice, Trial
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, evidence
 from profiler.core.trace_data import host_rate
 from profiler.core.units import bytes_text
-from profiler.engines import Engine
 from profiler.planning import simulator
 from profiler.planning.chain import Chain, Plan, host_bytes, plan_file_of, with_sure_options
 from profiler.planning.solver import Frontier, Point, best, frontier
 from profiler.workflows import SILENT, Screen
+from profiler.workflows.stages import Step
 
 COUNTED = ("ok", "invalid")  # outcomes of steps whose bytes were read; the comparison reports wrong gradients
 TRIES = 5  # plans that are tried until one fits
@@ -201,43 +201,36 @@ def fit_rule(run: Try, chain: Chain, budget_bytes: int) -> TriedPlan | None:
 
 
 class Steps:
-    """Runs steps of a case under plans of its chain: by these passes, or none to trace them.
+    """Runs a step under plans of its chain: by these passes, or none to trace it.
 
     Steps of a rehearsed case are rehearsed in any case. `need` gives what of a step has to fit.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        case: Case,
-        chain: Chain,
-        *,
-        passes: tuple[str, ...] = MEMORY,
-        calibration: Calibration | None = None,
+        self, step: Step, chain: Chain, *, passes: tuple[str, ...] = MEMORY,
         need: Callable[[Readings], int | None] = attrgetter("peak_bytes"),
-        most_host_bytes: int | None = None,
-    ) -> None:
-        self._engine, self._case, self._chain, self._calibration = engine, case, chain, calibration
-        self._passes, self._need = passes or (MEMORY if case.is_rehearsed else ()), need
-        self._most_host_bytes = most_host_bytes
+    ) -> None:  # fmt: skip
+        self._step, self._chain, self._need = step, chain, need
+        self._passes = passes or (MEMORY if step.case.is_rehearsed else ())
         self._before: list[Record] = []  # of the step without checkpointing, once gradients were compared with it
 
     def run(self, point: Point) -> TriedPlan:
         """Run a step under the plan, if asked for and possible, else trace it; not one of too much host memory."""
-        if self._most_host_bytes is not None and host_bytes(self._chain, point.plan) > self._most_host_bytes:
+        step = self._step
+        if step.most_host_bytes is not None and host_bytes(self._chain, point.plan) > step.most_host_bytes:
             return TriedPlan(point=point, has_room=False)
         with written(plan_file_of(self._chain, point.plan)) as path:
-            case = under(self._case, path)
+            case = under(step.case, path)
             if self._passes and (tried := self._run(point, case)):
                 return tried
-            (record,) = self._engine.run([Trial(case=case.foreseen, passes=MEMORY, calibration=self._calibration)])
+            (record,) = step.engine.run([Trial(case=case.foreseen, passes=MEMORY, calibration=step.calibration())])
             return TriedPlan(point=point, needed_bytes=self._need(record.readings) if record.outcome == "ok" else None)
 
     def _run(self, point: Point, case: Case) -> TriedPlan | None:
         """Run the case's step; None if it is to be traced instead."""
         compares, is_rehearsed = "equality" in self._passes, case.is_rehearsed
         cases = [*([case.baseline] if compares else []), case]
-        *before, record = self._engine.run([Trial(case=one, passes=self._passes) for one in cases], self._before)
+        *before, record = self._step.engine.run([Trial(case=one, passes=self._passes) for one in cases], self._before)
         self._before = before or self._before
         needed, peak = self._need(record.readings), bytes_text(point.peak_bytes)
         if record.outcome == "out_of_memory":

@@ -219,7 +219,7 @@ def fitted_plan(
         )  # fmt: skip
     if simulator.largest_stage(chain)[1] > budget:
         return next(frontiers(chains.with_sure_options(chain), levels, screen)), None
-    run = Steps(step.engine, step.case, chain, passes=passes, calibration=step.calibration()).run
+    run = Steps(step, chain, passes=passes).run
     is_rehearsed = step.case.is_rehearsed
     points, fitted = fastest(run, chain, budget, levels=levels, is_rehearsed=is_rehearsed, screen=screen)
     by_costs = best(points, simulator.cost_limit(chain, budget))

@@ -39,13 +39,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     engine: Engine
     calibration: Callable[[], Calibration | None] = lambda: None
+    most_host_bytes: int | None = None  # of pinned host memory, for what may wait there; None: any
 
 
 class ModelOnDevice:
     """The model asked for, and an engine while the context is entered. Raises UserError for more than one case."""
 
-    def __init__(self, words: Request, screen: Screen = SILENT) -> None:
-        self._words, self._screen = words, screen
+    def __init__(self, words: Request, screen: Screen = SILENT, *, most_host_bytes: int | None = None) -> None:
+        self._words, self._screen, self._most_host_bytes = words, screen, most_host_bytes
         self._calibration: Calibration | None = None
         self._is_calibrated = False
         self.remarks: tuple[str, ...] = ()
@@ -79,7 +80,8 @@ class ModelOnDevice:
     @property
     def step(self) -> Step:
         """The model's step alone, for what a caller's step can have done too."""
-        return Step(case=self.case, engine=self.engine, calibration=self.calibration)
+        most = self._most_host_bytes
+        return Step(case=self.case, engine=self.engine, calibration=self.calibration, most_host_bytes=most)
 
     @property
     def device_bytes(self) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,7 +47,7 @@ from profiler.workflows.in_process.answering import (
 )
 from profiler.workflows.in_process.results import Fit, PeakMemory, Plan, ShownRecord, StepExplanation, Timeline
 from profiler.workflows.plan_fitting import frontiers, written
-from profiler.workflows.planner import GATE, Planned, file_of, fitted_plan
+from profiler.workflows.planner import GATE, Planned, fitted_plan
 from profiler.workflows.spec import Request, optimizer_text
 from profiler.workflows.stages import Step, block_choices, followed, limit_of, roomy, stages
 
@@ -446,7 +445,7 @@ def fit(
             (Path(folder) / plan_file.FOLDER).mkdir()
             source = "assumed" if context == CONTEXT_BYTES else "as asked"
             room = Fitted(limit_bytes=limit, context_bytes=context, context_source=source)
-            found = searched(step, request, room, partial(file_of, Path(folder)), run, SILENT)
+            found = searched(step, request, room, Path(folder), run, SILENT)
             return Fit(fitted=found, table=_of_caller(found.table, case, given, folder))
 
     try:
