@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from profiler.core import gpu_specs
-from profiler.scripts.launch import ROUNDING, Request, compared, measure, run
+from profiler.scripts.launch import ROUNDING, compared, measure, run
 from profiler.scripts.report import Asked, Process, Variant, estimated_seconds
 from profiler.views.tables.script import ratio_to, step_seconds
 from tests.scripts import by_hand
@@ -38,13 +38,14 @@ def folder(tmp_path, monkeypatch):
 )
 def test_phases_peak_and_gradients_are_as_torch_profiler_and_the_script_itself_say(name, folder):
     lines = []
-    request = Request(strategies=("none",), rounds=0, values={}, say=lambda text: None, on_line=lines.append)
     more = IN_ORDER.get(name, ())
     words = (sys.executable, f"{name}.py", *more)
     text = (folder / f"{name}.py").read_text()
     (folder / "by_hand.py").write_text(by_hand.marked_on_cpu(name, text))
 
-    session = measure(Asked(words=words, steps=1000), request)
+    session = measure(
+        Asked(words=words, steps=1000), ["none"], rounds=0, values={}, say=lambda text: None, on_line=lines.append
+    )
     said = subprocess.run([sys.executable, "by_hand.py", *more], stdout=-1, text=True, check=True).stdout
 
     (variant,) = session.variants
@@ -156,9 +157,9 @@ def test_python_is_gcprofs_own_where_the_system_has_none_of_that_name(tmp_path, 
 def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
     """By the hollow device, whose values and times mean nothing."""
     gpu = gpu_specs.rehearsed("t4")
-    request = Request(strategies=("none",), rounds=1, values={}, say=lambda text: None, on_line=lambda line: None)
 
-    session = measure(Asked(words=("python", "vae.py"), gpus=gpu, steps=4), request)
+    asked = Asked(words=("python", "vae.py"), gpus=gpu, steps=4)
+    session = measure(asked, ["none"], rounds=1, values={}, say=lambda text: None)
     done = rehearsed(("python", "vae.py"), "--steps", "4", cwd=folder)
 
     (variant,) = session.variants

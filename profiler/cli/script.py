@@ -267,7 +267,7 @@ def run(
     """
     import msgspec
 
-    from profiler.scripts.launch import Request, measure
+    from profiler.scripts.launch import measure
     from profiler.scripts.report import Asked
     from profiler.views.tables.script import Live, tables
 
@@ -282,11 +282,9 @@ def run(
     tell = aside if not quiet else lambda text: None
     sessions: list[Session] = []
     for values, words in filled(axes or [], asked.words):
-        request = Request(
-            strategies=names, rounds=rounds, values=values, say=tell, on_line=Live(tell, has_end=True),
-            stdout=2 if json else None,
-        )  # fmt: skip
-        sessions.append(measure(msgspec.structs.replace(asked, words=words), request))
+        asked = msgspec.structs.replace(asked, words=words)
+        first = {"on_line": Live(tell, has_end=True), "stdout": 2 if json else None}
+        sessions.append(measure(asked, names, rounds=rounds, values=values, say=tell, **first))
         if not json:
             say(*tables(sessions[-1].variants))
         if sessions[-1].last.is_stopped:

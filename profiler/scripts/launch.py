@@ -345,17 +345,6 @@ Lines = Mapping[str, Sequence[Line]]  # of each process
 Place = tuple[int, int, str]  # a step, from 1; an optimizer, in the order of their first steps; a process
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be measured, beside the command."""
-
-    strategies: tuple[str, ...]  # `none` first
-    rounds: int
-    values: dict[str, str]  # of -L
-    say: Callable[[str], None]  # takes a line of progress
-    on_line: Callable[[Line], None]  # takes each line of the first run
-    stdout: int | None = None  # of the first run; others print nothing there
-
-
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it."""
 
@@ -364,46 +353,49 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int  # of the command's first run
 
 
-def measure(asked: Asked, request: Request) -> Session:
-    """Run the command for each strategy; where one run is ended from outside, nothing follows it.
+def measure(
+    asked: Asked, strategies: Sequence[str], *, rounds: int, values: Mapping[str, str], say: Callable[[str], None],
+    **first: Any,
+) -> Session:  # fmt: skip
+    """Run the command for each strategy, `none` first; where one run is ended from outside, nothing follows it.
 
-    `none` is run a second time for its gradients alone. Raises UserError as `run` does.
+    `none` is run a second time for its gradients alone. `values` are those of -L, `say` takes lines of progress, and
+    `first` is for the `run` of the first run alone; others print nothing. Raises UserError as `run` does.
     """
     with tempfile.TemporaryDirectory(prefix="gcprof-gradients-") as name:
         folder, again = Path(name), None
-        request.say("none: memory and gradients")
-        first: dict[str, Any] = {"on_line": request.on_line, "stdout": request.stdout}
+        say("none: memory and gradients")
         plain = last = _run(asked, "memory", "none", kept=folder, **first)
         ends = {"none": plain}
         if not (plain.is_stopped or plain.exit_code):
-            request.say("none: its gradients once more")
+            say("none: its gradients once more")
             few = msgspec.structs.replace(asked, steps=min(asked.steps or LOOKED_AT, LOOKED_AT))
             again = last = _run(few, "gradients", "none", reference=folder)
-        for strategy in request.strategies[1:]:
+        for strategy in strategies[1:]:
             if last.is_stopped or plain.exit_code:
                 break
-            request.say(f"{strategy}: memory and gradients")
+            say(f"{strategy}: memory and gradients")
             ends[strategy] = last = _run(asked, "memory", strategy, reference=folder)
     variants = {}
     for strategy, ended in ends.items():
         here = msgspec.structs.replace(asked, gpus=None, strategy=strategy)
-        variants[strategy] = variant = Variant.of(ended, here, request.values)
+        variants[strategy] = variant = Variant.of(ended, here, values)
         if again is not None and not again.is_stopped and not ended.exit_code:
             is_freed = IN_BACKWARD in (lever.name for lever in Choice(strategy).parts)
             found = compared(plain.lines, again.lines, (again if strategy == "none" else ended).lines)
             equality = Gradients(verdict="unverified", detail=FREED) if is_freed else found
             variants[strategy] = msgspec.structs.replace(variant, equality=equality)
     if not last.is_stopped and not plain.exit_code:
-        last = _time(asked, request, variants) or last
+        last = _time(asked, rounds, variants, say) or last
     return Session(variants=tuple(variants.values()), last=last, exit_code=plain.exit_code)
 
 
-def _time(asked: Asked, request: Request, variants: dict[str, Variant]) -> Ended | None:
+def _time(asked: Asked, rounds: int, variants: dict[str, Variant], say: Callable[[str], None]) -> Ended | None:
     """Add the seconds of each round to the variants that ended well; return the last run."""
     timed = [strategy for strategy, variant in variants.items() if variant.outcome == "ok"]
     ended = None
-    for number in range(request.rounds):
-        request.say(f"round {number + 1} of {request.rounds}: time of {', '.join(timed)}")
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}: time of {', '.join(timed)}")
         for strategy in timed[::-1] if number % 2 else timed:
             ended = _run(asked, "time", strategy)
             if ended.is_stopped:

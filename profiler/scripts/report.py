@@ -111,7 +111,7 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
     processes: tuple[Process, ...]
 
     @classmethod
-    def of(cls, ended: Ended, asked: Asked, values: dict[str, str]) -> Variant:
+    def of(cls, ended: Ended, asked: Asked, values: Mapping[str, str]) -> Variant:
         """Return what came of a command, rehearsed on the GPUs asked for or measured here, with these values of -L."""
         outcome, processes, gpu = outcome_of(ended), ended.processes, asked.gpus
         size: int | None
