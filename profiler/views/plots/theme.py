@@ -202,13 +202,13 @@ class Label(NamedTuple):
 
 def place(
     axes: Axes, labels: Sequence[Label], *, others: Sequence[Pair] = (), lines: Iterable[Sequence[Pair]] = ()
-) -> list[Text]:
+) -> None:
     """Write the labels where they meet no other label, no point and no edge and, if there is room, no line.
 
     `others` are points without a label. The figure's layout must be final. Earlier labels have the first choice.
     """
     points = [*((label.x, label.y) for label in labels), *others]
-    drawn, written = [list(line) for line in lines if line], list[Text]()
+    drawn = [list(line) for line in lines if line]
     if sum(map(len, drawn)) > MOST_CORNERS:
         drawn = []
     for must, farthest, candidates in ((True, 0.8, 800), (False, 0.06, 100)):
@@ -228,11 +228,9 @@ def place(
             )  # fmt: skip
         for text in texts:
             if isinstance(text, Text):
-                written.append(text)
                 box = text.get_window_extent()  # a line over the box of a text, which no later label can then meet
                 corners = [(box.x0, box.y0), (box.x1, box.y1), (box.x1, box.y0), (box.x0, box.y1), (box.x0, box.y0)]
                 drawn.append([(float(x), float(y)) for x, y in axes.transData.inverted().transform(corners)])
-    return written
 
 
 def stairs(points: Sequence[Pair]) -> list[Pair]:
