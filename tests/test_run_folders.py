@@ -134,6 +134,9 @@ def damaged(folder: Path, **readings: object) -> list[tuple[str, str, bool]]:
     return found(examples.run(folder / "run", [make.record(), make.record("segments:k=2", **readings)]).folder)
 
 
+RANK = RankBytes(static_bytes={}, saved_bytes=101 * make.MIB, peak_bytes=100 * make.MIB)
+
+
 @pytest.mark.parametrize(
     ("readings", "texts"),
     [
@@ -143,14 +146,7 @@ def damaged(folder: Path, **readings: object) -> list[tuple[str, str, bool]]:
         ({"peak_bytes": 20 * make.MIB, "saved_bytes": None}, []),  # of the static bytes alone
         ({"saved_bytes": 101 * make.MIB}, ["the peak of 100 MiB is below the saved 101 MiB"]),
         ({"step_seconds": ()}, ["the outcome is ok, but the step has no time samples"]),
-        (
-            {
-                "ranks": (
-                    RankBytes(static_bytes={"parameters": 2}, saved_bytes=101 * make.MIB, peak_bytes=100 * make.MIB),
-                )
-            },
-            ["rank 0's peak of 100 MiB is below the saved 101 MiB"],
-        ),
+        ({"ranks": (RANK,)}, ["rank 0's peak of 100 MiB is below the saved 101 MiB"]),
         ({"ranks": ()}, ["it has 0 of 1 ranks", "the peak is not the highest of its ranks, 0 B"]),
     ],
 )
