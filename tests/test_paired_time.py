@@ -22,7 +22,7 @@ class Switched(Scripted):
 
     def __init__(self, *, drift: float = 0.0, fails: tuple[Exception, int] | None = None) -> None:
         super().__init__([])
-        self.is_on, self.order, self.num_released = True, [], 0
+        self.is_on, self.order, self.num_released = False, [], 0
         self._drift, self._fails = drift, fails  # what a step without the strategy raises, and from which of them on
 
     def switch(self, on: bool) -> None:
@@ -40,7 +40,6 @@ class Switched(Scripted):
 
 
 def read(device: Switched, **how: Any) -> dict[str, Any]:
-    device.switch(False)
     return timing.read(device, device.run, [device.switch], **{"warmup": 1, "samples": 8, **how})[0]
 
 
