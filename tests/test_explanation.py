@@ -33,9 +33,8 @@ def step(trace: Trace, blocks: tuple[str, ...]) -> Followed:
 
 def why(model: str, strategy: str = "none", *, change: Any = None, **fields: Any) -> str | None:
     """The kind of reason that a step has against its baseline."""
-    baseline, blocks = traced(model, **fields)
-    trace, _ = traced(model, strategy, change=change, **fields)
-    found = explain(step(trace, blocks), step(baseline, blocks)).reason
+    baseline, checkpointed = traced(model, **fields), traced(model, strategy, change=change, **fields)
+    found = explain(step(*checkpointed), step(*baseline)).reason
     return found.kind if found else None
 
 
