@@ -134,12 +134,11 @@ def test_the_contour_runs_between_what_fits_and_what_does_not(table, expected, w
 
 
 def test_every_cell_has_its_peak_or_a_word_and_a_curve_how_it_grows():
-    shown, growth = (draw(batches(), kind=kind).axes[0] for kind in ("heat", "growth"))
+    cells, growth = Counter(texts(draw(batches(), kind="heat").axes[0])), draw(batches(), kind="growth").axes[0]
 
-    cells, names = Counter(texts(shown)), [text.get_text() for text in growth.get_legend().get_texts()]
     assert {f"{row.readings.peak_bytes / MIB:.1f}" for row in batches() if row.outcome == "ok"} <= set(cells)
     assert (cells["invalid"], cells["·"]) == (1, 1)  # the latter did not run
-    assert names[0] == "none: 100 + 4 n"  # MiB without checkpointing, and 4 a sample
+    assert growth.get_legend().get_texts()[0].get_text() == "none: 100 + 4 n"  # MiB without checkpointing, and 4 a sample
 
 
 STRATEGIES = ("none", "segments:k=2", "all")
