@@ -138,7 +138,7 @@ def test_every_cell_has_its_peak_or_a_word_and_a_curve_how_it_grows():
 
     assert {f"{row.readings.peak_bytes / MIB:.1f}" for row in batches() if row.outcome == "ok"} <= set(cells)
     assert (cells["invalid"], cells["·"]) == (1, 1)  # the latter did not run
-    assert growth.get_legend().get_texts()[0].get_text() == "none: 100 + 4 n"  # MiB without checkpointing, and 4 a sample
+    assert growth.get_legend().get_texts()[0].get_text() == "none: 100 + 4 n"  # MiB without it, and 4 a sample
 
 
 STRATEGIES = ("none", "segments:k=2", "all")
