@@ -177,9 +177,11 @@ def lossy() -> dict[str, Facts]:
 
 def kept(factory: str) -> dict[str, Facts]:
     build = getattr(keeps, factory)
-    found = compared(build, {"all": chain()})
     if factory == "counting":
-        return with_facts(found, all={"GCP049": "0.calls, 1.calls, 2.calls"})
+        found = compared(build, {"all": chain(), "first:n=2": chain(count=2)})
+        moved = {"all": {"GCP049": "0.calls, 1.calls, 2.calls"}, "first:n=2": {"GCP049": "0.calls, 1.calls: a step"}}
+        return with_facts(found, **moved)
+    found = compared(build, {"all": chain()})
     return with_facts(found, all={"detail": "of the second step, while those of the first agree"})
 
 
@@ -276,7 +278,8 @@ CASES = (
     Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed),
     Step(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed, is_predicted=True),
     Step(HOOKS, "hooks.py:hooked", ("none", "all", "first:n=2"), partial(compared, hooks.hooked, HOOKED)),
-    *(Step(SECOND, f"keeps.py:{factory}", BOTH, partial(kept, factory)) for factory in ("counting", "averaging")),
+    Step(SECOND, "keeps.py:counting", (*BOTH, "first:n=2"), partial(kept, "counting")),
+    *(Step(SECOND, f"keeps.py:{factory}", BOTH, partial(kept, factory)) for factory in ("averaging", "caching")),
     *(
         Step(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(overlooked, kind))
         for kind in ("complex", "optimizer")

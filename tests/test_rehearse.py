@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 
 WIDE = "mlp:width=4096,features=4096"
 USER_MODELS = Path(__file__).parent / "user_models"
+ON_HOST = f"{USER_MODELS / 'saved_hooks.py'}:make:hooks=save_on_cpu"  # where what it saves waits
 READS = """
 import torch
 from torch import nn
@@ -43,8 +44,9 @@ def records(folder):
     return {(record.case.device, str(record.case.strategy)): record for record in store.load(folder).records}
 
 
-def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(hollow, tmp_path):
-    words = ("predict", "transformer:layers=4,width=64", "--strategies", "all", "--batch-size", "4", "--device", "h100")
+@pytest.mark.parametrize("model", ["transformer:layers=4,width=64", ON_HOST])
+def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(model, hollow, tmp_path):
+    words = ("predict", model, "--strategies", "all", "--batch-size", "4", "--device", "h100")
     done = gcprof(*words, "--rehearse", "-o", "run", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
@@ -57,7 +59,8 @@ def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(ho
         assert rehearsed.readings.peak_bytes == predicted.readings.peak_bytes > 0
         assert rehearsed.readings.static_bytes == predicted.readings.static_bytes
         assert rehearsed.equality is None
-        assert rehearsed.readings.step_seconds == pytest.approx(predicted.readings.step_seconds, rel=1e-3)
+        if model != ON_HOST:  # copies by hooks are not estimated
+            assert rehearsed.readings.step_seconds == pytest.approx(predicted.readings.step_seconds, rel=1e-3)
         assert "times are estimated" in next(note.text for note in rehearsed.notes if note.code == "GCP016")
 
 

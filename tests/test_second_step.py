@@ -1,4 +1,4 @@
-"""What is right in the first step and wrong in the second is found, as two steps in plain PyTorch show it."""
+"""Plain state that an observed forward moves is put back; what a recompute does not find again is told by its cause."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,50 +10,13 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
 import profiler
-from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
+from profiler.core.record import Record
 from profiler.engines.worker import attempt
 from profiler.measuring.trial import measure
 from profiler.training import kept_state
 from tests import make
-from tests.conftest import measured
-from tests.plain_steps import chain, step_apart, two_steps
 from tests.user_models import keeps, outside_of_blocks
-
-
-def verified(file: Any, factory: str, strategy: str = "all", blocks: str | None = None) -> tuple[Any, Any]:
-    choice = Choice(f"{file.__file__}:{factory}")
-    none = measured(choice, "none", batch_size=None, blocks=blocks, passes=("equality",))
-    assert none.outcome == "ok"
-    case = make.case(strategy, model=choice, batch_size=None, blocks=blocks)
-    trial = Trial(case=case, passes=("equality",), digests=none.equality.digests)
-    return none, attempt(trial, on_pass=lambda name: None, by=measure)
-
-
-@pytest.mark.parametrize("factory", ["averaging", "caching"])
-def test_what_is_right_in_the_first_step_and_wrong_in_the_second_is_invalid(factory):
-    build = getattr(keeps, factory)
-    plain, recomputed = two_steps(build), two_steps(build, chain())
-    first, second = (step_apart(*pair) for pair in zip(plain, recomputed, strict=True))
-
-    none, record = verified(keeps, factory)
-
-    assert none.equality.noise_floor == 0.0
-    assert record.outcome == "invalid"
-    assert record.equality.worst_step == 2
-    assert first == 0 < second
-    assert "of the second step, while those of the first agree" in record.detail
-    assert "the recompute changes 0." in record.detail
-
-
-def test_a_counter_that_changes_nothing_is_named_and_the_row_counts():
-    none, record = verified(keeps, "counting", "every:k=2")
-
-    assert (record.outcome, verdict(record)) == ("ok", "bit-equal")
-    assert list(record.equality.moved) == ["1.calls"]
-    (note,) = (note.text for note in record.notes if note.code == "GCP049")
-    assert note.startswith("1.calls: ")
-    assert "GCP049" not in [note.code for note in none.notes]
 
 
 def test_a_forward_that_is_observed_leaves_plain_state_buffers_and_random_state_as_they_were():
@@ -108,6 +71,15 @@ def by_hand(build: Callable[[], Any], *, checkpointed: bool) -> list[torch.Tenso
     return [parameter.grad for parameter in module.parameters()]
 
 
+def checkpointed(factory: str, blocks: str | None) -> Record:
+    """The record of `all` beside that of `none`, which is ok."""
+    fields = {"model": Choice(f"{outside_of_blocks.__file__}:{factory}"), "batch_size": None, "blocks": blocks}
+    none = measure(Trial(case=make.case("none", **fields), passes=("equality",)))
+    assert none.outcome == "ok"
+    trial = Trial(case=make.case("all", **fields), passes=("equality",), digests=none.equality.digests)
+    return attempt(trial, on_pass=lambda name: None, by=measure)
+
+
 @pytest.mark.parametrize(
     ("factory", "blocks", "cause"),
     [("fast", "base.blocks.*", "functional_call"), ("noisy", None, "set_checkpoint_early_stop(False)")],
@@ -117,7 +89,7 @@ def test_a_recompute_that_is_silently_wrong_is_invalid_with_its_cause(factory, b
     plain, recomputed = by_hand(build, checkpointed=False), by_hand(build, checkpointed=True)
     assert not all(map(torch.allclose, plain, recomputed))
 
-    _, record = verified(outside_of_blocks, factory, blocks=blocks)
+    record = checkpointed(factory, blocks)
 
     assert record.outcome == "invalid"
     assert cause in record.detail
@@ -135,7 +107,7 @@ def test_a_recompute_that_fails_is_told_with_its_cause(factory, cause):
     with pytest.raises(CheckpointError):
         by_hand(build, checkpointed=True)
 
-    _, record = verified(outside_of_blocks, factory, blocks="blocks.*")
+    record = checkpointed(factory, "blocks.*")
 
     assert record.outcome == "failed"
     assert cause in record.detail

@@ -212,8 +212,8 @@ def choice(hooks: str) -> Choice:
     return Choice.of(f"{HOOKS}:make", {"hooks": hooks})
 
 
-def predicted(hooks: str):
-    return predict(Trial(case=make.case("none", model=choice(hooks), batch_size=ROWS, device="fake:cpu"))).readings
+def predicted(hooks: str, device: str = "fake:cpu"):
+    return predict(Trial(case=make.case("none", model=choice(hooks), batch_size=ROWS, device=device))).readings
 
 
 @pytest.mark.slow
@@ -232,41 +232,9 @@ def test_a_hook_that_quantizes_has_no_number_but_a_reason():
         predicted("quantized")
 
 
-@pytest.mark.parametrize("hooks", ["half", "pinned_host"])
-def test_on_a_gpu_other_hooks_than_those_to_the_host_are_refused(hooks):
-    case = make.case("none", model=choice(hooks), batch_size=ROWS, device="fake:h100")
-
-    with pytest.raises(Unsupported, match="`gcprof rehearse` runs them"):
-        predict(Trial(case=case))
-
-
-ON_HOLLOW = """
-from profiler.core.case import Choice, Trial
-from profiler.measuring.trial import measure
-from profiler.predicting.prediction import predict
-from tests import make
-
-def readings(read, hooks, strategy, device):
-    model = Choice.of({file!r} + ":make", {{"hooks": hooks}})
-    case = make.case(strategy, model=model, batch_size={batch}, device=device)
-    record = read(Trial(case=case, passes=("memory",)))
-    return record.readings.saved_bytes, record.readings.peak_bytes
-
-found = {{
-    strategy: [
-        readings(read, "save_on_cpu", strategy, device)
-        for read, device in ((measure, "cuda:0"), (predict, "fake:h100"))
-    ]
-    for strategy in ("none", "all")
-}}
-"""
-
-
-@pytest.mark.slow
-def test_on_a_gpu_what_they_move_to_the_host_takes_nothing_there(hollow):
-    found = hollow.python(ON_HOLLOW.format(file=str(HOOKS), batch=ROWS))
-
-    assert {strategy: foreseen for strategy, (_, foreseen) in found.items()} == {
-        strategy: real for strategy, (real, _) in found.items()
-    }
-    assert found["none"][0][0] == GRANULE
+def test_on_a_gpu_hooks_to_the_host_leave_the_loss_and_others_are_refused():
+    """What those to the host take there is rehearsed: tests/test_rehearse.py."""
+    assert predicted("save_on_cpu", "fake:h100").saved_bytes == GRANULE
+    for hooks in ("half", "pinned_host"):
+        with pytest.raises(Unsupported, match="`gcprof rehearse` runs them"):
+            predicted(hooks, "fake:h100")
