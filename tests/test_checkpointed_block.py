@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import profiler
 from profiler.core.errors import Unsupported
 from profiler.planning.plan_code import emit
 from tests import pasted
-from tests.plans import plan_of
+from tests.plans import Saving, plan_of
 from tests.user_models import hooks
 
 HOOKS = Path(hooks.__file__)
@@ -86,25 +87,32 @@ def test_hooks_run_in_the_order_and_weights_are_computed_with_the_values_of_chec
     assert pasted.same(found, expected)
 
 
-def test_a_checkpointed_module_is_shown_as_before_and_is_pickled_and_copied_with_its_checkpoints():
+@pytest.mark.parametrize(
+    ("strategy", "times"),
+    [("none", 1), ("offload", 1), ("segments:k=2", 2), ("all", 2), ("recursive", 3), ("from-start", 4), ("plan", 3)],
+)
+def test_a_checkpointed_module_is_shown_as_before_and_is_pickled_and_copied_with_its_checkpoints(strategy, times):
     net, x = nn.Sequential(*(hooks.Block(8) for _ in range(4))), torch.randn(2, 8)
     shown, names = repr(net), list(net.state_dict())
-    profiler.apply(net, "segments:k=2", example=x)
+    plan = plan_of(net, tuple("0123"), [[[0], 1], Saving([3], "matmul")])
+    profiler.apply(net, plan if strategy == "plan" else strategy, example=x)
     assert all(isinstance(block, hooks.Block) for block in net)
     assert (repr(net), list(net.state_dict()), type(net[0]).__name__) == (shown, names, "Block")
-    stored = io.BytesIO()
-    torch.save(net, stored)
-    stored.seek(0)
+    twins = [copy.deepcopy(net)]
+    if strategy != "plan":  # the functions of a save option are not pickled
+        torch.save(net, stored := io.BytesIO())
+        stored.seek(0)
+        twins += [pickle.loads(pickle.dumps(net)), torch.load(stored, weights_only=False)]
 
-    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(stored, weights_only=False)):
+    for twin in twins:
         calls = []
         twin[0].drop.register_forward_pre_hook(lambda block, arguments, calls=calls: calls.append(block))
         twin(x).sum().backward()
 
-        assert calls == [twin[0].drop] * 2
+        assert calls == [twin[0].drop] * times
         assert all(parameter.grad is not None for parameter in twin[0].parameters())
-        with pytest.raises(Unsupported, match="checkpointed already"):
-            profiler.apply(twin, "all")
+        with pytest.raises(Unsupported, match="checkpointed already") if times > 1 else nullcontext():
+            profiler.apply(twin, "all", blocks="?")
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
