@@ -45,15 +45,6 @@ def test_a_room_imports_only_from_lower_layers_and_heavy_libraries_only_at_home(
     assert {path: wrong for path in FILES if (wrong := offences(path, ROOM_OF[path]))} == {}
 
 
-def test_an_offence_is_seen(tmp_path):
-    (tmp_path / "wrong.py").write_text("import pandas as pd\nfrom profiler.workflows import in_process")
-
-    assert offences(tmp_path / "wrong.py", "training") == [
-        "training imports pandas",
-        "training imports workflows/in_process",
-    ]
-
-
 def test_help_imports_nothing_heavy():
     assert not modules_after("--help", "run --help") & {"torch", "numpy", "pandas", "matplotlib", "rich"}
 

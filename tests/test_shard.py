@@ -17,7 +17,7 @@ from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import schedule
 from profiler.core.case import Choice, Trial
-from profiler.core.record import Environment, Record
+from profiler.core.record import Record
 from profiler.core.schedule import Shard
 from profiler.engines.local import in_waves
 from profiler.runs import store
@@ -25,8 +25,6 @@ from profiler.runs.merge import merge, write
 from profiler.runs.store import Run
 from profiler.workflows import run as workflow
 from tests import examples, make
-
-HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
 
 
 def sweep(*, models: int = 3, rounds: int = 3, predict: bool = False) -> tuple[Trial, ...]:
@@ -40,7 +38,7 @@ def engine(outcome: str) -> Any:
 
     def record_of(trial: Trial) -> Record:
         case, number = trial.case, int(trial.case.id, 16) % 97 + trial.round
-        told: dict[str, Any] = {"case": case, "round": trial.round, "environment": HERE}
+        told: dict[str, Any] = {"case": case, "round": trial.round, "environment": examples.ENVIRONMENT}
         if case.strategy == "segments:k=64" and (outcome != "invalid" or trial.round == 1):
             return make.failed(case.strategy, outcome, "too many", **told)
         unread = ("peak_bytes", "phases", "static_bytes", "equality") if trial.round > 1 else ()
@@ -52,7 +50,7 @@ def engine(outcome: str) -> Any:
 
 
 def carried_out(folder: Path, plan: Sequence[Trial], outcome: str, **shard: Shard) -> Run:
-    store.create(folder, plan=tuple(plan), command="gcprof run", environment=HERE, sources={}, **shard)
+    store.create(folder, plan=tuple(plan), command="gcprof run", environment=examples.ENVIRONMENT, sources={}, **shard)
     list(workflow.run_owed(engine(outcome), store.load(folder)))
     return store.load(folder)
 
@@ -127,7 +125,7 @@ def folder_of(folder: Path, *records: Record) -> Path:
 
 
 def one(strategy: str, *, peak: int = 1, **environment: object) -> Record:
-    return make.record(strategy, environment=msgspec.structs.replace(HERE, **environment), peak=peak)
+    return make.record(strategy, environment=msgspec.structs.replace(examples.ENVIRONMENT, **environment), peak=peak)
 
 
 def test_of_two_results_of_a_trial_the_later_one_is_kept_and_told(tmp_path):

@@ -30,11 +30,10 @@ from profiler.workflows import run as workflow
 from profiler.workflows.resume import _refuse_changes
 from profiler.workflows.run import RunRequest
 from profiler.workflows.spec import Request
-from tests import make
+from tests import examples, make
 from tests.program import PATIENCE_SECONDS, ROOT
 from tests.shard_folders import by_plan, read
 
-HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a GPU")
 LOGIN = Environment(gcprof=__version__, python=sys.version.split()[0], system="Linux")  # knows of no device
 SECRET = "hunter2-3fa9c1"
 SWEEP = ("--model", "mlp", "--strategies", "all", "--device", "cpu", "--rounds", "2", "--samples", "1", "--warmup", "0")
@@ -57,7 +56,7 @@ def make(batch_size=2):
 def run(tmp_path: Path) -> Path:
     """A run folder that owes `none` and `all` in two rounds."""
     plan = schedule.measured([make.case("none"), make.case("all")], 2)
-    store.create(tmp_path / "run", plan=plan, command="", environment=HERE, sources={})
+    store.create(tmp_path / "run", plan=plan, command="", environment=examples.ENVIRONMENT, sources={})
     return tmp_path / "run"
 
 
@@ -77,7 +76,7 @@ class Job:
     def end(self, state: str, *trials: Trial, torn: bytes = b"") -> None:
         writer = Writer(self.shard)
         for trial in trials:
-            writer.append(make.record(case=trial.case, round=trial.round, environment=HERE))
+            writer.append(make.record(case=trial.case, round=trial.round, environment=examples.ENVIRONMENT))
         writer.close()
         with (self.shard / "trials.jsonl").open("ab") as file:
             file.write(torn)
