@@ -70,7 +70,7 @@ TWINS = {  # small steps of the same families
     "Llama-1B": (LLAMA.replace("2048", "128").replace("8192", "512").replace("128256", "8000").replace("16", "4"), 8),
     "BERT-base": (f"hf:bert:sequence=64,{BERT}", 16),
     "ViT-L": ("timm:vit_tiny_patch16_224", 16),
-    "ResNet-50": ("torchvision:resnet50:size=112", 32),
+    "ResNet-50": ("torchvision:resnet18", 4),
     "MNIST CNN": ("mnist-cnn:channels=16", 16),
     "LSTM": (f"{FILE}:lstm:sequence=128,width=256", 64),
     "U-Net": (f"{FILE}:unet:width=32,side=32", 32),
