@@ -210,7 +210,7 @@ class Drawing(nn.Module):
 
     def forward(self, x):
         hidden = torch.relu(self.first(x)) * torch.bernoulli(torch.full_like(x, 0.5))
-        return x + self.second(hidden) * torch.rand_like(x) * torch.rand_like(x)
+        return x + self.second(hidden) * torch.rand_like(x) * torch.rand(x.shape)
 
 
 @pytest.mark.parametrize("way", ["bernoulli", "bernoulli+addmm", "addmm", "rand_like", "python", "fsdp"])

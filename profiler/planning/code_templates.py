@@ -19,41 +19,6 @@ def _overloads(names):
     return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
 ''')
 
-DRAWS = '''
-from torch.utils._python_dispatch import TorchDispatchMode
-
-class _Draws(TorchDispatchMode):
-    """What is kept draws no random numbers in the backward: operators after it begin where they began."""
-
-    def __init__(self, context, states, again):
-        super().__init__()
-        self.context, self.states, self.again = context, states, again
-
-    def __enter__(self):
-        self.number = 0
-        self.context.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        self.context.__exit__(*error)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            sources = [torch, *([torch.cuda] if torch.cuda.is_initialized() else [])]
-            if not self.again:
-                self.states.append([source.get_rng_state() for source in sources])
-            for source, state in zip(sources, self.states[self.number] if self.again else []):
-                source.set_rng_state(state)
-            self.number += 1
-        return func(*args, **(kwargs or {}))
-
-
-def _keeping(names):
-    states, both = [], create_selective_checkpoint_contexts(_overloads(names))
-    return tuple(_Draws(one, states, again) for one, again in zip(both, (False, True)))
-'''
-
 BLOCKS = Template('''\
 from functools import partial
 from torch.utils.checkpoint import checkpoint

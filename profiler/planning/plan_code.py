@@ -23,7 +23,7 @@ from profiler.planning import code_templates as templates
 
 WIDTH = 100
 IMPORT = re.compile(r"(?:from (\S+) )?import ([\w., ]+)")
-STANDARD = ("from collections", "from functools", "from typing")  # how imports of the standard library begin here
+STANDARD = ("from collections", "from contextlib", "from functools", "from typing")  # how its imports begin here
 TRAINING = Path(__file__).parents[1] / "training"
 TOOLS = re.compile(r"  # (?:type: ignore|noqa|fmt: skip).*")  # comments for type checkers and linters
 DRAWING = {"native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "normal", "uniform", "multinomial",
@@ -91,8 +91,9 @@ def body(file: PlanFile, kind: str, *, repair_batchnorm: bool = False, least: in
     code = make(file, templates.REPAIRING if repair_batchnorm else "")
     if saves := _saves(file):
         draws = any("attention" in name or name.strip("_") in DRAWING for save in saves for name in operators(save))
-        keeping = "_keeping, KEPT[save]" if draws else "create_selective_checkpoint_contexts, _overloads(KEPT[save])"
-        code += "\n" + templates.SAVES.substitute(keeping=keeping) + (templates.DRAWS if draws else "")
+        keeping = "keeping, {}.__contains__" if draws else "create_selective_checkpoint_contexts, {}"
+        code += "\n" + templates.SAVES.substitute(keeping=keeping.format("_overloads(KEPT[save])"))
+        code += measured("strategies.py", "keeping") if draws else ""
     if repair_batchnorm:
         code += templates.REPAIR + measured("block_segments.py", "_hold", "_release")
     return imported(code)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch._ops import OpOverloadPacket
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -331,74 +330,77 @@ def saving(save: str, met: set[str] | None = None) -> Checkpoint:
         instead = "save=matmul, conv, attention, or names such as mm+gelu"
         raise Unsupported(f"aten has no operator '{unknown[0]}'; {instead}")
 
-    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        policy = _Policy(kept, met)
-        forward, recompute = create_selective_checkpoint_contexts(policy)
-        return forward, _Repeated(recompute, kept, policy.states)
+    def is_kept(operator: Any) -> bool:
+        packet = getattr(operator, "overloadpacket", operator)
+        if met is not None:
+            met.add(getattr(packet, "__name__", ""))
+        return packet in kept
 
-    return partial(checkpoint, use_reentrant=False, context_fn=contexts, **RESPECTING)
+    return partial(checkpoint, use_reentrant=False, context_fn=partial(keeping, is_kept), **RESPECTING)
 
 
-class _Policy:
-    """Chooses what one call of a checkpoint keeps, and notes the states that its recompute has to draw from.
+# `keeping` is plain PyTorch, since code that is emitted contains it: planning/plan_code.py
 
-    An operator that is kept draws nothing in the recompute, so that those which draw after it would find the generator
+
+def keeping(is_kept: Callable[[Any], bool]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of one call of a checkpoint that keeps some operators' results, and of its recompute.
+
+    What is kept draws nothing in the recompute, so that operators which draw after it would find the generator
     elsewhere than in the forward: each of them begins where it began then.
     """
+    states: list[torch.Tensor] = []  # of the generator, before each operator that draws after a kept one
+    has_kept = False  # an operator that draws
 
-    def __init__(self, kept: set[OpOverloadPacket], met: set[str] | None) -> None:
-        self._kept, self._met = kept, met
-        self._has_kept = False  # an operator that draws
-        self.states: list[torch.Tensor] = []  # of the generator, before each operator that draws after that one
-
-    def __call__(self, context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-        packet = getattr(operator, "overloadpacket", operator)
-        if self._met is not None:
-            self._met.add(getattr(packet, "__name__", ""))
-        if not context.is_recompute and (device := _draws(operator, arguments)):
-            has_kept = self._has_kept
-            self._has_kept |= packet in self._kept
+    def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        nonlocal has_kept
+        kept = is_kept(operator)
+        if not context.is_recompute and (device := _draws(operator, arguments, keywords)):
             is_after = getattr(context, "op_output", None) is not None  # newer versions ask after the operator ran
-            if self._has_kept if is_after else has_kept:
-                is_cuda = device.type == "cuda"
-                self.states.append(torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state())
-        return CheckpointPolicy.MUST_SAVE if packet in self._kept else CheckpointPolicy.PREFER_RECOMPUTE
+            if has_kept or (kept and is_after):
+                states.append(torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state())
+            has_kept = has_kept or kept
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    forward, again = create_selective_checkpoint_contexts(policy)
+    return forward, _Repeated(again, is_kept, states)
 
 
 class _Repeated(TorchDispatchMode):
     """The context of a recompute, in which operators after one that is kept draw from the states of the forward."""
 
     def __init__(
-        self, recompute: AbstractContextManager[Any], kept: set[OpOverloadPacket], states: list[torch.Tensor]
+        self, again: AbstractContextManager[Any], is_kept: Callable[[Any], bool], states: list[torch.Tensor]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._recompute, self._kept, self._states = recompute, kept, states
+        self._again, self._is_kept, self._states = again, is_kept, states
 
     def __enter__(self) -> Any:
         self._left, self._has_kept = iter(self._states), False  # anew in each backward
-        self._recompute.__enter__()
+        self._again.__enter__()
         return super().__enter__() if self._states else self  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         if self._states:
             super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._recompute.__exit__(*error)
+        self._again.__exit__(*error)
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        if device := _draws(operator, arguments):
+        keywords = keywords or {}
+        if device := _draws(operator, arguments, keywords):
             if self._has_kept:
                 state = next(self._left)
                 torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
-            self._has_kept |= operator.overloadpacket in self._kept
-        return operator(*arguments, **(keywords or {}))
+            self._has_kept = self._has_kept or self._is_kept(operator)
+        return operator(*arguments, **keywords)
 
 
-def _draws(operator: Any, arguments: Any) -> torch.device | None:
+def _draws(operator: Any, arguments: Any, keywords: Any) -> torch.device | None:
     """Return the device whose generator an operator draws from; None if it draws nothing, or from one not of ours."""
     if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
         return None
-    found = (leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
-    return next((device for device in found if device.type in ("cpu", "cuda")), None)
+    found = [given.device for given in (*arguments, *keywords.values()) if isinstance(given, torch.Tensor)]
+    device = found[0] if found else torch.device(keywords.get("device") or "cpu")
+    return device if device.type in ("cpu", "cuda") else None
 
 
 def offered(names: Iterable[str]) -> list[str]:
