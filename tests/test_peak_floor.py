@@ -6,7 +6,7 @@ import pytest
 from profiler.analysis.explanation import CHUNKS, remedies
 from profiler.analysis.live_bytes import floor, peak, stage_of
 from profiler.core.case import Choice
-from profiler.core.trace_data import live
+from profiler.core.trace_data import Call, Save, live
 from profiler.predicting.traced_case import trace_case
 from profiler.workflows.explain import explain
 from profiler.workflows.spec import Request
@@ -57,16 +57,35 @@ MODELS = [  # a model, its optimizer, and by how much its floor may be below the
     [pytest.param(*one, marks=[pytest.mark.nightly] * one[0].startswith("torchvision"), id=one[0]) for one in MODELS],
 )
 def test_no_checkpointing_of_blocks_passes_the_floor(model, optimizer, distance):
-    baseline, blocks = traced(model, optimizer=optimizer)
+    baseline, blocks = traced(model, optimizer=optimizer, with_saves=True)
     every, _ = traced(model, "all", optimizer=optimizer)
 
-    least = floor(baseline, blocks=blocks).nbytes
+    least, proved = (floor(baseline, blocks=blocks, is_proof=is_proof).nbytes for is_proof in (False, True))
 
     reached = peak(every).nbytes
     assert (1 - distance) * reached <= least <= reached
+    assert (1 - 2 * distance) * reached <= proved <= reached
     assert floor(every, blocks=blocks).nbytes <= reached
     for strategy in ("segments:k=4,split=balanced", "recursive", "every") if "layers=8" in model else ():
         assert least <= peak(traced(model, strategy, optimizer=optimizer)[0]).nbytes
+
+
+def test_a_proof_counts_what_a_block_saved_from_its_first_read_to_its_own_last():
+    operators = [("forward", "blocks.0")] * 2 + [("backward", "blocks.0")] * 4
+    saved = [(size, 1, 6, "blocks.0", "forward", "saved") for size in (100, 50, 7)]
+    trace = by_hand(operators, [*saved, (1, 0, 6, "", "before", "parameters"), (3, 6, 6, "", "backward", "gradients")])
+    saves = (Save(0, 1, 4), Save(1, 2, 3), Save(1, 2, 2), Save(2, 2, None), Save(None, 2, 3))
+    call = Call("blocks.0", 0, 2, (0, 5), (), ())
+    inner = Call("blocks.0.a", 0, 1, (0, 1), (), ())
+
+    def proved(**given):
+        return floor(msgspec.structs.replace(trace, **given), blocks=BLOCKS, is_proof=True)
+
+    found = proved(saves=saves, calls=(inner, call))
+
+    assert found.nbytes == 1 + 100 + 50  # at the first two operators that read; the third size is never read
+    assert proved(saves=saves[:1], calls=(call,)).nbytes == 1 + 100
+    assert proved().nbytes == proved(saves=saves, calls=(inner,)).nbytes == 1 + 3
 
 
 LOOP = [("forward", "m"), ("forward", "m"), ("backward", "m"), ("optimizer", "")]

@@ -27,6 +27,7 @@ def traced(
     build: Callable[[], Workload] | None = None,
     change: Callable[[Workload], Any] | None = None,
     optimizer: str = "sgd",
+    with_saves: bool = False,
     **fields: Any,
 ) -> tuple[Trace, tuple[str, ...]]:
     """The trace of one step, and the names of the blocks; `change` is applied to the workload as a strategy is.
@@ -49,7 +50,8 @@ def traced(
         return built
 
     with mock.patch.object(traced_case, "assemble", changed):
-        built, trace, _ = traced_case.trace_case(make.case(**{**chosen, "batch_size": 4, **fields}), build=build)
+        case = make.case(**{**chosen, "batch_size": 4, **fields})
+        built, trace, _ = traced_case.trace_case(case, with_saves=with_saves, build=build)
     return trace, built.workload.blocks
 
 

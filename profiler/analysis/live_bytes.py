@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
@@ -23,6 +23,7 @@ from profiler.core.trace_data import (
     TAKEN_BACK,
     WORKSPACES,
     Allocation,
+    Life,
     Trace,
     as_asked,
     by_category,
@@ -243,7 +244,8 @@ def floor(trace: Trace, *, blocks: tuple[str, ...], is_proof: bool = False) -> F
       from the first operator that releases any of this call's, since the recompute may not have begun before.
     Not counted are the inputs of other blocks, which `all` keeps, and the unsplit rest of the allocator's blocks, which
     differs from step to step. A recomputed tensor is freed by the operator that reads it last, before autograd would
-    release a saved one, which can be a few percent: with `is_proof` nothing that blocks save is counted. Bytes.
+    release a saved one, which can be a few percent: with `is_proof` what a block saves is counted only from the first
+    operator that reads any of what its call saved to the last that reads this, if the trace has saves. Bytes.
     """
     trace = as_asked(trace)
     stage = stage_of(blocks)
@@ -291,7 +293,7 @@ def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str], *, ha
         if place is not None and is_own and trace.operators[storage.died - 1].phase != "recompute":
             key = place, calls[storage.born]
             released[key] = min(storage.died, released.get(key, storage.died))
-    needed = []
+    needed = [] if has_saved else list(_read(trace, stage, [place for _, place, _ in lives]))
     for storage, place, is_own in lives:
         since = storage.born
         if place is not None:
@@ -303,6 +305,33 @@ def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str], *, ha
             needed.append((storage.nbytes, since, storage.died))
     hidden = (0, *(operator.hidden_bytes for operator in trace.operators))
     return [bytes_ + more for bytes_, more in zip(summed(needed, len(trace.operators)), hidden, strict=True)]
+
+
+def _read(trace: Trace, stage: Callable[[str], str], places: list[int | None]) -> Iterator[Life]:
+    """Yield what blocks save, while their own backward is sure to hold it: a checkpoint recomputes whole calls of them.
+
+    Whatever a call saves is there again from the first time that any of it is unpacked, until it is unpacked last.
+    """
+    windows: dict[int, list[tuple[int, int]]] = {}  # by allocation
+    for call in trace.calls:
+        if not call.module or stage(call.module) != call.module:
+            continue  # within a block, or outside of all
+        saves = trace.saves[slice(*call.saves)]
+        reads = sorted(
+            (save.unpacked, save.allocation)
+            for save in saves
+            if save.unpacked is not None and save.allocation is not None
+        )
+        last = {allocation: unpacked + 1 for unpacked, allocation in reads}  # the latest of each
+        for allocation, end in last.items():
+            if places[allocation] is not None:
+                windows.setdefault(allocation, []).append((reads[0][0] + 1, end))
+    for allocation, spans in windows.items():
+        until = 0
+        for first, end in sorted(spans):
+            if end > until:
+                yield trace.allocations[allocation].nbytes, max(first, until + 1), end
+                until = end
 
 
 def _calls(trace: Trace, at_work: list[str]) -> list[int]:

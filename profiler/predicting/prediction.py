@@ -132,7 +132,7 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
         else:
             notes = [*_of_model(built, case, step), *_stated(trial, None, assumed)]
         return Followed(
-            trace=msgspec.structs.replace(step, saves=(), calls=()),  # not read by callers
+            trace=step,
             blocks=built.workload.blocks,
             split=built.applied.split,
             has_own_optimizer=built.workload.optimizer is not None,  # the model brought it

@@ -419,6 +419,7 @@ def proved_floors(model: Step, of: Mapping[Levers, int], context_bytes: int) -> 
     least = min(of, key=of.__getitem__, default=())
     for chosen in (one for one in of if len(one) < 2 or one == least):
         with suppress(UserError):  # a step that cannot be followed
-            step = followed(model.engine, Trial(case=model.case.under(label_of("none", chosen))))
+            trial = Trial(case=model.case.under(label_of("none", chosen)))
+            step = followed(model.engine, trial, with_choices=True)  # and with what blocks save
             floors[chosen] = floor(step.trace, blocks=step.blocks, is_proof=True).nbytes + context_bytes
     return floors
