@@ -98,13 +98,10 @@ def test_a_checkpointed_module_is_shown_as_before_and_is_pickled_and_copied_with
     profiler.apply(net, plan if strategy == "plan" else strategy, example=x)
     assert all(isinstance(block, hooks.Block) for block in net)
     assert (repr(net), list(net.state_dict()), type(net[0]).__name__) == (shown, names, "Block")
-    twins = [copy.deepcopy(net)]
-    if strategy != "plan":  # the functions of a save option are not pickled
-        torch.save(net, stored := io.BytesIO())
-        stored.seek(0)
-        twins += [pickle.loads(pickle.dumps(net)), torch.load(stored, weights_only=False)]
+    torch.save(net, stored := io.BytesIO())
+    stored.seek(0)
 
-    for twin in twins:
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(stored, weights_only=False)):
         calls = []
         twin[0].drop.register_forward_pre_hook(lambda block, arguments, calls=calls: calls.append(block))
         twin(x).sum().backward()

@@ -324,11 +324,15 @@ def saving(save: str, met: set[str] | None = None) -> Checkpoint:
 
     Raises Unsupported for a name that is not in aten.
     """
-    kept = {packet for name in operators(save) if (packet := _operator(name)) is not None}
     unknown = [word for word in save.split("+") if word not in GROUPS and _operator(word) is None]
     if unknown:
         instead = "save=matmul, conv, attention, or names such as mm+gelu"
         raise Unsupported(f"aten has no operator '{unknown[0]}'; {instead}")
+    return partial(checkpoint, use_reentrant=False, context_fn=partial(_contexts, save, met), **RESPECTING)
+
+
+def _contexts(save: str, met: set[str] | None) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    kept = {packet for name in operators(save) if (packet := _operator(name)) is not None}
 
     def is_kept(operator: Any) -> bool:
         packet = getattr(operator, "overloadpacket", operator)
@@ -336,7 +340,7 @@ def saving(save: str, met: set[str] | None = None) -> Checkpoint:
             met.add(getattr(packet, "__name__", ""))
         return packet in kept
 
-    return partial(checkpoint, use_reentrant=False, context_fn=partial(keeping, is_kept), **RESPECTING)
+    return keeping(is_kept)
 
 
 # `keeping` is plain PyTorch, since code that is emitted contains it: planning/plan_code.py
