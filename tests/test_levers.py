@@ -193,6 +193,25 @@ def test_a_loss_in_parts_is_a_mean_whose_sum_may_overflow_its_type():
         loss.backward()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_that_are_summed_over_parts_are_rounded_as_those_of_the_whole_loss(dtype):
+    torch.manual_seed(0)
+    linear, values, labels = torch.nn.Linear(8, 20), torch.randn(4096, 8), torch.randint(20, (4096,)).sort().values
+    given = torch.tensor(1.5), torch.randn(20), values
+
+    def gradients(kind, rows=0):
+        head = copy.deepcopy(linear).to(dtype).to(kind)
+        scale, offset, hidden = (one.to(dtype).to(kind, copy=True).requires_grad_() for one in given)
+        if rows:
+            chunked_loss.put_off(head, ["weight"], chunked_loss.Heads(partial(chunked_loss.by_parts, rows=rows)))
+        torch.nn.functional.cross_entropy(head(hidden) * scale + offset, labels).backward()
+        return [one.grad.double() for one in (scale, offset, head.bias)]
+
+    for exact, plain, part in zip(gradients(torch.float64), gradients(dtype), gradients(dtype, rows=8), strict=True):
+        rounding = max(float((plain - exact).norm()), torch.finfo(dtype).eps * float(exact.norm()))
+        assert float((part - exact).norm()) < 2 * rounding
+
+
 def test_a_loss_in_parts_computes_no_product_twice():
     def flops(label):
         trial = Trial(case=_case().under(resolved_label(Choice(label))), passes=("flops",))

@@ -249,10 +249,10 @@ def _with_gradients(
     low = logits.like(**bare, pointwise=pointwise)
     of_hidden = torch.empty_like(hidden)
     of_weight = torch.zeros_like(weight) if weight.requires_grad else None
-    of_bias = torch.zeros_like(bias) if bias is not None and bias.requires_grad else None
+    of_bias = _zeros(bias) if bias is not None and bias.requires_grad else None
     is_counted = (target != ignore_index).unsqueeze(1)
     index = target.unsqueeze(1) * is_counted
-    summed, likelihoods, start = [torch.zeros_like(one) for one in leaves], [], 0
+    summed, likelihoods, start = [*map(_zeros, leaves)], [], 0
     for values, labels, counted in zip(hidden.split(rows), index.split(rows), is_counted.split(rows), strict=True):
         part = values.detach().where(counted, 0).requires_grad_()  # for less than to mask the gradient of the logits
         with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # those of others are for the step's
@@ -287,6 +287,11 @@ def _likelihoods(
 
     Wider than its own type is only a slice of the logits at a time.
     """
+def _zeros(leaf: torch.Tensor) -> torch.Tensor:
+    """Return zeros to which the gradients of a leaf of at most a row are added, in float32 or the leaf's wider type."""
+    return torch.zeros_like(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32))
+
+
     likelihoods, slices = [], max(1, -(-values.numel() // SLICE))
     for some, labels, into in zip(values.chunk(slices), index.chunk(slices), gradient.chunk(slices), strict=True):
         log = some.to(torch.promote_types(some.dtype, torch.float32), copy=gradient is not values)
@@ -323,7 +328,7 @@ class _Product(torch.autograd.Function):
         if of_weight is not None:
             _add_product(of_weight, gradient.t(), cast)
         if of_bias is not None:
-            of_bias.add_(counted.to(gradient.dtype).flatten() @ gradient)
+            _add_product(of_bias.unsqueeze(0), counted.to(gradient.dtype).t(), gradient)
         return (gradient @ weight).to(ctx.dtype), None, None, None, None
 
 
@@ -351,7 +356,7 @@ class _Known(torch.autograd.Function):
         if torch.is_grad_enabled() or ctx.gradients is None:  # create_graph=True: it would lack that of the loss
             raise RuntimeError("a loss in parts has one backward and no second derivative: leave chunk-loss out")
         gradients, ctx.gradients = ctx.gradients, None
-        return None, None, *(gradient.mul_(factor) for gradient in gradients)
+        return None, None, *(gradient.mul_(factor) for gradient in gradients)  # which autograd casts to their leaves'
 
 
 def by_torch(logits: Any, hidden: torch.Tensor, target: torch.Tensor, *, rows: int, **how: Any) -> torch.Tensor:
