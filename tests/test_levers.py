@@ -212,6 +212,18 @@ def test_gradients_that_are_summed_over_parts_are_rounded_as_those_of_the_whole_
         assert float((part - exact).norm()) < 2 * rounding
 
 
+@pytest.mark.parametrize("label", [20, -1])
+def test_a_label_that_is_no_class_raises_what_plain_pytorch_raises(label):
+    labels, head = torch.tensor([0, -100, label, 30]), torch.nn.Linear(8, 20)
+    loss = lambda: torch.nn.functional.cross_entropy(head(torch.ones(4, 8)), labels)  # noqa: E731
+    with pytest.raises(IndexError) as plain:
+        loss()
+    chunked_loss.put_off(head, ["weight"], chunked_loss.Heads(partial(chunked_loss.by_parts, rows=2)))
+
+    with pytest.raises(IndexError, match=str(plain.value)):
+        loss()
+
+
 def test_a_loss_in_parts_computes_no_product_twice():
     def flops(label):
         trial = Trial(case=_case().under(resolved_label(Choice(label))), passes=("flops",))

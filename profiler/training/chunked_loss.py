@@ -296,7 +296,11 @@ def _zeros(leaf: torch.Tensor) -> torch.Tensor:
     for some, labels, into in zip(values.chunk(slices), index.chunk(slices), gradient.chunk(slices), strict=True):
         log = some.to(torch.promote_types(some.dtype, torch.float32), copy=gradient is not values)
         torch.log_softmax(log, -1, out=log)  # it writes an element after it has read its row
-        own = log.gather(1, labels)
+        try:
+            own = log.gather(1, labels)
+        except RuntimeError:
+            F.nll_loss(log, labels.flatten(), ignore_index=0)  # raises IndexError for a label that is no class
+            raise
         change = own.expm1()
         if smoothing:
             evenly = smoothing / values.shape[1]
