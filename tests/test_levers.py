@@ -214,14 +214,20 @@ def test_gradients_that_are_summed_over_parts_are_rounded_as_those_of_the_whole_
 
 @pytest.mark.parametrize("label", [20, -1])
 def test_a_label_that_is_no_class_raises_what_plain_pytorch_raises(label):
-    labels, head = torch.tensor([0, -100, label, 30]), torch.nn.Linear(8, 20)
-    loss = lambda: torch.nn.functional.cross_entropy(head(torch.ones(4, 8)), labels)  # noqa: E731
+    head = torch.nn.Linear(8, 20)
+    loss = partial(torch.nn.functional.cross_entropy, target=torch.tensor([0, -100, label, 30]))
     with pytest.raises(IndexError) as plain:
-        loss()
+        loss(head(torch.ones(4, 8)))
     chunked_loss.put_off(head, ["weight"], chunked_loss.Heads(partial(chunked_loss.by_parts, rows=2)))
 
     with pytest.raises(IndexError, match=str(plain.value)):
-        loss()
+        loss(head(torch.ones(4, 8)))
+
+
+def test_a_part_has_more_rows_of_a_small_vocabulary_and_a_quarter_of_all_at_most():
+    rows = {(32768, 50257): 1024, (32768, 256): 8192, (1 << 20, 2048): 4096, (4000, 256): 1024}
+
+    assert {(n, v): chunked_loss.rows_of(torch.empty(v, 1), torch.empty(n, 1)) for n, v in rows} == rows
 
 
 def test_a_loss_in_parts_computes_no_product_twice():

@@ -160,7 +160,7 @@ CHUNK_LOSS = Template('''
 from functools import partial
 
 def chunk_loss(model):
-    """Put the head off: cross entropy computes its logits and gradients $rows rows at a time."""
+    """Put the head off: cross entropy computes its logits and gradients $parts."""
 $calls
 ''')
 

@@ -30,7 +30,7 @@ DRAWING = {"native_dropout", "bernoulli", "rand_like", "randn_like", "randint_li
            "rrelu_with_noise", "poisson", "exponential", "rand", "randn", "randint", "randperm"}  # fmt: skip
 
 PYTHON = "python"
-CHUNK_ROWS, OFFLOADED_LEAST = 1024, 1 << 20  # defaults of options of chunk-loss and offload-inputs
+OFFLOADED_LEAST = 1 << 20  # default of an option of offload-inputs
 ALLOCATOR = "Start it with PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9, PYTORCH_CUDA_ALLOC_CONF)."
 OF_OPTIMIZER = {  # by lever, in the order in which they are applied: the code that changes the optimizer
     "fused": "optimizer = _like(optimizer, fused=True, foreach=None)",
@@ -334,17 +334,19 @@ def _functions(way: Way) -> str:
 def _chunk_loss(way: Way) -> str:
     """Return the code of the loss in parts."""
     options = way.options("chunk-loss")
-    by, rows = "by_torch" if options.get("by") == "torch" else "by_parts", options.get("rows", str(CHUNK_ROWS))
+    by, rows = "by_torch" if options.get("by") == "torch" else "by_parts", options.get("rows")
     more = ", has_loss=True" if way.has_loss else ""
     weights: dict[str, list[str]] = {}
     for name, module in way.heads.items():
         weights.setdefault(module, []).append(name.removeprefix(f"{module}."))
     calls = [
         f"    put_off({f'model.get_submodule({json.dumps(module)})' if module else 'model'}, {json.dumps(names)}, "
-        f"Heads(partial({by}, rows={rows})){more})"
+        f"Heads({f'partial({by}, rows={rows})' if rows else by}){more})"
         for module, names in weights.items()
     ]
-    code = templates.CHUNK_LOSS.substitute(rows=rows, calls="\n".join(calls))
+    code = templates.CHUNK_LOSS.substitute(
+        parts=f"{rows} rows at a time" if rows else "in parts", calls="\n".join(calls)
+    )
     return code + measured("chunked_loss.py", "put_off", by)
 
 

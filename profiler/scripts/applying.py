@@ -365,7 +365,7 @@ def _numbers(group: dict[str, Any]) -> dict[str, Any]:
 class _ChunkedLoss:
     """Puts the model's head off within each of its calls, where its loss is computed in parts."""
 
-    def __init__(self, rows: int = 1024, by: str = "auto") -> None:
+    def __init__(self, rows: int = 0, by: str = "auto") -> None:
         self._rows, self._by = rows, by
         self._done: Any = WeakIdKeyDictionary()  # by module: what was done
         self.found: Any = WeakIdKeyDictionary()  # by module: the weights of its heads

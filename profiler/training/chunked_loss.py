@@ -32,6 +32,8 @@ POINTWISE = (  # what a part may do with its own logits: casts, the scale and ta
 CASTS = ("float", "to", "type")
 ASKED = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "get_device", "__len__", "is_contiguous")
 SLICE = 1 << 24  # logits that are in float32 at once: enough for a GPU's kernels
+ROWS = 1024  # of a part at least, by default
+ELEMENTS = 1 << 23  # of a part's logits: with fewer a GPU mostly waits for its next kernel
 TAKEN = ("weight", "bias", "heads", "weight_name", "pointwise", "classes_first", "cast")  # attributes of logits
 
 
@@ -211,14 +213,14 @@ def _cross_entropy(  # noqa: PLR0917  as in torch
 
 
 def by_parts(
-    logits: Any, hidden: torch.Tensor, target: torch.Tensor, *, rows: int, reduction: str, **how: Any
+    logits: Any, hidden: torch.Tensor, target: torch.Tensor, *, rows: int = 0, reduction: str, **how: Any
 ) -> torch.Tensor:
-    """Return the cross entropy by parts of so many rows.
+    """Return the cross entropy by parts of so many rows; of 0 it chooses.
 
     Each part's gradients are computed at once, while its logits are there, and kept for the backward: in this thread,
     since another would free the last ones some time later.
     """
-    logits = logits.like(hidden, classes_first=False)
+    logits, rows = logits.like(hidden, classes_first=False), rows or rows_of(logits.weight, hidden)
     leaves = pytree.tree_leaves((hidden, logits.weight, logits.bias, logits.pointwise))
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves):
         total = _with_gradients(logits, hidden, target, rows=rows, **how)
@@ -232,6 +234,11 @@ def by_parts(
         if_none = total.detach() / count  # nan, with gradients of 0, as of a whole loss
         total = torch.where(count > 0, total / count.clamp(min=1), if_none)
     return total if torch.is_autocast_enabled(hidden.device.type) else total.to(logits.dtype)
+
+
+def rows_of(weight: torch.Tensor, hidden: torch.Tensor) -> int:
+    """Return the rows of a part by default: more of a small vocabulary, but at most a quarter of many."""
+    return max(ROWS, min(ELEMENTS // len(weight), -(-len(hidden) // 4)))
 
 
 def _with_gradients(
@@ -280,6 +287,11 @@ def _with_gradients(
     return _Known.apply(total, [*gradients], *inputs)  # type: ignore[no-any-return]
 
 
+def _zeros(leaf: torch.Tensor) -> torch.Tensor:
+    """Return zeros to which the gradients of a leaf of at most a row are added, in float32 or the leaf's wider type."""
+    return torch.zeros_like(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32))
+
+
 def _likelihoods(
     values: torch.Tensor, index: torch.Tensor, gradient: torch.Tensor, smoothing: float
 ) -> list[torch.Tensor]:
@@ -287,11 +299,6 @@ def _likelihoods(
 
     Wider than its own type is only a slice of the logits at a time.
     """
-def _zeros(leaf: torch.Tensor) -> torch.Tensor:
-    """Return zeros to which the gradients of a leaf of at most a row are added, in float32 or the leaf's wider type."""
-    return torch.zeros_like(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32))
-
-
     likelihoods, slices = [], max(1, -(-values.numel() // SLICE))
     for some, labels, into in zip(values.chunk(slices), index.chunk(slices), gradient.chunk(slices), strict=True):
         log = some.to(torch.promote_types(some.dtype, torch.float32), copy=gradient is not values)
@@ -363,11 +370,11 @@ class _Known(torch.autograd.Function):
         return None, None, *(gradient.mul_(factor) for gradient in gradients)  # which autograd casts to their leaves'
 
 
-def by_torch(logits: Any, hidden: torch.Tensor, target: torch.Tensor, *, rows: int, **how: Any) -> torch.Tensor:
+def by_torch(logits: Any, hidden: torch.Tensor, target: torch.Tensor, *, rows: int = 0, **how: Any) -> torch.Tensor:
     """Return the cross entropy by torch's own operator, which does not follow autocast."""
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else logits.weight.dtype
-    options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows or rows_of(logits.weight, hidden))
     weight, bias = logits.weight.to(dtype), None if logits.bias is None else logits.bias.to(dtype)
     loss = F.linear_cross_entropy(hidden.to(dtype), weight, target, linear_bias=bias, options=options, **how)
     return loss.to(logits.dtype)
@@ -380,14 +387,15 @@ UNSEEN = (
 
 
 def apply(
-    workload: Workload, case: Case, *, rows: int = 1024, by: Literal["auto", "parts", "torch"] = "auto"
+    workload: Workload, case: Case, *, rows: int = 0, by: Literal["auto", "parts", "torch"] = "auto"
 ) -> tuple[Workload, Applied]:
-    """Computes the head and cross entropy in parts of so many rows, so that the logits are never there at once.
+    """Computes the head and cross entropy in parts of so many rows (0: chosen), so that there are never all logits.
 
-    The head is found in one forward: a Linear, or an F.linear with a parameter, whose output meets cross entropy.
-    `torch` uses F.linear_cross_entropy, and `parts` autograd; both keep the head's gradient from the forward on, and no
-    logits. `auto` is `parts`: torch's own subtracts two sums, so that small gradients are rounded by more. Raises
-    Unsupported where no head is found, and where the logits are read besides, with the reader's line.
+    Chosen are 1024, or more of a vocabulary below 8192. The head is found in one forward: a Linear, or an F.linear with
+    a parameter, whose output meets cross entropy. `torch` uses F.linear_cross_entropy, and `parts` autograd; both keep
+    the head's gradient from the forward on, and no logits. `auto` is `parts`: torch's own subtracts two sums, so that
+    small gradients are rounded by more. Raises Unsupported where no head is found, and where the logits are read
+    besides, with the reader's line.
     """
     if case.parallel:
         raise Unsupported("chunk-loss finds the head of a model that is whole, not one that ranks share")
