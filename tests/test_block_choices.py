@@ -135,6 +135,17 @@ FOUND = {
         lambda: Parts(enc=Parts(layers=layers(3)), dec=Parts(layers=layers(2)), few=nn.ModuleList(leaves(2))),
         (*numbered("enc.layers", 3), *numbered("dec.layers", 2)),
     ),
+    "a dict of numbered layers is a stack, and one of parts is none": (
+        lambda: Parts(
+            parts=nn.ModuleDict({"wte": nn.Linear(2, 2), "h": nn.ModuleDict({f"{i}": branch() for i in range(3)})}),
+            heads=nn.ModuleDict({"left": nn.Linear(2, 2), "right": nn.Linear(2, 2)}),
+        ),
+        numbered("parts.h", 3),
+    ),
+    "a list of several classes is never called itself": (
+        lambda: Parts(stem=nn.Linear(2, 2), mixed=nn.ModuleList((branch(), nn.Linear(2, 2), branch())), fc=branch()),
+        ("stem", *numbered("mixed", 3)),
+    ),
     "stems and heads of single operators are left out beside blocks": (
         lambda: Parts(
             stem=nn.Sequential(*leaves(2)), stage=nn.Sequential(branch(), branch()), top=nn.Sequential(*leaves(2))

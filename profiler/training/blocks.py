@@ -29,11 +29,12 @@ HEADS = {"classifier", "head", "heads", "fc"}  # names of what follows the trunk
 def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...]:
     """Return the names of a module's blocks, in the order of its structure.
 
-    These are the children of the ModuleLists whose children are of one class (encoder and decoder may be two stacks);
-    else what the outermost Sequentials hold, flattened, without heads and stems; else the module's children. `pattern`
-    selects by name instead, as in `model.layers.*`: a `*` does not match a dot, and several patterns, `enc1,enc2,mid`,
-    are taken in their order; those alike up to a `*`, as `h.*.attn,h.*.mlp`, together in that of the structure. Raises
-    Unsupported if a pattern matches nothing, or a block is within another. A module without children has no blocks.
+    These are the children of the ModuleLists whose children are of one class (encoder and decoder may be two stacks),
+    and of ModuleDicts whose keys differ only in numbers; else what the outermost Sequentials hold, flattened, without
+    heads and stems; else the module's children. `pattern` selects by name instead, as in `model.layers.*`: a `*` does
+    not match a dot, and several patterns, `enc1,enc2,mid`, are taken in their order; those alike up to a `*`, as
+    `h.*.attn,h.*.mlp`, together in that of the structure. Raises Unsupported if a pattern matches nothing, or a block
+    is within another. A module without children has no blocks.
     """
     if pattern is None:
         return tuple(_stacks(module) or _flattened(module) or _children(module))
@@ -60,8 +61,7 @@ def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
     Modules whose names differ only in numbers form one set (`layers.*.attention`), and so do all children of such
     modules (`layers.*.*`). Single operators of torch.nn are offered only together with their siblings.
     """
-    called = ((name, child) for name, child in module.named_modules() if name)  # unlike ModuleList and ModuleDict
-    modules = {name: child for name, child in called if type(child).forward is not nn.Module.forward}
+    modules = {name: child for name, child in module.named_modules() if name and _is_called(child)}
     operators = {  # single modules of PyTorch's, such as Linear, which save little besides their input
         name
         for name, child in modules.items()
@@ -93,10 +93,10 @@ def _matching(module: nn.Module, pattern: str) -> list[str]:
 
 
 def _stacks(module: nn.Module) -> list[str]:
-    """Return the children of the outermost ModuleLists of like children; lists inside these are parts of a block."""
+    """Return the children of the outermost lists of like children; lists inside these are parts of a block."""
     lists = [
         (name, child)
-        for name, child in outermost(module, lambda part: isinstance(part, nn.ModuleList))
+        for name, child in outermost(module, _is_list)
         if len(list(child.children())) >= LEAST and len({type(block).forward for block in child.children()}) == 1
     ]
     longest = max((len(list(child.children())) for _, child in lists), default=0)
@@ -107,11 +107,18 @@ def _stacks(module: nn.Module) -> list[str]:
         if num_parameters(child) and (len(list(child.children())) == longest or num_parameters(child) >= SHARE * whole)
     ]
     chosen_size = sum(num_parameters(child) for _, child in chosen)
-    rest = outermost(module, lambda part: isinstance(part, (nn.ModuleList, nn.Sequential)))
-    in_sequentials = sum(num_parameters(part) for _, part in rest if not isinstance(part, nn.ModuleList))
+    rest = outermost(module, lambda part: _is_list(part) or isinstance(part, nn.Sequential))
+    in_sequentials = sum(num_parameters(part) for _, part in rest if isinstance(part, nn.Sequential))
     if chosen_size < in_sequentials:  # the lists are not the trunk
         return []
     return [f"{name}.{key}" for name, child in chosen for key, _ in child.named_children()]
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Whether it is a ModuleList, or a ModuleDict that is used as one: its keys differ only in numbers."""
+    if not isinstance(module, nn.ModuleDict) or _is_called(module):
+        return isinstance(module, nn.ModuleList)
+    return len(module) >= LEAST and len({re.sub(r"\d+", "*", name) for name in module}) == 1
 
 
 def _flattened(module: nn.Module) -> list[str]:
@@ -144,7 +151,10 @@ def _open(name: str, module: nn.Module) -> Iterator[str]:
 
 
 def _children(module: nn.Module) -> list[str]:
-    """Return the children without heads, auxiliary classifiers and anything after the last one with parameters."""
+    """Return the children without heads, auxiliary classifiers and anything after the last one with parameters.
+
+    Of a container that is never called, such as a ModuleList, these are its own children.
+    """
     children = [
         (name, child)
         for name, child in module.named_children()
@@ -152,7 +162,10 @@ def _children(module: nn.Module) -> list[str]:
     ]
     while children and not num_parameters(children[-1][1]):
         children.pop()
-    return [name for name, _ in children]
+    opened = (
+        [name] if _is_called(child) else [f"{name}.{inner}" for inner in _children(child)] for name, child in children
+    )
+    return [name for names in opened for name in names]
 
 
 def outermost(
@@ -164,6 +177,11 @@ def outermost(
         return
     for name, child in module.named_children():
         yield from outermost(child, is_one, f"{prefix}.{name}" if prefix else name)
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether a module has a forward: ModuleList and ModuleDict have none."""
+    return type(module).forward is not nn.Module.forward
 
 
 def _is_composite(module: nn.Module) -> bool:
