@@ -1,5 +1,6 @@
 """What held each phase's peak in a rehearsed script: held to arithmetic."""
 
+import re
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 
@@ -30,6 +31,21 @@ for _ in range(3):
     optimizer.zero_grad()
     big = torch.empty(100 * 2**20, dtype=torch.uint8, device="cuda")  # 100 MiB
     del big
+"""
+
+
+SAVES = """
+import sys, torch
+from unittest import mock
+
+model = torch.nn.Linear(8, 8, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.ones(8, 8, device="cuda")).sum().backward()
+optimizer.step()
+with mock.patch("torch._C._cuda_memorySnapshot", wraps=torch._C._cuda_memorySnapshot) as snapshot:
+    for _ in range(int(sys.argv[1])):
+        torch.save(model.weight, "weight.pt")
+print("histories read", snapshot.call_count, file=sys.stderr)
 """
 
 
@@ -128,3 +144,15 @@ def test_blocks_of_known_sizes_are_named_with_category_and_line(folder):
     assert held["forward"]["inputs", at(TINY, "x =")][1] == MIB
     for phase in process["phases"]:
         assert sum(holder["nbytes"] for holder in phase["holders"]) == phase["peak_bytes"], phase["name"]
+
+
+@pytest.mark.slow
+def test_no_history_is_read_for_each_of_many_tensors_saved(hollow, tmp_path):
+    """As torch.distributed.checkpoint saves them: each is a phase in which nothing is allocated."""
+    (tmp_path / "saves.py").write_text(SAVES)
+
+    few, many = (rehearsed(("python", "saves.py", number), cwd=tmp_path) for number in ("3", "100"))
+
+    (process,) = many.document["variants"][0]["processes"]
+    assert [phase["num"] for phase in process["phases"] if phase["name"] == "saving"] == [100]
+    assert re.findall(r"histories read \d+", few.said) == re.findall(r"histories read \d+", many.said) != []

@@ -123,7 +123,7 @@ class _OneDevice:
     def __init__(self) -> None:
         self.live: dict[int, Any] = {}
         self.space = history.Space()
-        self.num_allocations = 0  # before the history that is read next
+        self.counted = 0, 0  # allocations and releases before the history that is read next
         self.begin()
 
     def begin(self) -> None:
@@ -178,19 +178,20 @@ class Holders:
             for block in filter(None, map(live.get, _addresses(tensor))):
                 if block.category is None and block.phase not in ("forward", "backward"):
                     block.category = "inputs"
-        nums = (
-            (counters.stats(device)["allocation"]["all"], one.num_allocations) for device, one in self.devices.items()
-        )
-        if any(now["allocated"] - before > LOOK_AFTER for now, before in nums):
+        if any(_counted(device)[0] - one.counted[0] > LOOK_AFTER for device, one in self.devices.items()):
             self.read(phase, line)
 
     def ended(self, phase: str, step: int, line: str, devices: Mapping[int, tuple[int, int, int]]) -> dict[str, Any]:
         """End a phase: return its line and holders at its peak, on the device with the largest, if that is new."""
         if not self._is_on:
             return {}
-        self.read(phase, line)
         device, (peak_bytes, *_) = max(devices.items(), key=lambda item: item[1])
-        one, key = self.devices.get(device), (phase, min(step, 2))
+        key = phase, min(step, 2)
+        before = {number: self.devices.get(number, _OneDevice()).counted for number in devices}
+        if peak_bytes <= self._most.get(key, -1) and before == {number: _counted(number) for number in devices}:
+            return {}  # nothing is in the history: reading it for each of thousands of tensors saved takes minutes
+        self.read(phase, line)
+        one = self.devices.get(device)
         found: dict[str, Any] = {}
         if one and not one.lost and peak_bytes > self._most.get(key, -1):
             self._most[key] = peak_bytes
@@ -251,7 +252,7 @@ class Holders:
                     one = self.devices.setdefault(device, _OneDevice())
                     segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
                     self._read_one(one, entries, segments, known, phase, line)
-                    one.num_allocations = counters.stats(device)["allocation"]["all"]["allocated"]
+                    one.counted = _counted(device)
         except Exception as error:  # noqa: BLE001  it is within the script
             self._is_on, self.why = False, f"not known: {type(error).__name__}: {error}"
             self._record(None)
@@ -304,6 +305,12 @@ class Holders:
         for parameter, state in (pair for optimizer in optimizers for pair in optimizer.state.items()):
             _keep(known, _tensors([state]), "optimizer state", names.get(id(parameter), ""))
         return known
+
+
+def _counted(device: int) -> tuple[int, int]:
+    """Return how many allocations and releases there were on a device."""
+    stats = counters.stats(device)["allocation"]["all"]
+    return stats["allocated"], stats["freed"]
 
 
 def _describe(block: Any, line: str, workspaces: dict[int, int]) -> None:
