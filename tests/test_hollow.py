@@ -306,6 +306,29 @@ def test_what_ranks_say_to_each_other_arrives(hollow, tmp_path, count, more):
     assert not [one for process in processes for one in process["assumed"] if one["is_size"]]
 
 
+BROADCASTS = """
+import os, torch, torch.distributed as dist
+torch.cuda.set_device(int(os.environ["RANK"]))
+dist.init_process_group("nccl")
+objects = [os.urandom(3 << 20) if dist.get_rank() == 0 else b""]
+dist.broadcast_object_list(objects, src=0)
+assert len(objects[0]) == 3 << 20
+"""
+
+
+@pytest.mark.slow
+def test_an_object_too_large_to_be_carried_is_named_with_the_setting_that_carries_it(hollow, tmp_path):
+    (tmp_path / "broadcasts.py").write_text(BROADCASTS)
+    command = ("torchrun", "--nproc-per-node", "2", "--master-port", "29743", "broadcasts.py")
+
+    failed = rehearsed(command, cwd=tmp_path, num_gpus=2)
+    carried = rehearsed(("env", "HOLLOW_COPY_BYTES=16777216", *command), cwd=tmp_path, num_gpus=2)
+
+    details = [process["detail"] or "" for process in failed.document["variants"][0]["processes"]]
+    assert any("a message of 3 MiB" in detail and "HOLLOW_COPY_BYTES=16777216" in detail for detail in details)
+    assert (failed.exit_code, carried.exit_code) == (1, 0), carried.said
+
+
 @pytest.mark.parametrize(("started", "wait", "code"), [((0, 1, 2), PATIENCE_SECONDS, 0), ((0, 2), 0.5, 7)])
 def test_ranks_sum_many_times_or_name_one_that_never_joins_and_leave_no_file(libraries, tmp_path, started, wait, code):
     ranks = Ranks(libraries, tmp_path, num_ranks=3, times=200, started=started, wait=wait)

@@ -9,6 +9,7 @@ Torch and the standard library alone.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from typing import Any
 
@@ -24,6 +25,7 @@ _storage: Any = torch.UntypedStorage
 MOST = 1 << 24  # elements of an input, of which a larger one is not looked at
 FAILURES = (RuntimeError, IndexError, ValueError, NotImplementedError)  # the CPU cannot, or not with zeros
 MESSAGE_BYTES = 1 << 20  # that ranks get of each other
+CARRIED_BYTES = int(os.environ.get("HOLLOW_COPY_BYTES") or MESSAGE_BYTES)  # of which the values are not followed
 UNSEEN = re.compile(  # views, memory without values, and kinds of tensors that have no values here
     r"alias|as_strided|detach|diagonal|empty\w*|new_empty\w*|expand|permute|_reshape_alias|select|set_|slice"
     r"|split\w*|squeeze|t|transpose|unbind|unfold|unsqueeze|view|view_as_\w+|_unsafe_view|record_stream|resize\w*"
@@ -133,6 +135,7 @@ class Computing:
 
     def __init__(self, assumptions: Any) -> None:
         self._assumptions = assumptions
+        self.lost_bytes = 0  # of the largest message between ranks that may be a pickle and was not carried
 
     def follow(self, plan: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Write what an operator has made, as far as it is known or has to be assumed."""
@@ -313,6 +316,8 @@ class Computing:
         marks = [mark_of(tensor) for tensor in tensors]
         state = max([mark.state for mark in marks if mark], default=REAL)
         for tensor in tensors:
+            if tensor.dtype == torch.uint8 and tensor.nbytes > CARRIED_BYTES:
+                self.lost_bytes = max(self.lost_bytes, tensor.nbytes)
             if tensor.nbytes <= MESSAGE_BYTES and is_discrete(tensor):
                 remember(tensor, state)
             elif is_discrete(tensor) or not any(marks):

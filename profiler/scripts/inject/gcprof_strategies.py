@@ -207,7 +207,7 @@ def _name(module: Any) -> str:
         kind for kind in type(module).__mro__ if not kind.__module__.startswith(("profiler.", "torch.distributed"))
     )
     kind = next(kind for kind in kinds if not any(base.__name__ == "FSDPModule" for base in kind.__bases__))
-    return kind.__name__
+    return (type(module) if kind is Module else kind).__name__  # FSDP1's wrapper is a class of torch.distributed
 
 
 def _matches(model: Any, pattern: str) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import pickle
 import runpy
 import sys
 import threading
@@ -208,6 +209,15 @@ class Values:
                     return line, size
             frame = None if lines.is_the_users(frame.f_code.co_filename) else frame.f_back
         return None
+
+    def why_unreadable(self, error: BaseException) -> str:
+        """Return why an object that another rank sent cannot be unpickled; "" if the error is no such one."""
+        if not (self.compute.lost_bytes and isinstance(error, (pickle.UnpicklingError, EOFError))):
+            return ""
+        lost, carried = (f"{size / 2**20:.3g} MiB" for size in (self.compute.lost_bytes, computing.CARRIED_BYTES))
+        needed = max(16 << 20, 1 << self.compute.lost_bytes.bit_length())
+        why = f"a message of {lost} between ranks was not carried, as gcprof carries up to {carried}"
+        return f"{why}; set HOLLOW_COPY_BYTES={needed} to carry it: "
 
 
 def _sizes(value: Any) -> set[int]:

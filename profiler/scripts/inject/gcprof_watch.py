@@ -435,7 +435,8 @@ class Watch:
             self.is_told = True
             frames = [one for one in traceback.extract_tb(error.__traceback__) if lines.is_the_users(one.filename)]
             where = f"{lines.short(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-            text = {"error": type(error).__name__, "text": str(error)[:500], "line": where}
+            why = self.values.why_unreadable(error) if self.values else ""
+            text = {"error": type(error).__name__, "text": why + str(error)[:500], "line": where}
             _write({"kind": "raised", **text, "time": time.time()})
 
     def _tell_last(self) -> None:
