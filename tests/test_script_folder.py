@@ -142,6 +142,19 @@ def test_explain_says_what_held_the_peak_and_what_grows(run, capfd):
     assert "grows: train.py:12 (1.00 MiB in 2 steps)" in said
 
 
+def test_explain_groups_ranks_that_agree(run, capfd):
+    saving = process(phase(), phase("backward", 30 * MIB, 40 * MIB), phase("saving"), rank=0)
+    other = process(phase(), phase("backward", 35 * MIB, 40 * MIB), rank=2)
+
+    assert answer(["explain", run([variant(saving, process(rank=1), other)])]) == 0
+
+    said = capfd.readouterr().out
+    assert [line.partition(", Net: the peak")[0] for line in said.splitlines() if ", Net: the peak" in line] == [
+        "rank 0, rank 1",
+        "rank 2",
+    ]
+
+
 def test_merged_runs_are_one_with_all_variants_and_csv_has_a_row_for_each_phase_with_its_bytes(run, capfd):
     names = [run([variant(process(), device=gpu, batch="16")], gpu) for gpu in ("t4", "h100")]
 

@@ -3,6 +3,7 @@
 import copy
 import random
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from profiler.core.gpu_specs import parse
 from profiler.core.units import MIB
@@ -321,6 +323,12 @@ def gradients(model, x):
     model.zero_grad()
     model(x, scale=2.0).sum().backward()
     return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def test_a_wrapper_of_fsdp1_has_its_own_name():
+    name = runpy.run_path(str(launch.INJECT / "gcprof_strategies.py"))["_name"]
+
+    assert name(FullyShardedDataParallel.__new__(FullyShardedDataParallel)) == "FullyShardedDataParallel"
 
 
 @pytest.mark.parametrize("strategy", ["sqrt", "segments:k=2,split=balanced"])

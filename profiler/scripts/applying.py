@@ -121,7 +121,9 @@ def refuse_module(module: nn.Module, *, is_compiled: bool) -> None:
         raise Unsupported("it is compiled: what is kept for the backward is then the compiler's choice")
     fsdp: Any = getattr(torch.distributed, "fsdp", None)
     if isinstance(module, (nn.DataParallel, *((fsdp.FullyShardedDataParallel,) if fsdp else ()))):
-        raise Unsupported(f"it is wrapped by {type(module).__name__}")
+        raise Unsupported(
+            f"no strategy is applied within {type(module).__name__}; the script's own checkpoints are kept"
+        )
 
 
 def refuse_blocks(module: nn.Module, names: tuple[str, ...], *, needs_some: bool = True) -> None:

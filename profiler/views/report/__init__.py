@@ -176,7 +176,7 @@ def render_scripts(runs: Sequence[Run], *, redact: str = "default") -> bytes:
                 "processes": [
                     {
                         "table": process_table([process], variant.processes),
-                        "lines": [*map(plain, explained(process, variant.processes))],
+                        "lines": [*map(plain, explained([process], variant.processes))],
                         "peaks": [phase.peak_bytes or 0 for phase in process.phases],
                         "most": process.reserved_bytes or process.peak_bytes or 0,
                     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from statistics import median
 from typing import Any
@@ -85,16 +85,24 @@ def tables(variants: Sequence[Variant]) -> list[Table]:
             done = own if applied.strategy == "none" else f"{what}{f'; {kept}' if own else ''}"
             lines.append(f"{applied.module}: {done}")
         found.append(Table(above=tuple(dict.fromkeys(lines))))
-        groups: dict[tuple[Any, ...], list[Process]] = {}
-        for process in variant.processes:  # those whose steps took the same: one of them may also evaluate and save
-            steps = [phase for phase in process.phases if phase.name in IN_STEPS]
-            key = [(one.name, one.is_first_step, one.peak_bytes, one.live_bytes, one.reserved_bytes) for one in steps]
-            groups.setdefault(tuple(key), []).append(process)
-        for group in groups.values():
+        for group in _alike(variant.processes):
             found.append(process_table(group, variant.processes))
             found.append(_held(next((process for process in group if process.shortage_holders), group[0])))
         found.append(Table(below=tuple(f"note: {remark}" for remark in dict.fromkeys(_remarks(variant)))))
     return [*found, *([summary(variants)] if len(variants) > 1 else [])]
+
+
+def _alike(processes: Sequence[Process], *more: str) -> Collection[list[Process]]:
+    """Return groups of processes whose steps took the same; one of a group may also evaluate and save.
+
+    `more` are attributes in which they are equal too.
+    """
+    groups: dict[tuple[Any, ...], list[Process]] = {}
+    for process in processes:
+        steps = [phase for phase in process.phases if phase.name in IN_STEPS]
+        key = [(one.name, one.is_first_step, one.peak_bytes, one.live_bytes, one.reserved_bytes) for one in steps]
+        groups.setdefault((*key, *(getattr(process, name) for name in more)), []).append(process)
+    return groups.values()
 
 
 def sentence(variant: Variant, among: Sequence[Variant] = ()) -> str:
@@ -369,20 +377,21 @@ def _verdict(variant: Variant, variants: Sequence[Variant]) -> str:
 
 
 def explanation(variants: Sequence[Variant]) -> list[Table]:
-    """Return the sentence of each variant, and for each process what its peak is made of."""
+    """Return the sentence of each variant, and for processes that agree what their peak is made of."""
     found = []
     for variant in variants:
         found.append(Table(title=sentence(variant, variants)))
-        for process in variant.processes:
-            grows = tuple(f"grows: {line}" for line in _growth(process))
-            found += [Table(above=tuple(explained(process, variant.processes)), below=grows), _held(process)]
+        for group in _alike(variant.processes, "module", "growth", "outcome", "detail"):
+            grows = tuple(f"grows: {line}" for line in _growth(group[0]))
+            found += [Table(above=tuple(explained(group, variant.processes)), below=grows), _held(group[0])]
     return found
 
 
-def explained(process: Process, among: Sequence[Process]) -> Iterator[str]:
-    """Yield what is known of the peak of a process, in words."""
+def explained(group: Sequence[Process], among: Sequence[Process]) -> Iterator[str]:
+    """Yield what is known of the peak of processes that agree, in words."""
+    process = max(group, key=lambda process: len(process.phases))
     peak, most = process.peak, process.most_reserved
-    who = ", ".join(filter(None, (process.label(among), process.module or "no model")))
+    who = ", ".join(filter(None, (*(one.label(among) for one in group), process.module or "no model")))
     start = next((phase for phase in process.phases if phase.name == "start"), None)
     yield f"{who}: {_peak(process)}"
     if peak.live_bytes is not None:
