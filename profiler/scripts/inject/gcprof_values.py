@@ -32,7 +32,6 @@ from typing import Any
 
 import torch
 from torch.library import Library, fallthrough_kernel
-from torch.utils.flop_counter import flop_registry
 
 computing: Any = import_module("gcprof_computing")  # beside this file
 lines: Any = import_module("gcprof_history")
@@ -299,7 +298,8 @@ class Work:
         self._calls: Counter[tuple[str, str, int, int]] = Counter()
         self._to_host = 0  # bytes
         self._num_replays = 0
-        self._formulas = {**flop_registry, **runpy.run_path(ATTENTION)["FORMULAS"]}
+        formulas = import_module("torch.utils.flop_counter").flop_registry  # which may import triton: 0.1 s
+        self._formulas = {**formulas, **runpy.run_path(ATTENTION)["FORMULAS"]}
 
     def stepped(self, step: int) -> None:
         """Begin or end to count, right after a step of the main optimizer."""
