@@ -57,6 +57,14 @@ def freed(address, size):
     return [entry("free_requested", address, size), entry("free_completed", address, size)]
 
 
+def test_a_block_takes_what_the_settings_of_the_allocator_round_its_request_to_or_all_that_is_free():
+    for settings, mib in (({"roundup_power2_divisions": {"8": 4}}, 14), ({"max_split_size": 8 * MIB}, 20)):
+        space = history.Space([], settings)
+        space.follow(entry("segment_alloc", 0, 20 * MIB))
+
+        assert space.follow(entry("alloc", 0, 12 * MIB + 1)) == mib * MIB
+
+
 def test_blocks_are_cut_to_requests_and_free_parts_grow_together_within_a_segment():
     space = history.Space()
     cut = [

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from profiler.core.allocator_history import Space
 from profiler.core.case import Case
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import (
@@ -23,7 +24,6 @@ from profiler.core.trace_data import (
     GRANULE,
     TAKEN_BACK,
     WORKSPACES,
-    Block,
     Operator,
     Trace,
     blocks_in_use,
@@ -65,8 +65,7 @@ class Ran(NamedTuple):
     """What the allocator counted around one call of an operator."""
 
     made_by: int  # in the backward: the number of the forward operator whose node runs; 0 if not known
-    start_bytes: int | None  # None for code that allocates without a call
-    end_bytes: int
+    is_unseen: bool  # whether it is code that allocates without a call
     peak_bytes: int  # the most while it ran
 
 
@@ -86,7 +85,7 @@ class DeviceTracer(StepTracer):
         """`how` is as in StepTracer."""
         super().__init__(module, **how)
         self.ran: list[Ran] = []  # of each operator
-        self.before: tuple[Block, ...] = ()  # blocks in use when the step began
+        self.before: dict[str, Any] = {}  # the allocator's snapshot when the step began
         self.events: list[dict[str, Any]] = []  # the allocator's history of the step
         self.num_to_host = 0  # bytes that were copied to the host
         self.bounds: list[tuple[int, int, bool]] = []  # events of the history before, operator, whether it ended
@@ -99,7 +98,7 @@ class DeviceTracer(StepTracer):
         kwargs, kind = kwargs or {}, kind_of(func)
         if kind.is_question:
             return func(*args, **kwargs)
-        start = self._note_unseen()
+        self._note_unseen()
         number = len(self.ran) + 1
         self.bounds.append((self._num_events - self._num_first, number, False))
         torch._C._cuda_resetPeakMemoryStats(self._device)
@@ -111,18 +110,18 @@ class DeviceTracer(StepTracer):
             out = func(*args, **kwargs)
         copied = copied_bytes(kind.name, args, out)
         self.num_to_host += copied if copied and out.is_cpu else 0
-        current, peak = self._count()
+        peak_bytes = self._count()
         self.bounds.append((self._num_events - self._num_first, number, True))
         torch._C._cuda_resetPeakMemoryStats(self._device)
         phase, module, made_by = self.place(number)
         self.operators.append(Operator(kind.name, module, phase, *kind.work(args, kwargs, out)))
-        self.ran.append(Ran(made_by, start, current, peak))
+        self.ran.append(Ran(made_by, False, peak_bytes))
         return out
 
     @contextmanager
     def follow(self) -> Iterator[None]:
         """Note what runs within, Python's cyclic collector off."""
-        self.before = blocks_in_use(snapshot(self._device)["segments"])
+        self.before = snapshot(self._device)
         context = "alloc" if self._with_lines else None
         torch.cuda.memory._record_memory_history(
             max_entries=MOST_EVENTS, context=context, stacks="python", clear_history=True
@@ -144,23 +143,20 @@ class DeviceTracer(StepTracer):
         self._note_unseen()
         super().mark(phase)
 
-    def _note_unseen(self) -> int:
-        """Return the bytes that are allocated; note what has been since the last operator, by code without a call."""
-        num_before = self._num_given
-        current, peak = self._count()
+    def _note_unseen(self) -> None:
+        """Note what has been allocated since the last operator, by code without a call."""
+        num_before, peak_bytes = self._num_given, self._count()
         if self._num_given != num_before:
             phase, module, made_by = self.place(len(self.ran) + 1)
             self.operators.append(Operator(COMPILED, module, phase))
-            self.ran.append(Ran(made_by, None, current, peak))
-        return current
+            self.ran.append(Ran(made_by, True, peak_bytes))
 
-    def _count(self) -> tuple[int, int]:
-        """Return the bytes that are allocated, and the most since the count began, as the allocator says."""
+    def _count(self) -> int:
+        """Count the blocks that were given and taken back; return the most bytes since the count began."""
         counts = torch._C._cuda_memoryStats(self._device)
-        held = counts["allocated_bytes"]["all"]
         blocks = counts["allocation"]["all"]
         self._num_given, self._num_events = blocks["allocated"], blocks["allocated"] + blocks["freed"]
-        return held["current"], held["peak"]
+        return int(counts["allocated_bytes"]["all"]["peak"])
 
     def storages(self, tree: Any) -> list[int]:
         parts = (part for tensor in plain_tensors(tree) for part in dense_parts(tensor) if part.is_cuda)
@@ -206,77 +202,47 @@ def snapshot(device: int | None = None) -> dict[str, Any]:
 
 
 class DeviceBlocks(BlockLives):
-    """All blocks of a step on a device.
-
-    The history has the requests; the allocator's count of bytes around each operator tells what else their blocks took.
-    """
+    """All blocks of a step on a device, by the allocator's history."""
 
     def __init__(self, tracer: DeviceTracer) -> None:
         super().__init__()
-        self._ran, bounds = tracer.ran, deque(tracer.bounds)
+        segments, settings = (tracer.before[name] for name in ("segments", "allocator_settings"))
+        self._ran, bounds, space = tracer.ran, deque(tracer.bounds), Space(segments, settings)
         self.asked_peaks = [0] * (len(self._ran) + 1)  # by operator: the most bytes in it, without unsplit rests
-        for block in tracer.before:
+        for block in blocks_in_use(segments):
             asked = rounded(block.requested, "cuda")
             self.give(BlockLife(block.address, asked, 0, block.line, block.nbytes - asked))
         self._asked = sum(life.nbytes for life in self.lives)
-        self._held = self._asked + sum(life.unsplit for life in self.lives)
         self._number, self._is_ended = 0, True  # of the operator that runs, or ran last
-        self._given: list[BlockLife] = []  # since the allocator's count was last compared
-        self._taken: list[BlockLife] = []
-        for number, event in enumerate(event for event in tracer.events if event["action"] in (GIVEN, TAKEN_BACK)):
+        num_events = 0  # blocks given or taken back
+        for event in tracer.events:
+            taken, is_given = space.follow(event), event["action"] == GIVEN
+            if not is_given and event["action"] != TAKEN_BACK:
+                continue
             bound = None
-            while bounds and bounds[0][0] <= number:
+            while bounds and bounds[0][0] <= num_events:
                 bound = bounds.popleft()
             if bound:  # the operator that ran, or had run last, when this many events had been recorded
                 self._pass(bound[1], is_ended=bound[2])
-            is_next_unseen = self._number < len(self._ran) and self._ran[self._number].start_bytes is None
-            if self._is_ended and is_next_unseen and event["action"] == GIVEN:
+            num_events += 1
+            is_next_unseen = self._number < len(self._ran) and self._ran[self._number].is_unseen
+            if self._is_ended and is_next_unseen and is_given:
                 self._pass(self._number + 1, is_ended=False)
-            if event["action"] == GIVEN:
+            if is_given:
                 nbytes = rounded(event["size"], "cuda")
-                life = BlockLife(event["addr"], nbytes, self._number, line(event.get("frames", ())))
-                self.give(life)
-                self._given.append(life)
-                self._asked, self._held = self._asked + life.nbytes, self._held + life.nbytes
+                self.give(BlockLife(event["addr"], nbytes, self._number, line(event.get("frames", ())), taken - nbytes))
+                self._asked += nbytes
                 self.asked_peaks[self._number] = max(self.asked_peaks[self._number], self._asked)
-            elif (taken := self.here.pop(event["addr"], None)) is not None:
-                taken.died = self._number
-                taken.is_within = not self._is_ended and taken.born == self._number
-                self._asked, self._held = self._asked - taken.nbytes, self._held - taken.nbytes - taken.unsplit
-                self._taken.append(taken)
+            elif (gone := self.here.pop(event["addr"], None)) is not None:
+                gone.died = self._number
+                gone.is_within = not self._is_ended and gone.born == self._number
+                self._asked -= gone.nbytes
         self._pass(len(self._ran), is_ended=True)
 
     def _pass(self, number: int, *, is_ended: bool) -> None:
-        if (number, is_ended) <= (self._number, self._is_ended):
-            return
-        if not self._is_ended:
-            self._compare(self._ran[self._number - 1].end_bytes)
-        for passed in range(self._number + 1, number + 1):
-            self.asked_peaks[passed] = self._asked
-        start = self._ran[number - 1].start_bytes
-        if start is not None and number > self._number:
-            self._compare(start)
-        if is_ended and number > self._number:
-            self._compare(self._ran[number - 1].end_bytes)
-        self._number, self._is_ended = number, is_ended
-
-    def _compare(self, counted: int) -> None:
-        """Give what the allocator counts beyond the requests to the blocks that can have an unsplit rest.
-
-        Where an operator was given several, which of them has it shows when the first is taken back.
-        """
-        given = [life for life in self._given if life.died is None]
-        large = [life for life in given if life.nbytes > MIB] or given
-        for life in large if counted > self._held else ():
-            rest = counted - self._held if life is large[-1] else min(MIB, counted - self._held)
-            life.unsplit, life.siblings, self._held = rest, large, self._held + rest
-        for gone in self._taken:
-            for life in gone.siblings if counted != self._held else ():
-                if life.died is None:
-                    moved = max(-life.unsplit, min(counted - self._held, gone.unsplit))
-                    life.unsplit, gone.unsplit = life.unsplit + moved, gone.unsplit - moved
-                    self._held += moved
-        self._given, self._taken = [], []
+        if (number, is_ended) > (self._number, self._is_ended):
+            self.asked_peaks[self._number + 1 : number + 1] = [self._asked] * (number - self._number)
+            self._number, self._is_ended = number, is_ended
 
 
 MOST_OFF = 0.02  # of a peak, that free blocks in other places may make: 1 of 100 models is off, by up to 0.5 %

@@ -66,14 +66,13 @@ class Assumed(NamedTuple):
 class BlockLife:
     """The lifetime of one block; `born` and `died` are numbers of operators, as in an Allocation."""
 
-    __slots__ = ("address", "born", "died", "is_within", "line", "nbytes", "siblings", "unsplit", "watch")
+    __slots__ = ("address", "born", "died", "is_within", "line", "nbytes", "unsplit", "watch")
 
     def __init__(self, address: int, nbytes: int, born: int, line: str = "", unsplit: int = 0) -> None:
         self.address, self.nbytes, self.born, self.line = address, nbytes, born, line
         self.unsplit = unsplit  # beside `nbytes`: the part that was not requested
         self.died: int | None = None  # None if it outlives the step
         self.is_within = False  # whether its operator gave it back before it ended
-        self.siblings: Sequence[BlockLife] = ()  # with which it shares what is known of their unsplit rests
         self.watch: Any = None
 
 

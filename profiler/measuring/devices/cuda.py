@@ -15,6 +15,7 @@ from torch.autograd.graph import _engine_run_backward
 from profiler.core import gpu_specs
 from profiler.core.errors import Unsupported
 from profiler.core.record import Conditions, Environment
+from profiler.core.trace_data import TAKEN_BACK, blocks_in_use
 from profiler.measuring.devices import Device, Span, Stopwatch, Watch, versions
 
 VERSION = Path("/proc/driver/nvidia/version")
@@ -66,14 +67,8 @@ class CudaWatch(Watch):
         torch.cuda.reset_peak_memory_stats(self._device)
         self._start = live
         if follow:
-            segments = torch.cuda.memory_snapshot()
-            self._held = {
-                block["address"]: block["size"]
-                for segment in segments
-                if segment["device"] == self._device.index
-                for block in segment["blocks"]
-                if block["state"] == "active_allocated"
-            }
+            segments = (one for one in torch.cuda.memory_snapshot() if one["device"] == self._device.index)
+            self._held = {block.address: block.nbytes for block in blocks_in_use(segments)}
             torch.cuda.memory._record_memory_history(context=None, clear_history=True)
 
     def _freed(self) -> int:
@@ -85,7 +80,7 @@ class CudaWatch(Watch):
             return 0
         events = torch.cuda.memory._snapshot()["device_traces"][self._device.index]
         torch.cuda.memory._record_memory_history(enabled=None)
-        freed = {event["addr"] for event in events if event["action"] == "free_requested"} & self._held.keys()
+        freed = {event["addr"] for event in events if event["action"] == TAKEN_BACK} & self._held.keys()
         nbytes = sum(self._held[address] for address in freed)
         self._held = None
         return nbytes

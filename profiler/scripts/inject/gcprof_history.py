@@ -2,9 +2,7 @@
 
 And lines of the user's own code, told from those of libraries. The standard library alone, and nothing of the watch.
 
-The history is that of the entries and segments of `torch.cuda.memory._snapshot()`. An entry tells what was asked for;
-what a block took of its segment, as `memory_allocated` counts it, follows from the parts of the segment that were free
-then.
+The history is that of the entries and segments of `torch.cuda.memory._snapshot()`.
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from runpy import run_path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-GRANULE = 512  # bytes: the allocator rounds every request up to this
-SMALL = 2**20  # bytes: up to here blocks are cut from the small pool; and what is left of a large one stays with it
 MOST_HOLDERS = 5
 REST = "rest"
 TEMPORARIES, OTHER = "temporaries", "other"
@@ -48,65 +45,7 @@ class Block:
     module: str = ""
 
 
-class Space:
-    """The free parts of segments, by address."""
-
-    def __init__(self, segments: Iterable[Mapping[str, Any]] = ()) -> None:
-        self.begins: set[int] = set()  # of segments: parts do not grow together over them
-        self.free: dict[int, int] = {}  # bytes
-        self.ends: dict[int, int] = {}  # of free parts: their begin
-        self.taken: dict[int, int] = {}  # bytes
-        for segment in segments:
-            if segment.get("is_expandable"):
-                continue  # these are always cut to the request
-            self.begins.add(segment["address"])
-            for block in segment["blocks"]:
-                if block["state"] == "inactive":
-                    self._put(block["address"], block["size"])
-                else:
-                    self.taken[block["address"]] = block["size"]
-
-    def take(self, address: int, requested: int) -> int:
-        """Return the bytes that a request gets at this address. Source: `should_split` in CUDACachingAllocator.cpp."""
-        size = max(1, -(-requested // GRANULE)) * GRANULE
-        if address not in self.free:
-            return size
-        whole = self.free.pop(address)
-        del self.ends[address + whole]
-        left = whole - size
-        if left >= GRANULE if size <= SMALL else left > SMALL:
-            self._put(address + size, left)
-        else:
-            size = whole
-        self.taken[address] = size
-        return size
-
-    def give(self, address: int) -> None:
-        """Make what was taken at this address free again."""
-        size = self.taken.pop(address, 0)
-        if not size:
-            return
-        after = address + size
-        if after in self.free and after not in self.begins:
-            size += self.free.pop(after)
-            del self.ends[address + size]
-        if address in self.ends and address not in self.begins:
-            address = self.ends.pop(address)
-            size += self.free.pop(address)
-        self._put(address, size)
-
-    def add(self, address: int, size: int) -> None:
-        self.begins.add(address)
-        self._put(address, size)
-
-    def remove(self, address: int) -> None:
-        self.begins.discard(address)
-        if address in self.free:
-            del self.ends[address + self.free.pop(address)]
-
-    def _put(self, address: int, size: int) -> None:
-        self.free[address] = size
-        self.ends[address + size] = address
+Space: Any = run_path(os.path.join(PACKAGE, "core", "allocator_history.py"))["Space"]  # it may not be installed
 
 
 class Replayed(NamedTuple):
@@ -118,7 +57,7 @@ class Replayed(NamedTuple):
     live: dict[int, Block]  # at the end, by address
 
 
-def replay(live: Mapping[int, Block], space: Space, entries: Iterable[Entry], *, phase: str = "") -> Replayed:
+def replay(live: Mapping[int, Block], space: Any, entries: Iterable[Entry], *, phase: str = "") -> Replayed:
     """Return the peak of a history, what was live then, and what is at its end; `space` is changed along.
 
     `live` is what was live before, and `phase` is noted at what is allocated.
@@ -129,9 +68,8 @@ def replay(live: Mapping[int, Block], space: Space, entries: Iterable[Entry], *,
     changes: list[tuple[int, Block | None]] = []
     num_at_peak = 0  # changes
     for entry in entries:
-        action, address = entry["action"], entry.get("addr", 0)
+        action, address, size = entry["action"], entry.get("addr", 0), space.follow(entry)
         if action == "alloc":
-            size = space.take(address, entry["size"])
             now[address] = block = Block(address, size, entry["size"], entry["frames"], phase)
             changes.append((address, block))
             total += size
@@ -140,12 +78,6 @@ def replay(live: Mapping[int, Block], space: Space, entries: Iterable[Entry], *,
         elif action == "free_requested":
             total -= now.pop(address).nbytes if address in now else 0
             changes.append((address, None))
-        elif action == "free_completed":
-            space.give(address)
-        elif action == "segment_alloc":
-            space.add(address, entry["size"])
-        elif action == "segment_free":
-            space.remove(address)
     held: dict[int, Block | None] = {**live, **dict(changes[:num_at_peak])}
     return Replayed(most, peak, [block for block in held.values() if block], now)
 

@@ -196,7 +196,7 @@ class Holders:
         if one and not one.lost and peak_bytes > self._most.get(key, -1):
             self._most[key] = peak_bytes
             found = {"peak_line": one.peak_line or line, "holders": history.holders(one.held)}
-            if one.peak_bytes != peak_bytes:  # as under a rounding of PYTORCH_CUDA_ALLOC_CONF's
+            if one.peak_bytes != peak_bytes:
                 found, self.why = {}, UNEQUAL
         for one in self.devices.values():
             one.begin()
@@ -251,6 +251,7 @@ class Holders:
                 if entries or device in self.devices:
                     one = self.devices.setdefault(device, _OneDevice())
                     segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
+                    one.space.settings = snapshot.get("allocator_settings", {})
                     self._read_one(one, entries, segments, known, phase, line)
                     one.counted = _counted(device)
         except Exception as error:  # noqa: BLE001  it is within the script
