@@ -65,6 +65,18 @@ def test_a_block_takes_what_the_settings_of_the_allocator_round_its_request_to_o
         assert space.follow(entry("alloc", 0, 12 * MIB + 1)) == mib * MIB
 
 
+def test_what_pip_installed_into_a_folder_on_pythonpath_is_a_library(tmp_path, monkeypatch):
+    for name in ("libs/trainer.py", "libs/trainer-1.0.dist-info/METADATA", "mine/model.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "app-1.0.dist-info").mkdir()  # installed beside the script, as images of containers have it
+    places = [tmp_path / "mine", tmp_path, tmp_path / "libs"]
+    monkeypatch.setattr(sys, "path", [*map(str, places), *sys.path])
+
+    assert not history.is_the_users(str(tmp_path / "libs/trainer.py"))
+    assert history.is_the_users(str(tmp_path / "mine/model.py"))
+
+
 def test_blocks_are_cut_to_requests_and_free_parts_grow_together_within_a_segment():
     space = history.Space()
     cut = [

@@ -169,7 +169,16 @@ def is_the_users(file: str) -> bool:
     path = os.path.realpath(file)
     is_generated = GENERATED in path or path.startswith(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0"))
     is_ours = is_generated or path.startswith((STANDARD, PACKAGE))
-    return not LIBRARY.search(path) and not is_ours and (os.path.isfile(path) or file in _cells())
+    is_librarys = LIBRARY.search(path) or any(map(path.startswith, filter(None, map(_with_packages, sys.path[1:]))))
+    return not is_librarys and not is_ours and (os.path.isfile(path) or file in _cells())
+
+
+@cache
+def _with_packages(place: str) -> str:
+    """Return a folder of sys.path into which pip installed (`--target`); "" for others, and one with the script."""
+    folder, own = (os.path.join(os.path.realpath(one), "") for one in (place, sys.path[0]))
+    is_looked_at = os.path.isdir(place) and os.access(place, os.R_OK) and not own.startswith(folder)
+    return folder if is_looked_at and any(name.endswith(".dist-info") for name in os.listdir(place)) else ""
 
 
 def _cells() -> dict[str, int]:
