@@ -106,7 +106,7 @@ def prepared(row: dict[str, Any], device: str = "cuda") -> tuple[list[nn.Module]
         del as_made  # as long as the model is cast
     module.train()
     blocks = blocks_of(module, row["model"])
-    around = apply(module, blocks, row["strategy"], row.get("sizes", ()), row.get("segments", ()))
+    around = apply(module, blocks, row["strategy"], row.get("segments", ()))
     optimizer = {
         "sgd": partial(torch.optim.SGD, lr=0.01),
         "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
@@ -249,9 +249,7 @@ def blocks_of(module: nn.Module, model: str) -> list[nn.Module]:
     return [block for name, _, starts in parts for block in opened(module.get_submodule(name), starts)]
 
 
-def apply(
-    module: Any, blocks: list[nn.Module], strategy: str, sizes: Sequence[int] = (), given: Sequence[list[int]] = ()
-) -> AbstractContextManager[Any]:
+def apply(module: Any, blocks: list[nn.Module], strategy: str, given: Sequence[Any]) -> AbstractContextManager[Any]:
     """Apply the strategy, or checkpoint the given segments; return what is to be around every call of the module."""
     name, options = _parsed(strategy)
     number, every = len(blocks), range(len(blocks))
@@ -267,7 +265,7 @@ def apply(
         under = partial(under, context_fn=partial(checkpoints.create_selective_checkpoint_contexts, operators))
     each, size, first = [[index] for index in every], int(options.get("k", 1)), int(options.get("n", 0))
     count = max(1, round(sqrt(number))) if name == "sqrt" else size
-    sizes = sizes or [number // count] * (count - 1)  # all but the last, which takes the remainder
+    sizes = [number // count] * (count - 1)  # all but the last, which takes the remainder
     consecutive = [list(every[begin:end]) for begin, end in pairwise(accumulate(sizes, initial=0))]
     segments: dict[str, list[Any]] = {
         "all": each,

@@ -12,10 +12,12 @@ in turn. There are three and four of these, so that their twelve pairs come roun
 
 import multiprocessing
 import random
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any
 
@@ -44,9 +46,7 @@ STACKS = (
     "d_model=256,encoder_layers=2,decoder_layers=2,encoder_attention_heads=4,decoder_attention_heads=4,"
     "encoder_ffn_dim=1024,decoder_ffn_dim=1024,vocab_size=1000"
 )
-KINDS = (  # of benchmarks/unusual_modules.py
-    "video upsampling speech gated experts slots images fourier scan checkpointed cells function"
-)
+KINDS = "video upsampling speech gated experts slots images fourier scan checkpointed cells function"  # unusual ones
 TORCHVISION = (  # no RegNet: it counts its depths with tensors, which have no values on the hollow device
     "alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5"
     " mobilenet_v2 mobilenet_v3_large resnet34 resnet18 resnet50 resnext50_32x4d shufflenet_v2_x1_0 squeezenet1_1"
@@ -131,7 +131,6 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row in words."""
         if self.failed or self.refused:
             return f"failed: {self.failed}" if self.failed else f"refused: {self.refused}", str(self.row)
         told = "exact" if self.is_exact else "off by " + " ".join(f"{error:+.3%}" for error in self.errors)
@@ -154,10 +153,8 @@ def main() -> int:
         everything = [Row(model=model, batch_size=8) for model in models]
         left_out, keys = "", {"layout": lambda row: LAYOUTS[row.model.partition("layout=")[2]]}
     else:
-        everything, left_out = (
-            rows(),
-            "".join(f"- `{name}` is left out: {why}.\n" for name, why in LEFT_OUT.items()) + "\n",
-        )
+        everything = rows()
+        left_out = "".join(f"- `{name}` is left out: {why}.\n" for name, why in LEFT_OUT.items()) + "\n"
         keys = {"model": lambda row: row.model, "strategy": lambda row: row.strategy.partition(":")[0]}
     chosen = [row for row in everything if all(word in str(row) for word in asked.names)]
     random.Random(0).shuffle(chosen)  # so that a part of them is spread over all
@@ -193,7 +190,7 @@ def judge(row: Row, rehearsing: Local, estimating: Local) -> Judged:
     with ThreadPoolExecutor() as pool:
         guess = pool.submit(record, estimating, row.case(FAKE + row.device))
         rehearsed = record(rehearsing, row.case(REHEARSE + row.device))
-        truth = bare(row, sizes=_sizes(rehearsed)) if rehearsed.outcome != "skipped" else {}
+        truth = bare(row, _balanced(rehearsed)) if rehearsed.outcome != "skipped" else {}
         estimated = guess.result()
     if rehearsed.outcome == "skipped":
         return Judged(row=row, refused=rehearsed.detail)
@@ -212,17 +209,16 @@ def judge(row: Row, rehearsing: Local, estimating: Local) -> Judged:
     return Judged(row=row, rehearsed=said, truth=truth, estimate=estimate)
 
 
-def bare(row: Row, *, sizes: Sequence[int] = (), segments: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
+def bare(row: Row, segments: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return the bytes of the row's step in a bare loop, in a new process; or the error that it raised, as `error`.
 
-    `sizes` are those of the row's segments, if they are not of equal numbers; `segments` replace its strategy.
+    `segments` of block numbers, where there are any, are checkpointed instead of those of the row's strategy.
     """
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["benchmarks.bare_loop", "benchmarks.instrument", "torch._dynamo", *MODEL_LIBRARIES])
     with ProcessPoolExecutor(1, forks) as pool:
         try:
-            asked = {**msgspec.to_builtins(row), "sizes": sizes, "segments": segments}
-            return pool.submit(_answer, asked).result()
+            return pool.submit(_answer, {**msgspec.to_builtins(row), "segments": segments}).result()
         except BrokenProcessPool as error:
             return {"error": str(error)}
 
@@ -233,12 +229,13 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
     return bare_loop.answer(row)
 
 
-def _sizes(found: Record) -> list[int]:
-    """The sizes of checkpointed segments where gcprof cuts by bytes, so that the loop cuts alike; else none."""
+def _balanced(found: Record) -> list[list[int]]:
+    """The checkpointed segments where gcprof cuts by bytes, so that the loop cuts alike; else none."""
     if "balanced" not in str(found.case.strategy) or not found.built or not found.built.split:
         return []
-    words = [word.partition("x") for word in found.built.split.split("+")[:-1]]
-    return [size for count, x, last in words for size in ([int(last)] * int(count) if x else [int(count)])]
+    counted = re.findall(r"(?:(\d+)x)?(\d+)\+", found.built.split)  # without the last, which is plain
+    sizes = (int(size) for count, size in counted for _ in range(int(count or 1)))
+    return [list(range(*ends)) for ends in pairwise(accumulate(sizes, initial=0))]
 
 
 def _summary(judged: Sequence[Judged]) -> str:
