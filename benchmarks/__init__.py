@@ -17,7 +17,7 @@ if not find_spec("msgspec"):  # on a GPU machine, for which `just gpu-packages` 
     sys.path.append(str(ROOT / "build/gpu-site"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), sys.path[-1])))
 
-from msgspec import UNSET, Struct, json  # noqa: E402
+from msgspec import UNSET, Struct  # noqa: E402
 
 from profiler import __version__  # noqa: E402
 from profiler.core import catalogue  # noqa: E402
@@ -98,11 +98,6 @@ class Spent(NamedTuple):
     nbytes: int  # the largest resident set of any of them
     output: bytes
     exit_code: int
-
-    @property
-    def answer(self) -> Any:
-        """What the JSON says that it printed."""
-        return json.decode(self.output)
 
 
 def spent(words: Sequence[str], *, may_fail: bool = False, **how: Any) -> Spent:

@@ -41,7 +41,6 @@ class Question(NamedTuple):
     words: tuple[str, ...]
     goal: float
     beside: tuple[str, ...] = (sys.executable, "-c", "import torch")
-    without: str = ""  # a variable that is off where the same command is run beside it
     turns: int = 3
 
 
@@ -55,7 +54,7 @@ QUESTIONS = {
     "run": Question(("run", "--device", "cpu", "-o", "run"), 20.0),
     "classifier": Question(CLASSIFIER, 4.0, turns=5),
     "nanogpt": Question(NANOGPT, 5.0, turns=5),
-    "values": Question(NANOGPT, 1.1, beside=(*GCPROF, *NANOGPT), without="GCPROF_VALUES", turns=5),
+    "values": Question(NANOGPT, 1.1, beside=("env", "GCPROF_VALUES=off", *GCPROF, *NANOGPT), turns=5),
 }
 
 
@@ -84,8 +83,7 @@ def _ask(name: str, question: Question) -> tuple[int, float]:
             if "--" in question.words:
                 runs.copied(Path(folder))
                 environment = runs.environment()
-            off = {question.without: "off"} if question.without else {}
-            beside = spent(question.beside, cwd=folder, env=environment | off)
+            beside = spent(question.beside, cwd=folder, env=environment)
             began, (reading, writing) = time.monotonic(), os.pipe()
             with ThreadPoolExecutor() as pool, open(writing, "wb") as lines:
                 first = pool.submit(_first_table, reading)

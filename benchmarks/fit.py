@@ -15,7 +15,7 @@ from statistics import fmean
 from msgspec import Struct
 from msgspec.structs import replace
 
-from benchmarks import Row, called, keep, kept, made, parser, sac, spent, table
+from benchmarks import Row, called, keep, kept, made, parser, spent, table
 from profiler.analysis.rows import against, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import schedule
@@ -107,7 +107,6 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row of the table, besides its step."""
         more = "" if self.time_ratio is None else f"{self.time_ratio - 1:+.1%}"
         return self.way, self.label, bytes_text(self.reserved_bytes), more, "yes" if self.fits else "no"
 
@@ -256,9 +255,9 @@ class Rivals:
     def milp(self) -> Result:
         """Return the step with PyTorch's checkpoints of the largest of its budgets that fits, else of the smallest."""
         way, file = "sac_milp", f"{self._folder}/policies.json"
-        asked = sac.Asked(case=self._model.case, limit_bytes=self.limit, file=file)
+        request = encode((self._model.case, self.limit, file)).decode()
         try:
-            answer = self._model.engine.ask("benchmarks.sac:solve", encode(asked).decode(), failing="its process")
+            answer = self._model.engine.ask("benchmarks.sac:solve", request, failing="its process")
         except UserError as error:
             return Result(way=way, label=error.message)
         result = Result(way=way, label=answer.get("why", ""))

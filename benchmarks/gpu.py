@@ -87,10 +87,7 @@ def steps(work: Path, *, patience: float, small: bool) -> list[tuple[float, dict
             "environment": "python -m torch.utils.collect_env",
         }),
         (110, {"sweep": f"gcprof run {sweep} --segments 1,2,4,8,16,32 --predict --device cuda:0 -o {work}/sweep"}),
-        (110, {
-            "rows": f"{rows} --most 3 --workers 2" if small else rows,
-            "tests-bytes": f"pytest {bytes_tests}",
-        }),
+        (110, {"rows": f"{rows} --most 3 --workers 2" if small else rows, "tests-bytes": f"pytest {bytes_tests}"}),
         (100, {"bert": f"gcprof reproduce bert {published} -o {work}/bert"}),
         # which a hollow device refuses
         *([] if small else [(40, {"trainer": f"gcprof reproduce hf-trainer --device cuda:0 -o {work}/trainer"})]),

@@ -8,12 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 FEATURES, SIDE = 32, 64
-LAYOUTS = {
-    "in": "input transposed",
-    "cut": "input cut",
-    "grad": "gradient transposed",
-    "sum": "gradient expanded",
-}
+LAYOUTS = {"in": "input transposed", "cut": "input cut", "grad": "gradient transposed", "sum": "gradient expanded"}
 ALONE = "instance_norm leaky_relu silu hardswish mish elu softplus"  # functions of x alone
 REDUCED = "var norm logsumexp cumsum cumprod amax"  # functions of x along its features
 AFTER = {  # functions of x and what is given

@@ -39,10 +39,10 @@ def loop(model: str, batch_size: str, strategy: str) -> float:
 def turns(words: tuple[str, ...], environment: dict[str, str]) -> tuple[list[float], list[float]]:
     """Of loops that take turns, the ratios of those with checkpoints, and the seconds of those without."""
     *model, strategy = words
-    ratios, plain = [], []
+    ratios, plain, env = [], [], os.environ | environment
     for turn in range(TURNS):
         seconds = {
-            name: spent(called("benchmarks.loops", "loop", *model, name), cwd=ROOT, env=os.environ | environment).answer
+            name: float(spent(called("benchmarks.loops", "loop", *model, name), cwd=ROOT, env=env).output)
             for name in ("none", strategy)[:: 1 if turn % 2 else -1]
         }
         ratios.append(seconds[strategy] / seconds["none"])

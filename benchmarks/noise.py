@@ -2,8 +2,7 @@
 
 First simulated: how often the interval of a ratio holds the truth under noise of several kinds, how often `none` is
 told from itself, and how often a step that is slower by a tenth is found. Then real: runs of `none` against itself and
-runs with a planted delay, with so many processes that only compute beside them. Writes docs/tables/noise.md with
--o. Fails where a bound is missed.
+runs with a planted delay, with so many processes that only compute beside them. Fails where a bound is missed.
 """
 
 import os
@@ -41,9 +40,6 @@ SURE, TOLD = ("faster", "slower"), "`none` told from itself:"
 STEPS = "step_seconds", "plain_step_seconds", "processor_seconds", "plain_processor_seconds"
 
 
-# Simulated: each noise yields by how much the next step is slower than it would be
-
-
 def calm(draw: random.Random) -> Iterator[float]:
     return (draw.gauss(1, 0.02) for _ in count())
 
@@ -63,6 +59,7 @@ def autocorrelated(draw: random.Random) -> Iterator[float]:
         yield max(0.1, level)
 
 
+# of each kind, what yields by how much the next step is slower than it would be
 NOISES: dict[str, Callable[[random.Random], Iterator[float]]] = {
     "normal, 2 %": calm,
     "skewed, 3 %": lambda draw: (1 + draw.expovariate(1 / 0.03) for _ in count()),

@@ -2,8 +2,7 @@
 
 `gcprof plan MODEL --budget 70% --device h100`, and then the step under its plan on the hollow device, whose peak is to
 be within the budget. On eight small models all plans of whole blocks are run in a bare loop (`benchmarks.bare_loop`):
-the plan is to be at most 1 % slower, by the costs of its stages, than the fastest of those that fit. Writes its part of
-docs/tables/accuracy.md with -o.
+the plan is to be at most 1 % slower, by the costs of its stages, than the fastest of those that fit.
 """
 
 import tempfile
@@ -65,7 +64,6 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row of the table."""
         best = f"`{self.best}`, of {self.num_run}" if self.best else f"none of {self.num_run}" if self.num_run else ""
         share = self.refused or f"{self.peak_bytes / self.budget_bytes:.2%}"
         slower = "" if self.slower is None else f"{self.slower:+.2%}"
@@ -99,10 +97,9 @@ def main() -> int:
 
 def prove(row: Row, *, rehearsing: Local, path: Path) -> Proved:
     """Plan for the row's model, run the step under the plan, and, of a small model, under all others of its blocks."""
+    words = row.request(to_rehearse(row.device))
     try:
-        planned = plan(
-            PlanRequest(words=row.request(to_rehearse(row.device)), budget=BUDGET, measure=False, emit="python")
-        )
+        planned = plan(PlanRequest(words=words, budget=BUDGET, measure=False, emit="python"))
     except UserError as error:
         return Proved(row=row, refused=error.message)
     assert planned.budget_bytes
@@ -128,7 +125,7 @@ def _brute_force(row: Row, planned: Planned) -> dict[str, Any]:
             continue
         candidate, number = Plan(items=items), number + 1
         segments = plan_file_of(chain, candidate).segments
-        answer = bare(row, segments=[[names.index(name) for name in segment.blocks] for segment in segments])
+        answer = bare(row, [[names.index(name) for name in segment.blocks] for segment in segments])
         assert "error" not in answer, answer
         if answer["peak_bytes"] <= (planned.budget_bytes or 0):
             fitting.append((simulate(chain, candidate).step_seconds, render(candidate)))

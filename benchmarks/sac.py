@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -31,18 +30,13 @@ ROOFLINE, GPU = "operator-level-cost-model", "NVIDIA H100"
 TRIES = (1.6, 1.3, 1.0, 0.8, 0.6)  # of the memory besides the optimizer's state: its estimate may be off either way
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A step, the bytes that it has to fit, and the file for the model with what the ILP says."""
-
-    case: Case
-    limit_bytes: int
-    file: str
-
-
 def solve(request: str, channel: int) -> None:
-    """Write which operators each module saves under each budget of TRIES to the file; send how many, or why not."""
-    asked: Asked = decode(request, Asked)
-    rehearsed_device.choose(asked.case.device)
+    """Write which operators each module saves under each budget of TRIES to a file; send how many, or why not.
+
+    The request is a step, the bytes that it has to fit, and the file.
+    """
+    case, limit_bytes, file = decode(request, tuple[Case, int, str])
+    rehearsed_device.choose(case.device)
     policies = []
     try:
         from torch.distributed._tools import ilp_utils, sac_ilp
@@ -51,10 +45,10 @@ def solve(request: str, channel: int) -> None:
         solver = limited.PULP_CBC_CMD
         limited.PULP_CBC_CMD = lambda **options: solver(**{**options, "timeLimit": min(SECONDS, options["timeLimit"])})
         with fake_tensors(), unseen():
-            graph, estimator, state_bytes = _estimated(asked.case, ilp_utils)
+            graph, estimator, state_bytes = _estimated(case, ilp_utils)
         root = graph.nodes[0]["fqn"]
         for part in TRIES:
-            budget = part * (asked.limit_bytes - state_bytes) / GIB
+            budget = part * (limit_bytes - state_bytes) / GIB
             discards, _, peak = sac_ilp.sac_milp(graph, memory_budget=budget)
             if peak < 0:
                 break  # none of a smaller budget
@@ -67,7 +61,7 @@ def solve(request: str, channel: int) -> None:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         tell(channel, {"why": f"{type(error).__name__}: {why}"})
         return
-    Path(asked.file).write_text(json.dumps({"model": asked.case.model, "policies": policies}))
+    Path(file).write_text(json.dumps({"model": case.model, "policies": policies}))
     tell(channel, {"num_policies": len(policies)})
 
 

@@ -5,6 +5,7 @@ none. Fails above 2 %. Whole rehearsals of scripts, on a hollow GPU, are lines o
 """
 
 import inspect
+import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,7 +23,7 @@ def main() -> int:
     """Print what the watch costs a step; the exit code says whether it is too much on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         words = called("benchmarks.script_overhead", "paired_steps")
-        pairs = spent(words, env=runs.environment(GCPROF_WATCH=folder)).answer
+        pairs = json.loads(spent(words, env=runs.environment(GCPROF_WATCH=folder)).output)
     ratio, limits = ratio_of_pairs([watched / plain for watched, plain in pairs])
     low, high = limits or (ratio, ratio)
     plain = median(plain for _, plain in pairs) * 1e3

@@ -72,7 +72,6 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cells(self) -> tuple[object, ...]:
-        """The row of its table."""
         script, most = self.row, max(self.watched.figures, key=lambda of: of.reserved_bytes, default=None)
         nbytes = [bytes_text(most.peak_bytes), bytes_text(most.reserved_bytes)] if most else ["", ""]
         words = [word for word in script.words if not word.isdigit() or len(word) < 5]  # without ports
@@ -99,9 +98,8 @@ def main() -> int:
     asked = arguments.parse_args()
     if asked.against:
         return compare(kept(asked.keep, dict[str, Any]), asked.against)
-    name = "traps" if asked.traps else "scripts"
-    scripts = (runs.TRAPS if asked.traps else runs.TABLE).values()
-    chosen = [script for script in scripts if not asked.names or script.name in asked.names]
+    name, programs, head = ("traps", runs.TRAPS, TRAPS) if asked.traps else ("scripts", runs.TABLE, SCRIPTS)
+    chosen = [script for script in programs.values() if not asked.names or script.name in asked.names]
     absent = "".join(f"\nNot run: {script.name}: {', '.join(script.missing)}.\n" for script in chosen if script.missing)
     chosen = [script for script in chosen if not script.missing]
     if asked.here is not None:
@@ -111,8 +109,7 @@ def main() -> int:
     packages = sorted({f"{name} {number}" for row in rows for name, number in row.packages.items()})
     said = f"{made('scripts' + ' --traps' * asked.traps, on_cores=True)} {num_good} of {len(rows)} ran to their end."
     said += f" Packages: {', '.join(packages)}." if packages else ""
-    lines = table(TRAPS if asked.traps else SCRIPTS, (row.cells for row in rows))
-    write(asked.output if rows else None, name, f"{said}\n\n{lines}{absent}")
+    write(asked.output if rows else None, name, f"{said}\n\n{table(head, (row.cells for row in rows))}{absent}")
     print(absent, file=sys.stderr)
     return int(not rows or (not asked.traps and num_good < len(rows)))
 

@@ -83,16 +83,13 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        figure = self.figure
-        return (
-            figure.name,
-            f"{figure.gpu}, {figure.torch}",
-            figure.reading,
-            f"{figure.nbytes / MIB:,.2f}" + (f" ± {figure.within / MIB:,.2f}" if figure.within else ""),
-            *(("-", "-") if self.nbytes is None else (f"{self.nbytes / MIB:,.2f}", f"{self.missed(self.nbytes):+.2%}")),
-            f"no: {figure.corrected}" if figure.corrected else "yes",
-            (figure.cause or UNKNOWN) if self.error > BOUND else "",
-        )
+        figure, rehearsed, error = self.figure, "-", "-"
+        published = f"{figure.nbytes / MIB:,.2f}" + (f" ± {figure.within / MIB:,.2f}" if figure.within else "")
+        if self.nbytes is not None:
+            rehearsed, error = f"{self.nbytes / MIB:,.2f}", f"{self.missed(self.nbytes):+.2%}"
+        blind = f"no: {figure.corrected}" if figure.corrected else "yes"
+        cause = (figure.cause or UNKNOWN) if self.error > BOUND else ""
+        return figure.name, f"{figure.gpu}, {figure.torch}", figure.reading, published, rehearsed, error, blind, cause
 
 
 def main() -> int:
@@ -109,12 +106,9 @@ def main() -> int:
                     continue
                 case = figure.case(f"rehearse:{figure.device}", keep_gradients=figure.keeps_gradients)
                 found = record(engine, case)
-                one = Held(
-                    figure=figure,
-                    nbytes=getattr(found.readings, f"{figure.reading}_bytes"),
-                    unplanned=record(unplanned, case).readings.peak_bytes if figure.is_convolutional else None,
-                )
-                held.append(one)
+                nbytes = getattr(found.readings, f"{figure.reading}_bytes")
+                without = record(unplanned, case).readings.peak_bytes if figure.is_convolutional else None
+                held.append(one := Held(figure=figure, nbytes=nbytes, unplanned=without))
                 failed = "" if found.outcome == "ok" else f"{found.outcome}: {found.detail}"
                 print(*one.cells, failed, sep=" | ", flush=True)
     print(_summary(held))

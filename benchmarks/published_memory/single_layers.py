@@ -28,15 +28,11 @@ class OnInput(nn.Module):
         return self.layer(self.x)
 
 
-def retained(output: torch.Tensor, gradient: Callable[[], torch.Tensor | None]) -> torch.Tensor:
-    """Return a scalar of which the backward is that of `output` from a gradient that is made then, the graph kept."""
+def retained(output: torch.Tensor, gradient: Any) -> torch.Tensor:
+    """Return a scalar of which the backward is that of `output` from a gradient, or one made then; the graph stays."""
     scalar = output.detach().new_zeros(())
-    scalar.backward = lambda: output.backward(gradient(), retain_graph=True)
+    scalar.backward = lambda: output.backward(gradient() if callable(gradient) else gradient, retain_graph=True)
     return scalar
-
-
-def from_gradient(output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    return retained(output, lambda: gradient)
 
 
 def cross_entropy(vocabulary: int = 4096, rows: int = 16_384) -> Made:
@@ -53,7 +49,7 @@ def head_cross_entropy(rows: int = 4096, width: int = 4096, vocabulary: int = 12
 
 def layer_norm(width: int = 1024, rows: int = 4096) -> Made:
     """PyTorch's LayerNorm."""
-    return OnInput(nn.LayerNorm(width, eps=1e-6), rows, width), torch.randn(rows, width), from_gradient
+    return OnInput(nn.LayerNorm(width, eps=1e-6), rows, width), torch.randn(rows, width), retained
 
 
 def gated_mlp(width: int, inner: int, activation: str) -> nn.Module:
@@ -96,13 +92,13 @@ def rms_norm(width: int = 1024, rows: int = 2048) -> Made:
     """Llama's RMS norm; its weight stays in fp32 beside an input in bfloat16."""
     made = OnInput(LlamaRMSNorm(width), rows, width)
     made.x.data = made.x.data.bfloat16()
-    return made, torch.randn(rows, width, dtype=torch.bfloat16), from_gradient
+    return made, torch.randn(rows, width, dtype=torch.bfloat16), retained
 
 
 def group_norm(channels: int = 32, rows: int = 128, time: int = 512, per_group: int = 4) -> Made:
     """PyTorch's GroupNorm."""
     layer = nn.GroupNorm(channels // per_group, channels, eps=1e-6)
-    return OnInput(layer, rows, channels, time), torch.randn(rows, channels, time), from_gradient
+    return OnInput(layer, rows, channels, time), torch.randn(rows, channels, time), retained
 
 
 class MultiTokenAttention(nn.Conv2d):
@@ -120,7 +116,7 @@ def multi_token_attention(time: int = 256, batch_size: int = 2, channels: int = 
     """Attention whose scores are mixed by a convolution."""
     shape = (batch_size, channels, time, time)
     mixing = MultiTokenAttention(channels, channels, kernel, padding=kernel // 2)
-    return OnInput(mixing, *shape), torch.randn(shape), from_gradient
+    return OnInput(mixing, *shape), torch.randn(shape), retained
 
 
 def kl_divergence(vocabulary: int = 4096, rows: int = 16_384) -> Made:
@@ -138,4 +134,4 @@ def _on_logs(divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], t
     """Return a divergence of log-probabilities that are made once, of a leaf, and whose graph is retained."""
     made = OnInput(nn.Identity(), *target.shape)
     made.register_buffer("logs", made.x.log_softmax(dim=-1))
-    return made, target, lambda _, target: retained(divergence(made.logs, target), lambda: None)
+    return made, target, lambda _, target: retained(divergence(made.logs, target), None)
