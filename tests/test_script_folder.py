@@ -142,6 +142,12 @@ def test_explain_says_what_held_the_peak_and_what_grows(run, capfd):
     assert "grows: train.py:12 (1.00 MiB in 2 steps)" in said
 
 
+def test_a_command_that_failed_before_it_used_a_gpu_is_said_to_have(run, capfd):
+    assert answer(["show", run([variant(outcome="failed", exit_code=7)])]) == 0
+
+    assert "no process of the command used a GPU: it ended with exit code 7" in capfd.readouterr().out
+
+
 def test_explain_groups_ranks_that_agree(run, capfd):
     saving = process(phase(), phase("backward", 30 * MIB, 40 * MIB), phase("saving"), rank=0)
     other = process(phase(), phase("backward", 35 * MIB, 40 * MIB), rank=2)

@@ -127,7 +127,8 @@ def sentence(variant: Variant, among: Sequence[Variant] = ()) -> str:
         return f"skipped on {called}: {variant.detail}; below is the script as it is"
     called = f"{called} ({bytes_text(variant.gpu_bytes or 0)})"
     if not variant.processes:
-        return f"on {called} {NOTHING}"
+        ended = f"it ended with exit code {variant.exit_code}" if variant.exit_code else None
+        return _because(f"on {called} {NOTHING}", ended)
     if variant.outcome == "out_of_memory":
         ran_out = [process for process in variant.processes if process.outcome == "out_of_memory"]
         short = min(ran_out, key=lambda process: process.died or 0, default=variant.largest)
