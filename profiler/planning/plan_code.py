@@ -10,7 +10,6 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from string import Template
 from textwrap import wrap
 
 import msgspec
@@ -33,9 +32,9 @@ PYTHON = "python"
 OFFLOADED_LEAST = 1 << 20  # default of an option of offload-inputs
 ALLOCATOR = "Start it with PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9, PYTORCH_CUDA_ALLOC_CONF)."
 OF_OPTIMIZER = {  # by lever, in the order in which they are applied: the code that changes the optimizer
-    "fused": "optimizer = _like(optimizer, fused=True, foreach=None)",
-    "no-foreach": "optimizer = _like(optimizer, foreach=False)",
-    "8bit": "optimizer = _in_8_bits(optimizer)",
+    "fused": "optimizer = like(optimizer, fused=True, foreach=None)",
+    "no-foreach": "optimizer = like(optimizer, foreach=False)",
+    "8bit": "optimizer = in_8_bits(optimizer, {library})",
     "bf16-state": "with_bf16_state(optimizer)",
     "in-backward": "step_in_backward(optimizer)",
 }
@@ -48,23 +47,6 @@ APPLY = '''
 def apply_levers(model, optimizer):
     """Change the model in place; return the optimizer to use instead."""
 '''
-LIKE = '''
-
-def _like(optimizer, **options):
-    """A fresh optimizer, as if it had been made with these options too."""
-    groups = [{**group, **options} for group in optimizer.param_groups]
-    taken = {"lr", "initial_accumulator_value"} & optimizer.defaults.keys()
-    return type(optimizer)(groups, **{name: optimizer.defaults[name] for name in taken} | options)
-'''
-EIGHT_BIT = Template('''
-import $library
-
-def _in_8_bits(optimizer):
-    """The same optimizer with a state of 8 bits."""
-    taken, kind = ("params", "lr", "betas", "eps", "weight_decay"), f"{type(optimizer).__name__}8bit"
-    groups = [{name: group[name] for name in taken} for group in optimizer.param_groups]
-    return getattr($library, kind)(groups)
-''')
 
 
 def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
@@ -310,15 +292,16 @@ def _python_of_levers(way: Way) -> tuple[list[str], str]:
 def _functions(way: Way) -> str:
     """Return `apply_levers`, and all that it calls."""
     chosen = [name for name in OF_OPTIMIZER if name in way.names]
-    calls = [OF_OPTIMIZER[name] for name in chosen]
-    parts = [LIKE] if {"fused", "no-foreach"} & {*chosen} else []
-    if "8bit" in chosen:
-        installed = next((name for name in LIBRARIES if find_spec(name)), "torchao")
-        parts.append(EIGHT_BIT.substitute(library=LIBRARIES[installed]))
+    library = LIBRARIES[next((name for name in LIBRARIES if find_spec(name)), "torchao")]
+    calls = [OF_OPTIMIZER[name].format(library=library) for name in chosen]
+    parts = [f"\nimport {library}\n"] if "8bit" in chosen else []
+    used = ["like"] if {"fused", "no-foreach"} & {*chosen} else []
+    used += ["in_8_bits"] if "8bit" in chosen else []
     if alone := [name for name in chosen if name in IN_BUCKETS]:
         mib = way.options("in-backward").get("mib") if "in-backward" in alone else None
         calls.insert(chosen.index(alone[0]), f"optimizer = Buckets(optimizer{f', {mib} << 20' if mib else ''})")
-        parts.append(measured("optimizers.py", "Buckets", *(IN_BUCKETS[name] for name in alone)))
+        used += ["Buckets", *(IN_BUCKETS[name] for name in alone)]
+    parts += [measured("optimizers.py", *used)] if used else []
     plan = ""
     if "chunk-loss" in way.names:
         parts.append(_chunk_loss(way))

@@ -219,11 +219,10 @@ def eight_bit(workload: Workload, case: Case) -> tuple[Workload, Applied]:
             raise Unsupported(f"8bit: no library has {kind.__name__} with an 8-bit state: --optimizer adamw")
         for module in LIBRARIES.values():
             try:
-                made = getattr(import_module(module), f"{kind.__name__}8bit")
+                library = import_module(module)
             except ImportError:
                 continue
-            taken = ("params", "lr", "betas", "eps", "weight_decay")
-            return made([{name: group[name] for name in taken} for group in optimizer.param_groups])  # type: ignore[no-any-return]
+            return in_8_bits(optimizer, library)  # type: ignore[no-any-return]
         raise Unsupported("8bit needs a library: pip install torchao, or bitsandbytes")
 
     return _changed(workload, change, text="the optimizer's state has 8 bits: its updates differ from those of `none`")
@@ -275,15 +274,31 @@ def in_backward(workload: Workload, case: Case, *, mib: Count = 25) -> tuple[Wor
 # Until `_changed` all is plain PyTorch, since code that is emitted contains it: planning/plan_code.py
 
 
+def like(optimizer: Any, **options: Any) -> Any:
+    """Return a fresh optimizer, as if it had been made with these options too."""
+    groups = [{**group, **options} for group in optimizer.param_groups]
+    return type(optimizer)(groups, **_defaults(optimizer) | options)
+
+
+def _defaults(optimizer: Any) -> dict[str, Any]:
+    """Return what such an optimizer is made with besides its groups; of Adagrad that is of no group."""
+    return {name: value for name, value in optimizer.defaults.items() if name in ("lr", "initial_accumulator_value")}
+
+
+def in_8_bits(optimizer: Any, library: Any) -> Any:
+    """Return the same optimizer with a state of 8 bits, by the module of a library."""
+    taken = ("params", "lr", "betas", "eps", "weight_decay")
+    groups = [{name: group[name] for name in taken} for group in optimizer.param_groups]
+    return getattr(library, f"{type(optimizer).__name__}8bit")(groups)
+
+
 class Buckets(Optimizer):
     """An optimizer of the same kind for each bucket of parameters; their groups and state are its own."""
 
     def __init__(self, optimizer: Any, most: int = 25 << 20) -> None:
         """A bucket has at most so many bytes, or one parameter."""
         kind: Any = type(optimizer)
-        self.most = most
-        taken = {"lr", "initial_accumulator_value"} & optimizer.defaults.keys()  # the latter is of no group: Adagrad
-        make = partial(kind, **{name: optimizer.defaults[name] for name in taken})
+        make, self.most = partial(kind, **_defaults(optimizer)), most
         groups = [{name: group[name] for name in group if name != "param_names"} for group in optimizer.param_groups]
         trained = [(group, [one for one in group["params"] if one.requires_grad]) for group in groups]
         self.parts: list[Any] = [
@@ -386,9 +401,7 @@ def _like(optimizer: Optimizer, **options: bool | None) -> Optimizer:
         raise Unsupported(f"its optimizer, {kind.__name__}, has {wanted}")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         raise Unsupported(HOOKED)
-    changed = [{**group, **options} for group in optimizer.param_groups]
     try:
-        taken = {"lr", "initial_accumulator_value"} & optimizer.defaults.keys()
-        return kind(changed, **{name: optimizer.defaults[name] for name in taken} | options)
+        return like(optimizer, **options)  # type: ignore[no-any-return]
     except RuntimeError as error:  # "`fused=True` requires all the params to be floating point Tensors ..."
         raise Unsupported(str(error).splitlines()[0]) from error
