@@ -331,6 +331,23 @@ def test_a_bucket_steps_once_all_its_gradients_are_there_which_are_freed_then():
     assert torch.equal(unused, torch.ones(2))
 
 
+def test_a_bucket_steps_with_gradients_that_are_kept_as_zeros():
+    """A part of the model that a step leaves out has its weights decay then, from its first gradient on."""
+    modules = [torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))]
+    modules.append(copy.deepcopy(modules[0]))
+    first, plain = (torch.optim.AdamW(module.parameters(), weight_decay=0.5) for module in modules)
+    bucketed = optimizers.Buckets(first, 1)
+    optimizers.step_in_backward(bucketed)
+
+    for used in (0, 1, 0, 0):
+        for module, optimizer in zip(modules, (bucketed, plain), strict=True):
+            optimizer.zero_grad(set_to_none=False)
+            module[used](torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    assert all(map(torch.equal, *(module.parameters() for module in modules)))
+
+
 def test_buckets_are_saved_loaded_and_scheduled_as_one_optimizer_is():
     """PyTorch's distributed checkpoints step an optimizer that has no state, to make one."""
     module = torch.nn.Linear(4, 4)

@@ -155,6 +155,18 @@ def test_a_lever_that_a_script_does_not_allow_says_why(label, changes, reason, h
 
 
 @pytest.mark.slow
+def test_in_backward_steps_with_gradients_that_a_script_keeps_as_zeros(here):
+    text = TRAINS.format(backwards=1, clips=False).replace("zero_grad()", "zero_grad(set_to_none=False)")
+    text = text.replace("model = ", "torch.manual_seed(0)\nmodel = ").replace("0.1)", "0.1, weight_decay=0.5)")
+    alternating = "model.forward = lambda x: nn.Sequential.forward(model[: 4 - step % 2], x)\n"
+    (here / "mine.py").write_text(text.replace("optimizer = ", f"{alternating}optimizer = "))
+
+    plain, _ = losses((sys.executable, "mine.py"), None, here)
+
+    assert losses((sys.executable, "mine.py"), "none+in-backward", here) == (plain, [""])
+
+
+@pytest.mark.slow
 def test_the_example_of_the_page_is_what_is_printed(folder):
     page = (ROOT / "docs" / "planning.md").read_text()
     (command,) = re.findall(r"^gcprof fit .*-o plan.json.*$", page, re.MULTILINE)

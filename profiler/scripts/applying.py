@@ -287,6 +287,9 @@ class _InBackward:
         # by parameter: its optimizer, the number of its group, its bucket, and those of that whose gradients are there
         self._places: Any = WeakIdKeyDictionary()
         self._stepped: Any = WeakIdKeyDictionary()  # by parameter that has stepped in this backward: with which options
+        self._freed: Any = WeakIdKeyDictionary()  # by parameter whose gradient is freed: whether it would be zeros now
+        for owner in (Optimizer, nn.Module):
+            self._follow_zeros(owner)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._refuse(torch.nn.utils, name, "clips gradients")
             self._refuse(torch.nn.utils.clip_grad, name, "clips gradients")
@@ -324,6 +327,19 @@ class _InBackward:
 
         setattr(owner, name, refuse)
 
+    def _follow_zeros(self, owner: Any) -> None:
+        """Know which gradients the script would have as zeros, with which its optimizer steps."""
+        plain = owner.zero_grad
+
+        @wraps(plain)
+        def zero_grad(one: Any, set_to_none: bool = True) -> None:
+            plain(one, set_to_none)
+            groups = one.param_groups if isinstance(one, Optimizer) else [{"params": one.parameters()}]
+            for parameter in (each for group in groups for each in group["params"] if each in self._freed):
+                self._freed[parameter] = not set_to_none
+
+        owner.zero_grad = zero_grad
+
     def _arrived(self, parameter: Any) -> None:
         made, number, bucket, arrived = self._places[parameter]
         optimizer, weights = made(), [one() for one in bucket]
@@ -345,7 +361,7 @@ class _InBackward:
         finally:
             optimizer.param_groups = groups
         for one in weights:
-            one.grad = None
+            one.grad, self._freed[one] = None, False
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         """Look at the script's own step: what it would have stepped with has stepped by the same options."""
@@ -355,6 +371,8 @@ class _InBackward:
             for parameter in group["params"]:
                 if parameter in self._places:
                     self._places[parameter][-1].clear()
+                if parameter.grad is None and self._freed.get(parameter):
+                    parameter.grad = torch.zeros_like(parameter)
                 used = self._stepped.pop(parameter, None)
                 if used is not None and used != _numbers(group):
                     raise Unsupported("in-backward: the script changes the optimizer's options before its step")

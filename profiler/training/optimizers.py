@@ -305,6 +305,7 @@ class Buckets(Optimizer):
             make([{**group, "params": bucket}]) for group, weights in trained for bucket in in_buckets(weights, most)
         ]
         self.arrived: list[set[Any]] = [set() for _ in self.parts]  # parameters whose gradients wait for a step
+        self.freed: dict[Any, bool] = {}  # by parameter whose gradient is freed: whether it would be zeros now
         super().__init__([weight for _, weights in trained for weight in weights], optimizer.defaults)
         self.param_groups = [group for part in self.parts for group in part.param_groups]
         for part in self.parts:
@@ -316,12 +317,20 @@ class Buckets(Optimizer):
         for group, part in zip(self.param_groups, self.parts, strict=True):
             part.__setstate__({"state": self.state, "param_groups": [group]})
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """With gradients of zeros the next step steps, whether there are any or not."""
+        super().zero_grad(set_to_none)
+        self.freed.update(dict.fromkeys(self.freed, not set_to_none))
+
     def step(self, closure: Any = None) -> Any:
         """Step with the parameters that have a gradient: those that have not stepped in the backward."""
         with torch.enable_grad():
             loss = closure() if closure else None
         for part, arrived in zip(self.parts, self.arrived, strict=True):
             arrived.clear()
+            for weight in part.param_groups[0]["params"]:
+                if weight.grad is None and self.freed.get(weight):
+                    weight.grad = torch.zeros_like(weight)
             if any(weight.grad is not None for weight in part.param_groups[0]["params"]):
                 part.step()
         return loss
@@ -344,15 +353,15 @@ def step_in_backward(optimizer: Buckets) -> None:
     """Step with each bucket as soon as its gradients are there: no accumulation, no clipping, no gradient scaler."""
     for part, arrived in zip(optimizer.parts, optimizer.arrived, strict=True):
         for weight in part.param_groups[0]["params"]:
-            weight.register_post_accumulate_grad_hook(partial(_arrived, part, arrived))
+            weight.register_post_accumulate_grad_hook(partial(_arrived, part, arrived, optimizer.freed))
 
 
-def _arrived(optimizer: Optimizer, arrived: set[Any], weight: Any) -> None:
+def _arrived(optimizer: Optimizer, arrived: set[Any], freed: dict[Any, bool], weight: Any) -> None:
     arrived.add(weight)
     if len(arrived) == len(optimizer.param_groups[0]["params"]):
         optimizer.step()
         for one in arrived:
-            one.grad = None
+            one.grad, freed[one] = None, False
         arrived.clear()
 
 
