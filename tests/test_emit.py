@@ -278,6 +278,12 @@ def masked_in_place(net, values, labels):
     return F.cross_entropy(logits, labels)
 
 
+def hooked(net, values, labels):
+    logits = net(values)
+    logits.register_hook(lambda gradient: 2 * gradient)
+    return F.cross_entropy(logits, labels)
+
+
 def of_one(net, values, labels):
     return F.cross_entropy(net(values[0]), labels[0])
 
@@ -288,7 +294,7 @@ def parts_of_five() -> tuple[Net, Net]:
     return net, changed
 
 
-@pytest.mark.parametrize("loss", [autocast_outside, masked_in_place, of_one])
+@pytest.mark.parametrize("loss", [autocast_outside, masked_in_place, hooked, of_one])
 def test_a_loss_in_parts_is_that_of_the_same_loop_without_it(loss):
     net, changed = parts_of_five()
 

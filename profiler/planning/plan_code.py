@@ -282,7 +282,7 @@ def emit_way(way: Way, kind: str) -> str:
 
 
 def _python_of_levers(way: Way) -> tuple[list[str], str]:
-    said = ["Call optimizer = apply_levers(model, optimizer) once, before the first step."]
+    said = ["Call optimizer = apply_levers(model, optimizer) once, before a scheduler is made and the first step."]
     if way.parts > 1:
         said.append("Each step calls backward(model, batch, loss) instead of loss(model, batch).backward().")
     parts = templates.MICRO_BATCHES.substitute(n=way.parts) if way.parts > 1 else ""

@@ -89,8 +89,9 @@ class Logits(torch.Tensor):
         return self.computed  # type: ignore[no-any-return]
 
     def is_written(self: Any) -> bool:
-        """Whether the computed logits were changed in place, as by a mask: then they are no product any more."""
-        return self.computed is not None and (self.computed.is_inference() or self.computed._version > 0)
+        """Whether the computed logits were changed in place, as by a mask, or have hooks: no product any more."""
+        made = self.computed
+        return made is not None and (made.is_inference() or made._version > 0 or bool(made._backward_hooks))
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
