@@ -19,6 +19,7 @@ from profiler.core.gpu_specs import parse
 from profiler.core.units import MIB
 from profiler.scripts import applying, launch
 from profiler.scripts.report import Asked, Variant
+from profiler.training.chunked_loss import FoundHeads
 from profiler.workflows import fit_command
 from tests.scripts import checkpointed
 from tests.scripts.runs import ROOT, TABLE, answered, control, environment, gcprof, rehearsed
@@ -376,5 +377,7 @@ def test_a_model_whose_forward_needs_values_is_left_as_it_is_with_the_reason():
     made = applying.apply(model, (torch.randn(4, 8),), {}, "sqrt")
 
     assert "values" in made["why"]
+    with pytest.raises(ZeroDivisionError):
+        FoundHeads(128, "parts").found(model, lambda: 1 / 0)
     assert type(model) is Reads
-    assert not any("_route" in vars(part) for part in model.modules())
+    assert not any("_route" in vars(part) or part._forward_pre_hooks for part in model.modules())

@@ -447,10 +447,12 @@ class FoundHeads(Heads):
         self.choose(module, {name for name, weight in module.named_parameters() if weight.ndim == 2})
         linears = [part for part in module.modules() if isinstance(part, nn.Linear)]
         handles = [linear.register_forward_pre_hook(lambda linear, _: self.called.add(linear)) for linear in linears]
-        with torch.no_grad(), kept(module):
-            forward()
-        for handle in handles:
-            handle.remove()
+        try:
+            with torch.no_grad(), kept(module):
+                forward()
+        finally:
+            for handle in handles:
+                handle.remove()
         if torch.cuda.is_initialized():  # what this forward left in the allocator would lower what a step reserves
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
