@@ -142,6 +142,10 @@ FOUND = {
         ),
         numbered("parts.h", 3),
     ),
+    "lists within a list are never called either": (
+        lambda: Parts(downs=nn.ModuleList(nn.ModuleList([*leaves(2), nn.Identity()]) for _ in range(2))),
+        (*numbered("downs.0", 2), *numbered("downs.1", 2)),
+    ),
     "a list of several classes is never called itself": (
         lambda: Parts(stem=nn.Linear(2, 2), mixed=nn.ModuleList((branch(), nn.Linear(2, 2), branch())), fc=branch()),
         ("stem", *numbered("mixed", 3)),

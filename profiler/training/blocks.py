@@ -111,7 +111,8 @@ def _stacks(module: nn.Module) -> list[str]:
     in_sequentials = sum(num_parameters(part) for _, part in rest if isinstance(part, nn.Sequential))
     if chosen_size < in_sequentials:  # the lists are not the trunk
         return []
-    return [f"{name}.{key}" for name, child in chosen for key, _ in child.named_children()]
+    blocks = [(f"{name}.{key}", block) for name, child in chosen for key, block in child.named_children()]
+    return [part for name, block in blocks for part in _opened(name, block)]
 
 
 def _is_list(module: nn.Module) -> bool:
@@ -151,10 +152,7 @@ def _open(name: str, module: nn.Module) -> Iterator[str]:
 
 
 def _children(module: nn.Module) -> list[str]:
-    """Return the children without heads, auxiliary classifiers and anything after the last one with parameters.
-
-    Of a container that is never called, such as a ModuleList, these are its own children.
-    """
+    """Return the children without heads, auxiliary classifiers and anything after the last one with parameters."""
     children = [
         (name, child)
         for name, child in module.named_children()
@@ -162,10 +160,12 @@ def _children(module: nn.Module) -> list[str]:
     ]
     while children and not num_parameters(children[-1][1]):
         children.pop()
-    opened = (
-        [name] if _is_called(child) else [f"{name}.{inner}" for inner in _children(child)] for name, child in children
-    )
-    return [name for names in opened for name in names]
+    return [part for name, child in children for part in _opened(name, child)]
+
+
+def _opened(name: str, module: nn.Module) -> list[str]:
+    """Return the module's name; of a container that is never called those of its children."""
+    return [name] if _is_called(module) else [f"{name}.{inner}" for inner in _children(module)]
 
 
 def outermost(
@@ -180,8 +180,8 @@ def outermost(
 
 
 def _is_called(module: nn.Module) -> bool:
-    """Whether a module has a forward: ModuleList and ModuleDict have none."""
-    return type(module).forward is not nn.Module.forward
+    """Whether a module has a forward: ModuleList and ModuleDict have none, and a scripted one's cannot be read."""
+    return getattr(type(module), "forward", None) is not nn.Module.forward
 
 
 def _is_composite(module: nn.Module) -> bool:
