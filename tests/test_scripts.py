@@ -216,6 +216,8 @@ PROGRAMS = [  # and what each rank says
     (TRAPS["accelerate_ranks"], ": all arrived"),
     (TRAPS["lightning_fsdp"], ": stepped 8 times"),
     (TRAPS["trainer_fsdp1"], ": saved ['checkpoint-2', 'checkpoint-4']"),
+    # Python, NumPy and PyTorch, each seeded with 0; without the watch 1 frame, too
+    (Script(name="refused", words=("python", "refused.py")), "drawn 0.844422 0.548814 0.496257, compiled 1 frames"),
     (TRAPS["reduce_overhead"], "compiled 1 times, recorded 3 graphs"),  # forward, backward, one that holds their pool
 ]
 
@@ -230,6 +232,7 @@ def test_programs_of_ranks_run_to_their_end_and_read_of_their_peaks_what_is_said
 
     assert done.exit_code == 0, done.said
     assert done.said.count(text) == script.num_gpus
+    assert all(process["module"] for process in done.document["variants"][0]["processes"])
     assert done.printed == sorted(figures.peak_bytes for figures in done.figures)
 
 

@@ -155,6 +155,7 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
         **{name: value for name, value in QUIET.items() if name not in given},
         "MLFLOW_TRACKING_URI": f"file://{scratch}/mlruns",
         **given,
+        **dict.fromkeys(("GCPROF_SEED", "PYTHONHASHSEED"), SEED),
         **hollow,
         **asked.variables,
         **{name: str(value) for name, value in limits.items() if value is not None},
@@ -410,7 +411,7 @@ def _time(asked: Asked, rounds: int, variants: dict[str, Variant], say: Callable
 def _run(
     asked: Asked, what: str, strategy: str, *, kept: Path | None = None, reference: Path | None = None, **given: Any
 ) -> Ended:
-    variables = {"GCPROF_MEASURE": what, "GCPROF_SEED": SEED, "PYTHONHASHSEED": SEED, "KINETO_LOG_LEVEL": "6"}
+    variables = {"GCPROF_MEASURE": what, "KINETO_LOG_LEVEL": "6"}
     variables |= asked.variables | ({"GCPROF_REFERENCE": str(reference)} if reference else {})
     measuring = msgspec.structs.replace(asked, strategy=strategy, variables=variables, kept=kept)
     return run(measuring, **{"stdout": subprocess.DEVNULL, **given})

@@ -268,7 +268,7 @@ def read_process(
         reads=tuple(line["line"] for line in kinds["read"]),
         assumed=tuple(dict.fromkeys(sorted(assumed, key=lambda one: not one.is_size))),  # sizes first
         notes=tuple(line["text"] for line in kinds["note"]),
-        module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
+        module=next(filter(None, (row["module"] for row in rows if row["phase"] == "backward")), rows[-1]["module"]),
         applied=tuple(_applied(kinds["applied"], kinds["own checkpoints"])),
         peak_bytes=_largest(phase.peak_bytes for phase in phases),
         reserved_bytes=_largest(phase.reserved_bytes for phase in phases),

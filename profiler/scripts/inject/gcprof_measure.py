@@ -49,7 +49,6 @@ Values = dict[str, torch.Tensor | None]
 
 def begin() -> None:
     """Begin to measure: torch is imported, and nothing of the script's has used it yet."""
-    torch.manual_seed(int(os.environ["GCPROF_SEED"]) + int(os.environ.get("RANK", "0")))  # the script's own come later
     what = os.environ["GCPROF_MEASURE"]
     has_gpu = bool(torch.version.cuda or torch.version.hip) and torch.cuda.device_count() > 0
     watch = Clock() if what == "time" else HostWatch() if what == "memory" and not has_gpu else MeasuredWatch()

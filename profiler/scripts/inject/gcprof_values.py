@@ -74,7 +74,7 @@ class Values:
                 library.m.impl(name, "Fake", self._kernel(f"{namespace}::{name}"), True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that another kernel is overridden
-            self._library("aten").impl("_local_scalar_dense", self._read, "CUDA")
+            self._library("aten").impl("_local_scalar_dense", _uncompiled(self._read), "CUDA")
         operators: Any = torch._ops
         for operator in operators._higher_order_ops.values():
             operator.fallthrough(FAKE)
@@ -118,7 +118,7 @@ class Values:
             finally:
                 _include(FAKE, True)
 
-        return call
+        return _uncompiled(call)
 
     # ---- sizes
 
@@ -217,6 +217,14 @@ class Values:
         needed = max(16 << 20, 1 << self.compute.lost_bytes.bit_length())
         why = f"a message of {lost} between ranks was not carried, as gcprof carries up to {carried}"
         return f"{why}; set HOLLOW_COPY_BYTES={needed} to carry it: "
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that Dynamo leaves alone, with all that it calls: it sees what runs in frames that it skips."""
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 def _sizes(value: Any) -> set[int]:

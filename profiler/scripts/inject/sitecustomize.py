@@ -1,8 +1,8 @@
 """In every Python process that a watched command starts: puts the hollow GPU under torch, and the watch beside it.
 
 This folder is first on PYTHONPATH. It needs the standard library alone, of whatever Python runs the script, and costs
-a process without torch nothing but this file: all work is done when torch is imported. A `sitecustomize` of the user's
-own runs as if this one were not there.
+a process without torch nothing but this file and `random`: all work is done when torch is imported. A `sitecustomize`
+of the user's own runs as if this one were not there.
 """
 
 import os
@@ -60,6 +60,7 @@ def _load_torch(execute: "Callable[[], None]", origin: str) -> None:
         if libraries:
             why = run_path(LOADER)["load"](origin, libraries)
         execute()
+        sys.modules["torch"].manual_seed(int(os.environ["GCPROF_SEED"]) + int(os.environ.get("RANK", "0")))
         if "GCPROF_SAVING" in os.environ:
             import_module("gcprof_saving").begin(Finder)
         if "GCPROF_MEASURE" in os.environ:
@@ -92,10 +93,8 @@ def _run_the_users_own() -> None:
 
 
 if "GCPROF_WATCH" in os.environ:
-    sys.meta_path.insert(0, Finder({"torch": _load_torch}))
-if "GCPROF_SEED" in os.environ:
     import random
 
-    random.seed(int(os.environ["GCPROF_SEED"]))
-    sys.meta_path.insert(0, Finder({"numpy": _seed_numpy}))
+    random.seed(int(os.environ["GCPROF_SEED"]))  # as torch and NumPy, once imported: the script's own seeds come later
+    sys.meta_path.insert(0, Finder({"torch": _load_torch, "numpy": _seed_numpy}))
 _run_the_users_own()
