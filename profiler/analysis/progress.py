@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from profiler.analysis.rows import latest, static
-from profiler.core.case import OPERATORS, Calibration, Case, Trial
+from profiler.core.case import OPERATORS, Calibration, Case, Key, Trial
 from profiler.core.record import Readings, Record, evidence, why_invalid
 from profiler.core.schedule import DDP_SETTLING, is_time_alone
 from profiler.core.stats import FIRST_LOOK, MOST_STEPS, SHORTEST, most_seconds, num_least
@@ -29,11 +29,11 @@ def owed(plan: Iterable[Trial], records: Iterable[Record], *, perhaps: bool = Fa
     Later rounds only if the first one was ok, nothing of a model that fails without checkpointing, and a model's own
     checkpoints only if its baseline has found any; with `perhaps` also if that is not known yet.
     """
-    outcomes: dict[tuple[Case, int], str] = {}
+    outcomes: dict[Key, str] = {}
     refusals = Refusals()
     has_own: set[Case] = set()
     for record in records:
-        outcomes[record.case, record.round] = record.outcome
+        outcomes[record.key] = record.outcome
         if is_refusal(record):
             refusals.add(record)
         if finds_own(record):
@@ -41,7 +41,7 @@ def owed(plan: Iterable[Trial], records: Iterable[Record], *, perhaps: bool = Fa
     return tuple(
         trial
         for trial in plan
-        if (trial.case, trial.round) not in outcomes
+        if trial.key not in outcomes
         and (trial.round == 1 or outcomes.get((trial.case, 1), "ok") == "ok")
         and not refusals.stop(trial.case)
         and (

@@ -119,7 +119,7 @@ def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row,
 
 def latest(records: Iterable[Record]) -> list[Record]:
     """Return the last record of each round of each case: a trial that ran again replaces its first attempt."""
-    return list({(record.case, record.round): record for record in records}.values())
+    return list({record.key: record for record in records}.values())
 
 
 def static(readings: Readings) -> int | None:

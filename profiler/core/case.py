@@ -165,6 +165,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: Real | None = None  # the median
 
 
+Key = tuple[Case, int]  # of a trial and of its record: the case and the round
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One case in one round: what a worker is asked to run."""
 
@@ -179,6 +182,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     if_own: bool | UnsetType = UNSET  # run it only if the baseline finds that the model itself calls checkpoints
     least_pairs: Whole | UnsetType = UNSET  # least pairs of a step with and one without the strategy; 1: a first look
     budget: str | UnsetType = UNSET  # for plans: stages are not timed if no plan can fit this budget
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the other trials of a run."""
+        return self.case, self.round
 
 
 def encode(value: Any, *, order: Any = None) -> bytes:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core import gpu_specs
-from profiler.core.case import Case, Choice, Real, Whole, encode
+from profiler.core.case import Case, Choice, Key, Real, Whole, encode
 from profiler.core.errors import UserError
 from profiler.core.stats import highest
 from profiler.core.units import few
@@ -347,6 +347,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     phases: tuple[Phase, ...] | UnsetType = UNSET  # of a script: its memory by phase, in order
     script: ProcessFacts | UnsetType = UNSET  # of a script: what else is known of the process
     variant: VariantFacts | UnsetType = UNSET  # of a script: what is known of the whole command
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the other trials of a run."""
+        return self.case, self.round
 
     def keep_line(self, line: bytes) -> None:
         """Keep the JSON from which this was decoded, until it is stored."""

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.core.case import OPERATORS, OWN, PASSES, Case, Choice, Trial, Whole
+from profiler.core.case import OPERATORS, OWN, PASSES, Case, Choice, Key, Trial, Whole
 from profiler.core.errors import UserError
 
 DDP_SETTLING = 3  # steps before memory is read: DDP rebuilds its buckets in the second, and reports that in the third
 REHEARSED_PASSES = ("flops", "memory")
 MOST_SHARDS = 100_000
 PAIRS = (1, 3, 3)  # minimum of pairs in rounds 1, 2 and from 3 on: seven in all, and six have an interval
-Pairing = tuple[Case, int]
 
 
 def measured(cases: Iterable[Case], rounds: int, *, predict: bool = False) -> tuple[Trial, ...]:
@@ -46,7 +45,7 @@ def with_own_rows(trials: Sequence[Trial], is_code: Callable[[str], bool]) -> tu
 
     The latter is in the schedule from the start, but runs only if the baseline finds such checkpoints.
     """
-    asked = {(trial.case, trial.round) for trial in trials}
+    asked = {trial.key for trial in trials}
     planned: list[Trial] = []
     for trial in trials:
         planned.append(trial)
@@ -142,7 +141,7 @@ def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
     first, each to the shard with the fewest trials, the first of equals. So shards differ by no more than the largest
     pairing.
     """
-    places_of: dict[Pairing, list[int]] = {}
+    places_of: dict[Key, list[int]] = {}
     for place, trial in enumerate(trials):
         places_of.setdefault(pairing(trial), []).append(place)
     shards: list[list[int]] = [[] for _ in range(count)]
@@ -151,6 +150,6 @@ def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
     return [sorted(shard) for shard in shards]
 
 
-def pairing(trial: Trial) -> Pairing:
+def pairing(trial: Trial) -> Key:
     """Return the key of trials that stay together: a baseline in one round, with its comparisons and predictions."""
     return trial.case.baseline.twin, trial.round

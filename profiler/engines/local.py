@@ -24,14 +24,14 @@ from profiler import __version__
 from profiler.analysis import progress
 from profiler.analysis.progress import impossible
 from profiler.core import catalogue, schedule
-from profiler.core.case import Case, Trial, decode, encode
+from profiler.core.case import Key, Trial, decode, encode
 from profiler.core.device_choice import SEVERAL, visible
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import MOST_BYTES, absent, parse
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import SCHEMA, Environment, Outcome, Record
 from profiler.core.safe_files import hide_bytes
-from profiler.core.schedule import Pairing, pairing
+from profiler.core.schedule import pairing
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
 from profiler.core.units import bytes_text
 from profiler.engines import WORKER
@@ -50,7 +50,7 @@ SHARED = {  # by how a group of trials shares a child
     "timed": RUN_TOGETHER,
 }
 MOST_TIMED = 8  # strategies in a process: with more, steps are too far from the plain step to share its disturbances
-Records = dict[tuple[Case, int], Record]
+Records = dict[Key, Record]
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
 POLL_SECONDS = 0.5
 SHOWN_BYTES = 1024  # of a rejected result, in the log
@@ -236,11 +236,11 @@ class Local:
         rehearses = trials[0].case.is_rehearsed
         requests = encode([replace(trial, limit_seconds=self.stage_seconds) for trial in trials]).decode()
         needs = [entry.partition(":")[0], *models.imports(trials[0].case.model.name)]  # no user's code
-        log = store.log_name(trials[0].case, trials[0].round)
+        log = store.log_name(trials[0].key)
         with self._child(entry, requests, log, needs=needs, rehearses=rehearses) as child:
             for trial in trials:
                 if trial is not trials[0]:
-                    child.go_on(self._log(store.log_name(trial.case, trial.round)))
+                    child.go_on(self._log(store.log_name(trial.key)))
                 words = f"{trial.case.model} {strategy_label(trial.case.label)} round {trial.round}"
                 child.on_stage = lambda stage, words=words: self.at_work(f"{words}: {stage}")  # type: ignore[misc]
                 ended = child.wait(self.stage_seconds, until_result=trial is not trials[-1])
@@ -304,7 +304,7 @@ def _record_of_end(child: Child, trial: Trial, ended: Ended) -> Record:
         if len(sent) != 1:
             raise ValueError(f"it sent {len(sent)} lines")
         record: Record = decode(sent[0], Record)
-        if (record.schema, record.case, record.round) != (SCHEMA, trial.case, trial.round):
+        if (record.schema, record.key) != (SCHEMA, trial.key):
             raise ValueError("it is of another trial")
         for wrong in impossible(record, trial.passes):
             raise ValueError(wrong)
@@ -331,7 +331,7 @@ def run_on_devices(
     Trials that are compared within a round stay on one device, whichever is free first. An error on a device is raised
     here too. It, and closing the iterator, calls `stop`, which must end the running trials on all devices.
     """
-    pairings: dict[Pairing, list[Trial]] = {}
+    pairings: dict[Key, list[Trial]] = {}
     for trial in trials:
         pairings.setdefault(pairing(trial), []).append(trial)
     waiting = iter(tuple(pairings.values()))
@@ -377,11 +377,11 @@ def in_waves(
     are run only if a baseline finds something. A case whose first round is not ok has no further rounds. The waves
     follow the plan; `widely` makes as few as possible, for an engine that runs many trials at once.
     """
-    records = {(record.case, record.round): record for record in done}
+    records = {record.key: record for record in done}
     waves = groupby(sorted(plan, key=_wave), key=_wave) if widely else groupby(plan, key=_close_wave)
     for _, wave in waves:
         for record in run(informed(progress.owed(wave, records.values()), records)):
-            records[record.case, record.round] = record
+            records[record.key] = record
             yield record
 
 

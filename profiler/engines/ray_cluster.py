@@ -190,7 +190,7 @@ class RayCluster:
         if self.logs and log:
             with suppress(OSError, UserError):  # a full disk does not lose the record
                 self.logs.mkdir(exist_ok=True)
-                safe_files.write(self.logs / f"{store.log_name(trial.case, trial.round)}.log", hide_bytes(log))
+                safe_files.write(self.logs / f"{store.log_name(trial.key)}.log", hide_bytes(log))
         record: Record = decode(encoded, Record)
         record.keep_line(encoded)
         return record
@@ -274,7 +274,7 @@ def run_trial(request: bytes, stage_seconds: float) -> tuple[bytes, bytes]:
     with tempfile.TemporaryDirectory(prefix="gcprof-") as folder:
         engine.logs = Path(folder)
         (record,) = engine.run([trial])
-        log = engine.logs / f"{store.log_name(trial.case, trial.round)}.log"
+        log = engine.logs / f"{store.log_name(trial.key)}.log"
         return record.take_line(), log.read_bytes() if log.exists() else b""
 
 

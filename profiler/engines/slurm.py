@@ -24,7 +24,7 @@ import msgspec
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
 from profiler.core import safe_files, schedule
-from profiler.core.case import Case, Trial, decode, encode
+from profiler.core.case import Key, Trial, decode, encode
 from profiler.core.catalogue import Count
 from profiler.core.errors import UserError, load_module
 from profiler.core.record import Environment, Record
@@ -39,7 +39,6 @@ OURS = ("slurm_nodes", "slurm_ntasks_per_node", "slurm_tasks_per_node")  # a job
 POLL_SECONDS = {"slurm": 2.0, "local": 0.1}
 GRACE_SECONDS = {"slurm": 0.0, "local": 5.0}  # for jobs to end when they are told to
 RULE = "-" * 22  # encloses the traceback in the message of submitit's error
-Key = tuple[Case, int]
 
 
 def connect(
@@ -198,7 +197,7 @@ class Shards:
         self.jobs_folder = run / "jobs"
         self._run = run
         self._plan = plan
-        self._records: dict[Key, Record] = {(record.case, record.round): record for record in done}
+        self._records: dict[Key, Record] = {record.key: record for record in done}
         self._firsts = {trial.case for trial in plan if trial.round == 1}
         self._offered: dict[Key, tuple[Record, Path]] = {}  # later rounds whose first is not known yet, and their shard
         self._sizes: dict[Path, int] = {}  # of what has been read
@@ -216,27 +215,25 @@ class Shards:
     def deal(self, count: int) -> list[Path]:
         """Make at most `count` shards of owed trials that are in none; return all shards that owe trials."""
         owed = progress.owed(self._plan, self._records.values(), perhaps=True)
-        placed = {(trial.case, trial.round): folder for folder, plan in self.plans.items() for trial in plan}
-        new = [trial for trial in owed if (trial.case, trial.round) not in placed]
+        placed = {trial.key: folder for folder, plan in self.plans.items() for trial in plan}
+        new = [trial for trial in owed if trial.key not in placed]
         manifest, first = store.read_manifest(self._run), len(self.plans) + 1
         places = (manifest.shard.places if manifest.shard else ()) or range(len(manifest.plan))
-        place_of = {(trial.case, trial.round): place for trial, place in zip(manifest.plan, places, strict=True)}
+        place_of = {trial.key: place for trial, place in zip(manifest.plan, places, strict=True)}
         sweep = manifest.shard.sweep if manifest.shard else schedule.digest(manifest.plan)
         known = [msgspec.structs.replace(trial, data_directory=None) for trial in informed(new, self._records)]
         dealt = [part for part in schedule.deal(known, count) if part]
         for number, part in enumerate(dealt, start=first):
             folder, plan = self._run / "shards" / str(number), tuple(known[index] for index in part)
-            keys = [(trial.case, trial.round) for trial in plan]
-            shard = Shard(
-                index=number, count=first - 1 + len(dealt), places=tuple(place_of[key] for key in keys), sweep=sweep
-            )
+            own = tuple(place_of[trial.key] for trial in plan)
+            shard = Shard(index=number, count=first - 1 + len(dealt), places=own, sweep=sweep)
             store.create(
                 folder, plan=plan, command=manifest.command, sources=manifest.sources,
                 environment=manifest.environment, shard=shard,
             )  # fmt: skip
             self.plans[folder] = plan
-            placed |= dict.fromkeys(keys, folder)
-        owing = {placed[trial.case, trial.round] for trial in owed}
+            placed |= dict.fromkeys((trial.key for trial in plan), folder)
+        owing = {placed[trial.key] for trial in owed}
         return [folder for folder in self.plans if folder in owing]
 
     def news(self, shard: Path, *, why_over: str | None = None) -> Iterator[Record]:
@@ -252,7 +249,7 @@ class Shards:
             found = progress.settled(records) if why_over is None else latest(records)
             undone = progress.owed(self.plans[shard], found) if why_over is not None else ()
             found += [lost(trial, "crashed", why_over or "") for trial in undone]
-            self._offered |= {(record.case, record.round): (record, shard) for record in found}
+            self._offered |= {record.key: (record, shard) for record in found}
         for key, (record, written) in sorted(self._offered.items(), key=lambda offer: offer[0][1]):
             first = self._records.get((record.case, 1))
             if record.round > 1 and record.case in self._firsts and first is None:
@@ -260,7 +257,7 @@ class Shards:
             del self._offered[key]
             if key not in self._records and (record.round == 1 or first is None or first.outcome == "ok"):
                 self._records[key] = record
-                log = written / "logs" / f"{store.log_name(record.case, record.round)}.log"
+                log = written / "logs" / f"{store.log_name(record.key)}.log"
                 with suppress(OSError):  # what was printed is no reason to lose a result
                     if safe_files.is_regular(log):
                         (self._run / "logs").mkdir(exist_ok=True)

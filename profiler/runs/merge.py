@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from profiler.analysis import progress
 from profiler.analysis.progress import impossible
 from profiler.core import plan_file, schedule
-from profiler.core.case import Case, Trial, encode
+from profiler.core.case import Key, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment, Evidence, Record, evidence, moment
 from profiler.core.schedule import Shard
@@ -23,7 +23,6 @@ from profiler.runs import TAGS, store
 from profiler.runs.store import Manifest, Run
 
 KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", plan_file.FOLDER, "shards", "jobs", ".writer", TAGS)
-Key = tuple[Case, int]
 
 
 class Offer(NamedTuple):
@@ -66,7 +65,7 @@ def merge(folders: Sequence[Path]) -> Merged:
     plan, shard = _joined(runs)
     offers: dict[Key, list[Offer]] = {}
     for run, lines in read:
-        own = {(one.case, one.round): Offer(run, one, line) for one, line in zip(run.records, lines, strict=True)}
+        own = {one.key: Offer(run, one, line) for one, line in zip(run.records, lines, strict=True)}
         for key, offer in own.items():
             offers.setdefault(key, []).append(offer)
     latest = {key: max(of_key, key=_later) for key, of_key in offers.items()}
@@ -100,7 +99,7 @@ def merge(folders: Sequence[Path]) -> Merged:
         ),
         records=tuple(kept[key].record for key in keys),
         lines=tuple(kept[key].line for key in keys),
-        logs=tuple(kept[key].run.folder / "logs" / f"{store.log_name(*key)}.log" for key in keys),
+        logs=tuple(kept[key].run.folder / "logs" / f"{store.log_name(key)}.log" for key in keys),
         num_same=sum(len(offers[key]) - different[key] for key in keys),
         remarks=tuple(remarks),
         warnings=tuple(f"{run.folder.name}: {warning}" for run in runs for warning in run.warnings),
@@ -136,16 +135,16 @@ def _joined(runs: Sequence[Run]) -> tuple[dict[Key, Trial], Shard | UnsetType]:
     The order is that of the sweep if all runs are its shards, else run by run. Shards whose trials are all planned by
     runs that are no shards miss nothing.
     """
-    planned = {(trial.case, trial.round) for run in runs if not run.manifest.shard for trial in run.manifest.plan}
+    planned = {trial.key for run in runs if not run.manifest.shard for trial in run.manifest.plan}
     parts = [(run.manifest.shard, run.manifest.plan) for run in runs if run.manifest.shard]
-    left = [shard for shard, trials in parts if not planned.issuperset((trial.case, trial.round) for trial in trials)]
+    left = [shard for shard, trials in parts if not planned.issuperset(trial.key for trial in trials)]
     placed = {place: trial for shard, trials in parts for place, trial in zip(shard.places, trials, strict=False)}
     in_order = [placed[place] for place in sorted(placed)]
     is_one_sweep = len({shard.sweep for shard, _ in parts}) == 1
     by_run = [trial for run in runs for trial in run.manifest.plan]
     plan: dict[Key, Trial] = {}
     for trial in (is_one_sweep and len(parts) == len(runs) and in_order) or by_run:
-        plan.setdefault((trial.case, trial.round), trial)
+        plan.setdefault(trial.key, trial)
     if not left:
         return plan, UNSET
     if is_one_sweep and left[0].sweep is UNSET:  # of before: shards had no digest of their sweep
@@ -193,7 +192,7 @@ def validate(folder: Path) -> Report:
     plan: dict[Key, Trial] | None = None
     try:
         manifest = store.read_manifest(folder)
-        plan = {(trial.case, trial.round): trial for trial in manifest.plan}
+        plan = {trial.key: trial for trial in manifest.plan}
     except UserError as error:
         find(folder / "manifest.json", error.message)
     if not (folder / "trials.jsonl").exists():
@@ -209,13 +208,12 @@ def validate(folder: Path) -> Report:
             find(where, error.message)
             continue
         records.append(record)
-        key = record.case, record.round
-        if key in seen:
-            before, earlier = seen[key]
+        if record.key in seen:
+            before, earlier = seen[record.key]
             same = "the same record as" if encode(earlier) == encode(record) else "another result of the trial of"
             find(where, f"{same} line {before}; the later one counts", is_damage=False)
-        seen[key] = number, record
-        trial = plan.get(key) if plan is not None else None
+        seen[record.key] = number, record
+        trial = plan.get(record.key) if plan is not None else None
         if plan is not None and trial is None:
             find(where, f"not in the plan: {record.case.label}, round {record.round}", is_damage=False)
         for text in impossible(record, trial.passes if trial else None):

@@ -24,7 +24,7 @@ from msgspec.structs import astuple, force_setattr
 from profiler.analysis import progress
 from profiler.analysis.progress import impossible_reading, unsound
 from profiler.core import catalogue, safe_files
-from profiler.core.case import Case, Trial, decode, encode
+from profiler.core.case import Case, Key, Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SCHEMA, SOFTWARE, Environment, Equality, Record
 from profiler.core.schedule import Shard
@@ -35,9 +35,9 @@ T = TypeVar("T")
 IGNORED = ".gitignore"  # in RESULTS, where gcprof made it: a run is no part of the repository that it is in
 
 
-def log_name(case: Case, round: int) -> str:
+def log_name(key: Key) -> str:
     """Return the name of a trial's log in the folder `logs`, without its extension."""
-    return f"{case.id}-{round}"
+    return f"{key[0].id}-{key[1]}"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

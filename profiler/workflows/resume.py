@@ -160,9 +160,7 @@ def _refuse_changes(
     sources = store.code_digests(trial.case for trial in trials)
     manifest = msgspec.structs.replace(before.manifest, environment=then)
     changes = [*store.changes(manifest, environment=now, sources=sources)]
-    then_and_now = [
-        {(one.case, one.round, one.passes) for one in of} for of in (trials, asked.trials if asked else trials)
-    ]
+    then_and_now = [{(one.key, one.passes) for one in of} for of in (trials, asked.trials if asked else trials)]
     if then_and_now[0] != then_and_now[1]:
         changes = [*_other_words(before, request), *changes]
     if changes:

@@ -220,7 +220,7 @@ def follow(
             owed = run_owed(engine, run, data_directory=data_directory, exclusive=exclusive, ready=ready, warn=warn)
             for record, left in owed:
                 records.append(record)
-                show(record, left, run.folder / "logs" / f"{store.log_name(record.case, record.round)}.log")
+                show(record, left, run.folder / "logs" / f"{store.log_name(record.key)}.log")
     except Interrupted as interrupted:
         screen.say("interrupted; what was printed is safe")
         code = interrupted.exit_code

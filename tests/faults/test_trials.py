@@ -74,7 +74,7 @@ def test_fault_18_a_trial_is_asked_to_end_and_then_made_to(engine, monkeypatch, 
 def test_fault_19_what_a_trial_leaves_running_is_ended_with_it(engine):
     (record,) = engine.run([trial("fork")])
 
-    log = (engine.logs / f"{store.log_name(record.case, record.round)}.log").read_bytes()
+    log = (engine.logs / f"{store.log_name(record.key)}.log").read_bytes()
     started = {int(pid) for pid in re.findall(rb"offspring (\d+)", log)}
     assert record.outcome == "ok"
     assert started
