@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, product
@@ -32,13 +31,12 @@ from profiler.analysis.rows import Row, samples
 from profiler.core.case import SETTINGS, Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Environment
-from profiler.core.units import bytes_text, few, parse_percent
+from profiler.core.units import bytes_text, few, parse_limits
 
 MOST_STRATEGIES = 64  # of one group, since the number of pairs is quadratic
 NOTHING = "-"
 WORDS = {"device_name": "device", "device_bytes": "memory", "device_uuid": "UUID", "num_threads": "threads"}
 SIGNS = {"better": -1, "faster": -1, "worse": 1, "slower": 1}  # of verdicts; 0 for the others
-RULE = re.compile(r"\s*(\w+)\s*:\s*>(.*)", re.ASCII | re.DOTALL)
 OVER = ("worse", "slower", "off")  # verdicts that confirm that a quantity is more than the baseline's
 MOST_NAMED = 3  # rows
 
@@ -263,17 +261,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
     """Return the rules in a text such as `peak:>2%,time:>5%`. Raises UserError."""
-    hint = "write --fail-on 'peak:>2%,time:>5%'"
-    rules: dict[str, Rule] = {}
-    for piece in text.split(","):
-        rule = RULE.fullmatch(piece)
-        most = parse_percent(rule[2]) if rule else None
-        if rule is None or most is None or rule[1] not in QUANTITIES:
-            raise UserError(f"--fail-on cannot be '{piece.strip()}'", hint=hint)
-        if rule[1] in rules:
-            raise UserError(f"--fail-on gives {rule[1]} twice", hint=hint)
-        rules[rule[1]] = Rule(quantity=rule[1], most=most)
-    return tuple(rules.values())
+    limits = parse_limits(text, QUANTITIES, hint="write --fail-on 'peak:>2%,time:>5%'")
+    return tuple(Rule(quantity=limit.quantity, most=limit.most or 0.0) for limit in limits)
 
 
 _Pair = tuple[Side, Side | None, str]  # of the baseline run; what is judged against it, if it has any; RuleResult.label

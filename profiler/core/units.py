@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
+from typing import NamedTuple
 
 from profiler.core.errors import UserError
 
@@ -193,6 +194,39 @@ def parse_percent(word: str) -> float | None:
     percent = re.fullmatch(rf"({NUMBER})\s*%", word.strip().lower(), flags=re.ASCII)
     fraction = float(percent[1]) / 100 if percent else math.inf
     return fraction if math.isfinite(fraction) else None
+
+
+RULE = re.compile(r"(\w+)\s*:\s*>(.*)", re.ASCII | re.DOTALL)
+
+
+class Limit(NamedTuple):
+    """A quantity, and the most that it may be: bytes, or a fraction; None where the quantity alone is a limit."""
+
+    quantity: str
+    most: int | float | None
+    text: str  # as it was typed
+
+
+def parse_limits(
+    text: str, quantities: Collection[str], *, hint: str, of_memory: bool = False, alone: str | None = None
+) -> tuple[Limit, ...]:
+    """Return the limits of --fail-on, `peak:>2%`: percentages of a change, or `of_memory` bytes and percentages.
+
+    The quantity `alone` is written by itself. Raises UserError.
+    """
+    limits: dict[str, Limit] = {}
+    for word in map(str.strip, text.split(",")):
+        rule, most = RULE.fullmatch(word), None
+        quantity = rule[1] if rule else word.replace("_", "-")
+        if rule and quantity in quantities:
+            size = rule[2].strip()
+            most = parse_memory(size, flag=f"--fail-on: '{word}'") if of_memory else parse_percent(size)
+        if most is None and (rule or quantity != alone):
+            raise UserError(f"--fail-on cannot be '{word}'", hint=hint)
+        if quantity in limits:
+            raise UserError(f"--fail-on gives {quantity} twice", hint=hint)
+        limits[quantity] = Limit(quantity, most, word)
+    return tuple(limits.values())
 
 
 class Choice(str):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import msgspec
 from msgspec import UNSET
 
 from profiler import __version__
-from profiler.core import gpu_specs
+from profiler.core import gpu_specs, units
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import HOLLOW
 from profiler.core.record import Environment, ProcessFacts, Readings, Record, VariantFacts
 from profiler.core.safe_files import hide
-from profiler.core.units import bytes_text, change_text, parse_memory, parse_percent
+from profiler.core.units import Limit, bytes_text, change_text
 from profiler.scripts.report import Process, Variant, name_of, phase_name, phase_text
 
 NO_PROCESS = Process(
@@ -103,7 +102,6 @@ def environment(variant: Variant, process: Process | None = None, started: str |
 
 
 def _record(variant: Variant, process: Process, place: int, started: str | None) -> Record:
-    words = variant.words
     case = Case(
         model=Choice(process.module or command_name(variant.command)),
         strategy=Choice("none"),
@@ -113,9 +111,9 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
         data="own",
         verify="off",
         command=tuple(map(hide, variant.command)),
-        values=tuple((name, hide(text)) for name, text in words.items() if name not in ("device", "strategy")),
+        values=tuple((name, hide(text)) for name, text in variant.filled.items()),
         process=place,
-    ).under(Choice(words.get("strategy", "none")))
+    ).under(Choice(variant.words.get("strategy", "none")))
     outcome, detail = process.outcome, process.detail
     if variant.outcome == "skipped" or (process is NO_PROCESS and variant.outcome != "ok"):
         outcome, detail = variant.outcome, variant.detail or process.detail
@@ -135,7 +133,7 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
         rank=UNSET if process.rank is None else process.rank,
         phases=process.phases,
         script=ProcessFacts(**{name: getattr(process, name) for name in ProcessFacts.__struct_fields__}),
-        variant=VariantFacts(**{**facts, "words": {name: hide(text) for name, text in words.items()}}),
+        variant=VariantFacts(**{**facts, "words": {name: hide(text) for name, text in variant.words.items()}}),
     )
 
 
@@ -158,9 +156,7 @@ def _process(record: Record) -> Process:
 # ---- runs compared: their phases in pairs, by strategy, values of -L, rank and phase
 
 WHOLE = "whole"  # of all phases of a process
-RULE = re.compile(r"\s*(peak|reserved)\s*:\s*>\s*(\S.*?)\s*", re.ASCII | re.DOTALL)
-SHORT = ("out-of-memory", "out_of_memory")
-OUT_OF_MEMORY = SHORT[0]
+QUANTITIES, OUT_OF_MEMORY = ("peak", "reserved"), "out-of-memory"
 HINT = "write --fail-on 'peak:>10GiB,reserved:>90%,out-of-memory'; a percentage is of the GPU's memory"
 HINT_OF_CHANGES = "write --fail-on 'peak:>2%,reserved:>2%,out-of-memory'"
 Key = tuple[str, ...]  # device if a run has several, strategy, values, process, phase
@@ -187,11 +183,13 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     before: Point | None
     after: Point | None
 
+    def taken(self, quantity: str) -> list[int | None]:
+        """Return the bytes of `peak` or `reserved` on both sides."""
+        return [getattr(point, f"{quantity}_bytes", None) for point in (self.before, self.after)]
+
     def ratio(self, quantity: str) -> float | None:
         """Return `peak` or `reserved` over the baseline's; None where a side has none."""
-        if self.before is None or self.after is None:
-            return None
-        first, second = (getattr(point, f"{quantity}_bytes") for point in (self.before, self.after))
+        first, second = self.taken(quantity)
         return second / first if first and second is not None else None
 
 
@@ -242,11 +240,11 @@ def compare(sides: Sequence[Side]) -> tuple[Comparison, ...]:
 def _points(side: Side, *, with_device: bool) -> dict[Key, Point]:
     found: dict[Key, Point] = {}
     for variant in side.variants:
-        values = [f"{name} {text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
+        values = ", ".join(f"{name} {text}" for name, text in variant.filled.items())
         device = variant.words["device"] if with_device else ""
         for process in variant.processes:
             label = process.label(variant.processes)
-            key = (device, variant.words.get("strategy", "none"), ", ".join(values), label)
+            key = (device, variant.words.get("strategy", "none"), values, label)
             parts = {WHOLE: (process.peak_bytes, process.reserved_bytes, process.peak.line)}
             parts |= {phase_name(one): (one.peak_bytes, one.reserved_bytes, one.line) for one in process.phases}
             for name, (peak, reserved, line) in parts.items():
@@ -259,32 +257,13 @@ def _points(side: Side, *, with_device: bool) -> dict[Key, Point]:
 # ---- limits
 
 
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantity, and the most that it may be: bytes, or a fraction; None for `out-of-memory`."""
-
-    quantity: str  # peak, reserved, out-of-memory
-    most: int | float | None = None
-    text: str
-
-
 def parse_limits(text: str, *, is_change: bool = False) -> tuple[Limit, ...]:
     """Return the limits in a text: bytes, or percentages of the GPU's memory; of changes between runs, percentages.
 
     Raises UserError.
     """
     hint = HINT_OF_CHANGES if is_change else HINT
-    found: dict[str, Limit] = {}
-    for word in map(str.strip, text.split(",")):
-        rule, most = RULE.fullmatch(word), None
-        quantity = rule[1] if rule else OUT_OF_MEMORY if word in SHORT else None
-        if rule:
-            most = parse_percent(rule[2]) if is_change else parse_memory(rule[2], flag=f"--fail-on: '{word}'")
-        if quantity is None or (rule and most is None):
-            raise UserError(f"--fail-on cannot be '{word}'", hint=hint)
-        if quantity in found:
-            raise UserError(f"--fail-on gives {quantity} twice", hint=hint)
-        found[quantity] = Limit(quantity=quantity, most=most, text=word)
-    return tuple(found.values())
+    return units.parse_limits(text, QUANTITIES, hint=hint, of_memory=not is_change, alone=OUT_OF_MEMORY)
 
 
 def exceeded(variants: Sequence[Variant], limits: Sequence[Limit]) -> list[str]:

@@ -13,6 +13,7 @@ import msgspec
 from profiler.core import gpu_specs
 from profiler.core.gpu_specs import Device, Rates, parse
 from profiler.core.record import AppliedToModel, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
+from profiler.core.stats import largest_known
 from profiler.core.trace_data import Operator, operator_seconds, stated_error
 
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
@@ -145,6 +146,22 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
         )
 
     @property
+    def filled(self) -> dict[str, str]:
+        """The values of -L, by name."""
+        return {name: text for name, text in self.words.items() if name not in ("device", "strategy")}
+
+    @property
+    def why(self) -> str | None:
+        """Why it did not run to its end, if that is known."""
+        return self.detail or next((process.detail for process in self.processes if process.detail), None)
+
+    @property
+    def estimated_seconds(self) -> float | None:
+        """The seconds of a step of its slowest process; None where one is not known, or it is skipped."""
+        known = [process.estimated_seconds for process in self.processes if process.estimated_seconds is not None]
+        return max(known) if known and len(known) == len(self.processes) and self.outcome != "skipped" else None
+
+    @property
     def first_dead(self) -> Process | None:
         """The process that died before any other; one that missed another has died after it, whenever that was seen."""
         dead = [process for process in self.processes if process.died]
@@ -219,8 +236,7 @@ def phase_name(phase: Phase) -> str:
 def name_of(variant: Variant) -> str:
     """Return a variant by its words: `t4:2, sqrt, batch 32`."""
     own = [variant.words[name] for name in ("device", "strategy") if name in variant.words]
-    values = [f"{name} {text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
-    return ", ".join([*own, *values])
+    return ", ".join([*own, *(f"{name} {text}" for name, text in variant.filled.items())])
 
 
 def read_process(
@@ -270,8 +286,8 @@ def read_process(
         notes=tuple(line["text"] for line in kinds["note"]),
         module=next(filter(None, (row["module"] for row in rows if row["phase"] == "backward")), rows[-1]["module"]),
         applied=tuple(_applied(kinds["applied"], kinds["own checkpoints"])),
-        peak_bytes=_largest(phase.peak_bytes for phase in phases),
-        reserved_bytes=_largest(phase.reserved_bytes for phase in phases),
+        peak_bytes=largest_known(phase.peak_bytes for phase in phases),
+        reserved_bytes=largest_known(phase.reserved_bytes for phase in phases),
         torch=next((line["version"] for line in kinds["torch"]), None),
         phases=phases,
     )
@@ -299,7 +315,7 @@ def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
         found.append(
             Phase(
                 name=name, is_first_step=is_first, first_step=several[0]["step"], num=len(several), peak_bytes=peak,
-                live_bytes=live, reserved_bytes=_largest(_most(row)[2] for row in several),
+                live_bytes=live, reserved_bytes=largest_known(_most(row)[2] for row in several),
                 line=largest.get("peak_line", largest["line"]),
                 holders=msgspec.convert(largest.get("holders", ()), tuple[Holder, ...]),
             )
@@ -312,11 +328,7 @@ def _most(row: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
     """Return peak and live bytes of the device with the largest peak, and the most that one has reserved."""
     devices = row["devices"].values()
     peak, live, _ = max(devices, default=(None, None, None), key=lambda device: device[0])
-    return peak, live, _largest(reserved for _, _, reserved in devices)
-
-
-def _largest(sizes: Iterable[int | None]) -> int | None:
-    return max((size for size in sizes if size is not None), default=None)
+    return peak, live, largest_known(reserved for _, _, reserved in devices)
 
 
 def _outcome(kinds: Mapping[str, Sequence[dict[str, Any]]], *, is_ended: bool) -> tuple[str, str | None]:

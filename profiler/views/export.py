@@ -49,12 +49,12 @@ def lines_of(run: Run) -> tuple[dict[str, type], Iterable[dict[str, Any]]]:
         return COLUMNS, map(flat_row, rows(run.records))
     lines = []
     for variant in variants(run.records):
-        values = [f"{name}={text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
+        values = ",".join(f"{name}={text}" for name, text in variant.filled.items())
         for place, process in enumerate(variant.processes):
             for phase in process.phases:
                 own = {
                     "command": " ".join(variant.command), "device": variant.words["device"],
-                    "strategy": variant.words.get("strategy", "none"), "values": ",".join(values),
+                    "strategy": variant.words.get("strategy", "none"), "values": values,
                     "evidence": "rehearsed" if variant.gpu else "measured", "process": place,
                     "model": process.module, "phase": phase.name,
                 }  # fmt: skip

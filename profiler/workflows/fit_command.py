@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, partial
+from math import inf
 from typing import Any
 
 import msgspec
@@ -70,17 +71,11 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def step_seconds(self) -> float:
         """The estimated seconds of a step of its slowest process, endless where they are not known."""
-        known = [process.estimated_seconds for process in self.variant.processes]
-        return max((float("inf") if one is None else one for one in known), default=float("inf"))
+        return self.variant.estimated_seconds or inf
 
     @property
     def need(self) -> str:
         return "runs out of memory" if self.needed_bytes is None else f"needs {bytes_text(self.needed_bytes)}"
-
-    @property
-    def why(self) -> str | None:
-        """Why it did not run to its end, if that is known."""
-        return self.variant.detail or next((one.detail for one in self.variant.processes if one.detail), None)
 
     def fits(self, limit_bytes: int) -> bool:
         return self.needed_bytes is not None and self.needed_bytes <= limit_bytes
@@ -137,7 +132,7 @@ class _Refused(UserError):
     """The command did not run to its end."""
 
     def __init__(self, way: Way) -> None:
-        message = f"the command {way.variant.outcome.replace('_', ' ')}{f': {way.why}' if way.why else ''}"
+        message = f"the command {': '.join(filter(None, (way.variant.outcome.replace('_', ' '), way.variant.why)))}"
         hint = "gcprof rehearse -- COMMAND shows where"
         super().__init__(message, hint=hint, exit_code=way.end.exit_code or 1)
 
@@ -273,7 +268,7 @@ class Search:
             self._ways[label] = way if way.variant.outcome in RAN else None
             if way.variant.outcome in RAN:
                 self._say(f"{label}: {way.need}")
-            elif (why := way.why or way.variant.outcome) == NOT_MET:
+            elif (why := way.variant.why or way.variant.outcome) == NOT_MET:
                 raise _Unmet(why)
             else:  # by its lever that refused, if the reason names it
                 named = next((lever for lever in chosen if f"{lever.name}: " in why), None)

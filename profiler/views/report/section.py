@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from profiler.analysis.advice import Advice, BudgetPoint, advise, budget_frontier
 from profiler.analysis.live_bytes import most_of_peak, peak_parts
-from profiler.analysis.rows import Row, foretells
+from profiler.analysis.rows import TIMES, Row, foretells
 from profiler.analysis.time_ratio import VARYING
 from profiler.core.case import Case
 from profiler.core.plan_file import strategy_label
@@ -49,7 +49,7 @@ from profiler.views.tables.columns import (
     reasons,
     remarks,
 )
-from profiler.views.tables.details import TIMES, samples_of
+from profiler.views.tables.details import samples_of
 from profiler.views.tables.explanation import module_name
 
 LONGEST_REASON, LONGEST_NOTE, LONGEST_TITLE = 300, 600, 240  # letters

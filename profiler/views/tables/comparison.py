@@ -24,7 +24,7 @@ from profiler.core.units import (
     second_unit,
     spread_text,
 )
-from profiler.scripts.records import WHOLE
+from profiler.scripts.records import QUANTITIES, WHOLE
 from profiler.scripts.records import Comparison as ScriptComparison
 from profiler.views.export import csv_text, safe
 from profiler.views.tables import Table, numbers, of_lines, words
@@ -32,7 +32,6 @@ from profiler.views.tables.columns import SAID, card, device_word
 
 SCHEMA = 1
 SCRIPT_KEYS = ("device", "strategy", "values", "process", "phase")  # of a pair of phases
-QUANTITIES = ("peak", "reserved")  # of a phase
 SMALLEST = 0.0005  # of a peak: smaller differences are shown in bytes, since they would read 0.0 %
 MAX_SWAPPED = 3  # pairs that one line names before it only counts them
 
@@ -244,9 +243,9 @@ def script_tables(comparisons: Sequence[ScriptComparison]) -> list[Table]:
         for pair in compared.pairs:
             figures = []
             for quantity in QUANTITIES:
-                taken = [getattr(point, f"{quantity}_bytes") if point else None for point in (pair.before, pair.after)]
                 ratio = pair.ratio(quantity)
-                figures += [*(scaled(count, size) for count in taken), "same" if ratio == 1 else change_text(ratio)]
+                change = "same" if ratio == 1 else change_text(ratio)
+                figures += [*(scaled(count, size) for count in pair.taken(quantity)), change]
             points = [point for point in (pair.before, pair.after) if point]
             code = " -> ".join(dict.fromkeys(point.line for point in points if point.line))
             bad = [point.outcome.replace("_", " ") for point in points if not point.is_ok and pair.key[-1] == WHOLE]
@@ -265,8 +264,7 @@ def script_csv(comparisons: Sequence[ScriptComparison]) -> str:
     figures = [f"{quantity}_bytes_{side}" for quantity in QUANTITIES for side in ("before", "after")]
     lines: list[list[Any]] = [["run", "against", *SCRIPT_KEYS, *figures, "outcome"]]
     for compared, pair in ((each, pair) for each in comparisons for pair in each.pairs):
-        sides = (pair.before, pair.after)
-        taken = [point and getattr(point, f"{name}_bytes") for name in QUANTITIES for point in sides]
+        taken = [count for quantity in QUANTITIES for count in pair.taken(quantity)]
         lines.append([compared.after, compared.before, *pair.key, *taken, pair.after and pair.after.outcome])
     return csv_text([safe(value) for value in line] for line in lines)
 

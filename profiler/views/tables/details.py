@@ -13,7 +13,7 @@ import msgspec
 from profiler.analysis import axes, progress
 from profiler.analysis.advice import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.axes import Space, grid, nearest_growth, two
-from profiler.analysis.rows import Row, rows
+from profiler.analysis.rows import TIMES, Row, rows
 from profiler.core import catalogue
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
@@ -50,7 +50,6 @@ from profiler.views.tables.columns import (
 OUT, BEYOND = "OOM", "*"
 RATE_TEXT = partial(in_unit_text, unit="")
 BATCHES = {"batch_size", "strategy"}  # the axes over which the throughput frontier is shown too
-TIMES = ("forward", "backward", "optimizer", "step")
 STOPPED = {
     "target": "sure enough",
     "samples": "--max-samples reached",

@@ -108,21 +108,19 @@ def _alike(processes: Sequence[Process], *more: str) -> Collection[list[Process]
 def sentence(variant: Variant, among: Sequence[Variant] = ()) -> str:
     """Return whether a rehearsed variant fits, or what a measured one takes against `none`; and where its peak is."""
     outcome, strategy = variant.outcome.replace("_", " "), variant.words.get("strategy")
-    why = variant.detail or next((process.detail for process in variant.processes if process.detail), None)
-    values = [(name, value) for name, value in variant.words.items() if name not in ("device", "strategy")]
     if not variant.gpu:
         said = "; ".join(_measured(variant, among)) or NOTHING
         room = f" ({bytes_text(variant.gpu_bytes)})" if variant.gpu_bytes else ""
         device = "this CPU" if variant.words["device"] == "cpu" else f"{variant.words['device']}{room}"
-        named = ", ".join([*([strategy] if strategy else []), *(f"{name} {value}" for name, value in values)])
-        called = f"{named} on {device}".removeprefix(" ")
+        named = filter(None, (strategy, *(f"{name} {value}" for name, value in variant.filled.items())))
+        called = f"{', '.join(named)} on {device}".removeprefix(" ")
         cut = ", in what ran" if variant.is_cut else ""
-        return f"{called}{cut}: {said if variant.outcome == 'ok' else _because(outcome, why)}"
+        return f"{called}{cut}: {said if variant.outcome == 'ok' else _because(outcome, variant.why)}"
     under = [f"under {strategy}"] if strategy else []
     device = variant.words["device"].partition(":")[0]
     with suppress(UserError):  # a GPU that is not known here, or that is redacted, keeps its word
         device = gpu_specs.find(device).name
-    called = " ".join([device, *(f"{name}={value}" for name, value in values), *under])
+    called = " ".join([device, *(f"{name}={value}" for name, value in variant.filled.items()), *under])
     if variant.outcome == "skipped":
         return f"skipped on {called}: {variant.detail}; below is the script as it is"
     called = f"{called} ({bytes_text(variant.gpu_bytes or 0)})"
@@ -138,9 +136,10 @@ def sentence(variant: Variant, among: Sequence[Variant] = ()) -> str:
     if variant.outcome == "timed_out":
         return f"{_because(f'was ended early on {called}', variant.detail)}; below is what ran"
     if variant.outcome != "ok":
+        why = variant.why
         if dead := variant.first_dead:
-            named = f"process {dead.number}" if dead.rank is None else f"rank {dead.rank}"
-            why = f"{named} died first: {dead.detail}" if len(variant.processes) > 1 else dead.detail
+            who = f"process {dead.number}" if dead.rank is None else f"rank {dead.rank}"
+            why = f"{who} died first: {dead.detail}" if len(variant.processes) > 1 else dead.detail
         return _because(f"{outcome} on {called}", why)
     what = "fits, in what ran, on" if variant.is_cut else "fits"
     return f"{what} {called} with {_spare(variant)} to spare; {_peak(variant.largest)}{''.join(_assumed(variant))}"
@@ -347,10 +346,7 @@ def summary(variants: Sequence[Variant]) -> Table:
 
 def seconds_of_step(variant: Variant) -> float | None:
     """Return the seconds of a step: measured, or estimated of its slowest process; None where one is not known."""
-    if not variant.gpu:
-        return step_seconds(variant.seconds)
-    known = [process.estimated_seconds for process in variant.processes if process.estimated_seconds is not None]
-    return max(known) if known and len(known) == len(variant.processes) and variant.outcome != "skipped" else None
+    return variant.estimated_seconds if variant.gpu else step_seconds(variant.seconds)
 
 
 def _time_change(variant: Variant, variants: Sequence[Variant]) -> str:
