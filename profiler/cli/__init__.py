@@ -20,7 +20,7 @@ import typer.main
 
 from profiler.cli import options, output
 from profiler.cli.output import SCRIPT, drop_unwritable
-from profiler.core.errors import UserError, load_function
+from profiler.core.errors import UserError, load_function, one_of
 from profiler.workflows import COMMAND
 
 FULL = (  # errors of a place that cannot be written to
@@ -35,31 +35,11 @@ ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, i
 
 LONGEST = 1_000_000  # seconds of a stage: eleven days
 
-COMMANDS = {  # only the one that is asked for is imported; in options.py each has a line in GROUPS, and more examples
-    "run": "profiler.cli.run:run",
-    "rehearse": "profiler.cli.run:rehearse",
-    "predict": "profiler.cli.run:predict",
-    "explain": "profiler.cli.explain:explain",
-    "timeline": "profiler.cli.explain:timeline",
-    "plan": "profiler.cli.plan:plan",
-    "stages": "profiler.cli.plan:stages",
-    "fit": "profiler.cli.fit:fit",
-    "show": "profiler.cli.show:show",
-    "compare": "profiler.cli.show:compare",
-    "plot": "profiler.cli.show:plot",
-    "export": "profiler.cli.show:export",
-    "report": "profiler.cli.show:report",
-    "list": "profiler.cli.run_folders:list_runs",
-    "tag": "profiler.cli.run_folders:tag",
-    "rm": "profiler.cli.run_folders:rm",
-    "merge": "profiler.cli.run_folders:merge",
-    "validate": "profiler.cli.run_folders:validate",
-    "models": "profiler.cli.look_up:models",
-    "strategies": "profiler.cli.look_up:strategies",
-    "blocks": "profiler.cli.look_up:blocks",
-    "reproduce": "profiler.cli.run:reproduce",
-    "doctor": "profiler.cli.look_up:doctor",
-    "note": "profiler.cli.look_up:note",
+COMMANDS = {  # only the one that is asked for is imported
+    name: f"profiler.cli.{function}"
+    for group in (options.GROUPS | options.MORE | options.RUNS).values()
+    for name, (function, _) in group.items()
+    if function
 }
 
 
@@ -143,7 +123,7 @@ def with_added(command: Callable[..., Any], name: str, *, of_script: bool = Fals
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
 
     def with_options(*, color: str, stage_limit: float | None = None, **given: Any) -> Any:
-        output.COLOR.set(output.one_of(color, options.CHOICES["color"], flag="--color"))
+        output.COLOR.set(one_of(color, options.CHOICES["color"], flag="--color"))
         output.QUIET.set(bool(given.get("quiet")))
         if stage_limit is not None:
             from profiler.engines import STAGE_SECONDS

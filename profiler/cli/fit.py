@@ -16,7 +16,6 @@ from profiler.cli.output import (
     aside,
     interruptible,
     next_command,
-    one_of,
     say,
     say_bytes,
     say_json,
@@ -25,7 +24,7 @@ from profiler.cli.output import (
 from profiler.cli.plan import CODE, Levels
 from profiler.cli.run import say_assumed
 from profiler.cli.script import A_PLAN_ALONE, SCHEMA, Batches, gpus_of
-from profiler.core.errors import CODE_ALONE, UserError, refuse_idle
+from profiler.core.errors import CODE_ALONE, UserError, one_of, refuse_idle
 from profiler.core.units import batch_text, bytes_text, count_text, parse_budget, parse_bytes, parse_memory
 from profiler.workflows.spec import Request
 
@@ -80,9 +79,8 @@ def fit(
 
     draws = output is not None and output.suffix.lower() in PICTURES
     refuse_output(output, force=force, kinds=(".json", *PICTURES), hint="plan.json, or frontier.png, .svg, .pdf")
-    if emit is not None:
-        one_of(emit, WAY_KINDS, flag="--emit")
-        refuse_idle({"--json": json}, "with --emit", hint=CODE_ALONE)
+    one_of(emit, WAY_KINDS, flag="--emit")
+    refuse_idle({"--json": emit and json}, "with --emit", hint=CODE_ALONE)
     terminal = Terminal(is_quiet=quiet)
     of_batches = words.batch_size == "max"
     is_of_one = of_batches or memory is not None
@@ -231,9 +229,8 @@ def fit_script(
     from profiler.planning.plan_code import WAY_KINDS
     from profiler.workflows import fit_command
 
-    if emit is not None:
-        one_of(emit, WAY_KINDS, flag="--emit")
-        refuse_idle({"--json": json}, "with --emit", hint=CODE_ALONE)
+    one_of(emit, WAY_KINDS, flag="--emit")
+    refuse_idle({"--json": emit and json}, "with --emit", hint=CODE_ALONE)
     limit = parse_memory(memory, flag="--memory")
     asked = _asked(device, context, steps, batches, output, force=force)
     fitted = fit_command.fit(asked, limit, (lambda text: None) if quiet else aside)
@@ -278,9 +275,8 @@ def plan_script(
     from profiler.planning.plan_code import emit as code
     from profiler.workflows import fit_command
 
-    if emit is not None:
-        one_of(emit, CODE, flag="--emit")
-        refuse_idle({"-o": output is not None, "--json": json}, "with --emit", hint=CODE_ALONE)
+    one_of(emit, CODE, flag="--emit")
+    refuse_idle({"-o": emit and output, "--json": emit and json}, "with --emit", hint=CODE_ALONE)
     if budget is None:
         raise UserError("plan needs a budget", hint="--budget 11GiB, or --budget 60% of the command's own peak")
     parse_budget(budget, whole_bytes=0)

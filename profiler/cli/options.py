@@ -140,45 +140,46 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 ForceIfThere = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")]
 
 
-GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, short enough for any terminal
+Commands = dict[str, dict[str, tuple[str, str]]]  # by group and name: its function in this folder, and what it does
+GROUPS: Commands = {  # in words that are short enough for any terminal
     "Measure": {
-        "run": "Measure memory and time by strategy",
-        "doctor": "Check versions, devices and a trial",
+        "run": ("run:run", "Measure memory and time by strategy"),
+        "doctor": ("look_up:doctor", "Check versions, devices and a trial"),
     },
     "Without a GPU": {
-        "rehearse": "Run PyTorch's CUDA code without GPU",
-        "explain": "Explain what holds the peak",
-        "fit": "Find the fastest way to fit a memory",
-        "plan": "Find the fastest plan within memory",
+        "rehearse": ("run:rehearse", "Run PyTorch's CUDA code without GPU"),
+        "explain": ("explain:explain", "Explain what holds the peak"),
+        "fit": ("fit:fit", "Find the fastest way to fit a memory"),
+        "plan": ("plan:plan", "Find the fastest plan within memory"),
     },
     "Read": {
-        "show": "Show a run as a table",
-        "compare": "Compare runs: settings, peaks and times",
-        "report": "Write runs as an HTML page",
-        "runs": "List, tag, merge, check, remove runs",
+        "show": ("show:show", "Show a run as a table"),
+        "compare": ("show:compare", "Compare runs: settings, peaks and times"),
+        "report": ("show:report", "Write runs as an HTML page"),
+        "runs": ("", "List, tag, merge, check, remove runs"),
     },
 }
-MORE: dict[str, dict[str, str]] = {  # the same for commands that only --help-all lists
+MORE: Commands = {  # the same for commands that only --help-all lists
     "More": {
-        "predict": "Predict memory without the device",
-        "timeline": "Draw live memory over a step",
-        "stages": "Measure the costs of each stage",
-        "plot": "Plot a run as a picture",
-        "export": "Export a run for other tools",
-        "blocks": "Show the blocks of a model",
-        "models": "List models and optimizers with options",
-        "strategies": "List strategies with their options",
-        "note": "Explain a note below a table",
-        "reproduce": "Run a published system, compare figures",
+        "predict": ("run:predict", "Predict memory without the device"),
+        "timeline": ("explain:timeline", "Draw live memory over a step"),
+        "stages": ("plan:stages", "Measure the costs of each stage"),
+        "plot": ("show:plot", "Plot a run as a picture"),
+        "export": ("show:export", "Export a run for other tools"),
+        "blocks": ("look_up:blocks", "Show the blocks of a model"),
+        "models": ("look_up:models", "List models and optimizers with options"),
+        "strategies": ("look_up:strategies", "List strategies with their options"),
+        "note": ("look_up:note", "Explain a note below a table"),
+        "reproduce": ("run:reproduce", "Run a published system, compare figures"),
     },
 }
-RUNS: dict[str, dict[str, str]] = {  # the same for `gcprof runs`
+RUNS: Commands = {  # the same for `gcprof runs`
     "Runs": {
-        "list": "List the runs, newest last",
-        "tag": "Tag a run to find it",
-        "rm": "Remove runs, asking for each first",
-        "merge": "Merge several runs into one",
-        "validate": "Check every line of a run",
+        "list": ("run_folders:list_runs", "List the runs, newest last"),
+        "tag": ("run_folders:tag", "Tag a run to find it"),
+        "rm": ("run_folders:rm", "Remove runs, asking for each first"),
+        "merge": ("run_folders:merge", "Merge several runs into one"),
+        "validate": ("run_folders:validate", "Check every line of a run"),
     },
 }
 
@@ -324,9 +325,9 @@ class Group(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         is_main = ctx.info_name != "runs"
         shown = RUNS if not is_main else GROUPS | MORE if ctx.meta[ALL] else GROUPS
-        for group, summaries in shown.items():
+        for group, commands in shown.items():
             with formatter.section(group):
-                formatter.write_dl(list(summaries.items()))
+                formatter.write_dl([(name, about) for name, (_, about) in commands.items()])
         if shown is GROUPS:
             formatter.write(f"\n`gcprof {ALL}` lists {sum(map(len, MORE.values()))} more commands.\n")
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import textwrap
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from profiler.core.errors import UserError, nearest_or_all
+from profiler.core.errors import UserError
 from profiler.workflows import COMMAND, Interrupted, Screen
 
 if TYPE_CHECKING:
@@ -77,14 +77,6 @@ def _does_something(file: str) -> bool:
     except (OSError, SyntaxError, ValueError):
         return False
     return any(not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)) for one in done)
-
-
-def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
-    """Return the word if it is one of the choices of a flag; else raise UserError."""
-    names = list(choices)
-    if word not in names:
-        raise UserError(f"{flag} cannot be '{word}'", hint=nearest_or_all(word, names, before=f"{flag} "))
-    return word
 
 
 def read_run(word: str, *, without: Collection[str] = ()) -> Run:

@@ -14,13 +14,12 @@ from profiler.cli.output import (
     aside,
     interruptible,
     next_command,
-    one_of,
     refuse_flags,
     say,
     say_bytes,
     write_plan,
 )
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, one_of
 from profiler.core.units import bytes_text, count_text
 from profiler.workflows.spec import Request
 
@@ -68,8 +67,7 @@ def plan(
 
     Example: gcprof plan transformer --budget 60% -o plan.json
     """
-    if emit is not None:
-        one_of(emit, CODE, flag="--emit")
+    one_of(emit, CODE, flag="--emit")
     if source is not None:
         _print_code_of(source, words, emit)
         return

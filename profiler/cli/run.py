@@ -18,12 +18,11 @@ from profiler.cli.output import (
     folded,
     interruptible,
     next_command,
-    one_of,
     say,
     say_bytes,
     shard_text,
 )
-from profiler.core.errors import UserError, refuse_idle
+from profiler.core.errors import UserError, one_of, refuse_idle
 from profiler.core.units import count_text, parse_bytes, parse_memory
 from profiler.workflows.spec import Request
 
@@ -232,7 +231,7 @@ def _after(run: Run) -> list[str]:
     best = min(peaks, key=lambda label: peaks[label] or 0, default=Choice("none"))
     has_fallen = whole is None or (peaks.get(best) or 0) < whole
     typed = {} if run.manifest.words is UNSET else run.manifest.words
-    kept = [name for name in ("optimizer", "batch_size", "precision", "accumulate", "blocks") if name in typed]
+    kept = [name for name in options.STEP if name in typed]
     kept = [name for name in kept if name != "accumulate" or has_fallen]  # fit makes its own micro-batches
     words = [str(case.model), *(part for name in kept for part in (flag(name), str(typed[name]).partition(",")[0]))]
     words += ["--device", parse(case.device).name] if case.is_rehearsed else []

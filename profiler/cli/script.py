@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import SCRIPT, aside, next_command, one_of, say, say_json
-from profiler.core.errors import UserError
+from profiler.cli.output import SCRIPT, aside, next_command, say, say_json
+from profiler.core.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from profiler.core.gpu_specs import Device
@@ -84,8 +84,7 @@ def rehearse(
     from profiler.scripts.report import Asked
     from profiler.views.tables import script as view
 
-    if values not in (None, *ASSUMED):
-        raise UserError(f"--values '{values}' is none of {', '.join(ASSUMED)}", hint="--values balanced")
+    one_of(values, ASSUMED, flag="--values")
     gpus, names = gpus_of(device, memory=memory, context=context), strategies_of(strategies)
     _refuse_module(module, has_strategies=bool(strategies))
     conclusion = Conclusion(output, fail_on, json=json)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options, script
-from profiler.cli.output import aside, next_command, one_of, read_run, say, say_bytes, shard_text
-from profiler.core.errors import UserError, refuse_idle
+from profiler.cli.output import aside, next_command, read_run, say, say_bytes, shard_text
+from profiler.core.errors import UserError, one_of, refuse_idle
 from profiler.core.units import change_range_text, change_text, count_text
 
 if TYPE_CHECKING:
@@ -241,8 +241,7 @@ def plot(
     from profiler.analysis.rows import rows
     from profiler.core.errors import load_module
 
-    if kind is not None:
-        one_of(kind, [*views.PLOTS, PHASES], flag="--kind")
+    one_of(kind, [*views.PLOTS, PHASES], flag="--kind")
     loaded = read_run(run)
     variants = script.variants_of(loaded)
     kind = kind or (PHASES if variants else "frontier")

@@ -11,16 +11,17 @@ from functools import cache
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 EXTRAS = ("pyarrow", "tensorboard", "wandb", "mlflow", "submitit", "ray")  # each by the name that pip has for it
 BROKEN = (ImportError, OSError, AttributeError, TypeError, ValueError, RuntimeError, SyntaxError)  # if it is damaged
+Word = TypeVar("Word", str, str | None)
 MOST_MEANT = 3  # most words in a hint
 LIKE = 0.65  # ratio of difflib from which a word may be meant: one wrong letter of three
 
 OURS = Path(__file__).parents[1]
 MODELS = OURS / "training" / "models"
-ADAPTERS = ("user.py", "live.py")  # files of models that only call the user's code
+ADAPTER = MODELS / "user.py"  # which only calls the user's code
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 ELSEWHERE = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/]lib[\\/]python3\.\d+[\\/]|^\?\?$")  # ??: C++ code
 
@@ -86,6 +87,14 @@ def nearest_or_all(word: str, words: Iterable[str], *, before: str = "", after: 
     return nearest(word, names, before=before, after=after) or f"choose from {', '.join(names) or 'none'}"
 
 
+def one_of(word: Word, choices: Iterable[str], *, flag: str) -> Word:
+    """Return the word if it is one of the choices of a flag, or None; else raise UserError."""
+    names = list(choices)
+    if word is not None and word not in names:
+        raise UserError(f"{flag} cannot be '{word}'", hint=nearest_or_all(word, names, before=f"{flag} "))
+    return word
+
+
 def similar(word: str, words: Iterable[str]) -> list[str]:
     """Return up to three known words that the user may have meant: those that begin so, else the most similar one.
 
@@ -144,8 +153,7 @@ def is_theirs(filename: str) -> bool:
 def is_ours(filename: str) -> bool:
     """Whether a file is the profiler's; built-in models count as the user's, since they are what is measured."""
     path = Path(filename)
-    is_model = path.is_relative_to(MODELS) and path.name not in ADAPTERS
-    return path.is_relative_to(OURS) and not is_model
+    return path.is_relative_to(OURS) and (path == ADAPTER or not path.is_relative_to(MODELS))
 
 
 def shipped(*parts: str) -> Path:

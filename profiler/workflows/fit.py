@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 
+from profiler.analysis.advice import taken_bytes
 from profiler.analysis.rows import Row, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import schedule
 from profiler.core.case import Case, Choice, Trial
-from profiler.core.errors import UserError
+from profiler.core.errors import one_of
 from profiler.core.plan_file import OFFLOADING, PlanFile
-from profiler.core.record import Record, bytes_needed
+from profiler.core.record import Record
 from profiler.core.units import bytes_text
 from profiler.planning import plan_code
 from profiler.runs import RESULTS, store
@@ -52,8 +53,7 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise UserError for a consent that is not known."""
         for word in self.allow:
-            if word not in CONSENTS:
-                raise UserError(f"--allow {word}: no lever needs it", hint=f"--allow {' or '.join(CONSENTS)}")
+            one_of(word, CONSENTS, flag="--allow")
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +146,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
 
     def needed_bytes(self, row: Row) -> int | None:
         """Return what a row takes of the device, CUDA's context included; None if it did not run."""
-        return bytes_needed(row.readings, row.case.device, self.context_bytes) if row.outcome == "ok" else None
+        return taken_bytes(row, self.context_bytes)
 
     def fits(self, row: Row) -> bool:
         needed = self.needed_bytes(row)
