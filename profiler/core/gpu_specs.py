@@ -139,17 +139,8 @@ def word_of(device_name: str) -> str | None:
 def read(path: Path) -> Rates:
     """Return the GPU in a file. Raises UserError with file, line and key: not TOML, an unknown key, a wrong type."""
     text, document = safe_files.load_toml(path, hint="examples are in configs/devices/")
-    try:
-        return msgspec.convert(document, Rates)
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at ")
-        named = re.search(r"field `(\w+)`", message)
-        key = named[1] if named else re.sub(r"\[.*?\]", "", place.strip("`").rpartition(".")[2])
-        where = f"{path}:{safe_files.line_of(text, key)}"
-        hint = (
-            f"the keys are {', '.join((*Rates.__struct_fields__, *Flops.__struct_fields__, *Chip.__struct_fields__))}"
-        )
-        raise UserError(f"{where}: {key}: {message}", hint=hint) from None
+    keys = ", ".join((*Rates.__struct_fields__, *Flops.__struct_fields__, *Chip.__struct_fields__))
+    return safe_files.converted(document, Rates, path=path, text=text, hint=f"the keys are {keys}")
 
 
 def _paths() -> dict[str, Path]:

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -56,6 +56,7 @@ KEY_KINDS = r"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----.*?(-----END [A-Z ]*PRI
 KEY_BLOCK = re.compile(KEY_KINDS, re.DOTALL)  # PEM, OpenSSH and PGP; one without an end hides the rest of the text
 OPTION = re.compile(r"([\w-]+)=([^,|\s]+)")
 HARMLESS = re.compile(r"[\d.+-]+(e[+-]?\d+)?|true|false|none", re.IGNORECASE)
+T = TypeVar("T")
 
 
 class _Schema(msgspec.Struct):
@@ -112,6 +113,17 @@ def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
         message, _, at = str(error).partition(" (at line ")
         where = at.partition(",")[0] or words.count("\n") + 1
         raise UserError(f"{path}:{where}: this is not TOML: {message}", hint="key = value, one a line") from None
+
+
+def converted(table: dict[str, Any], kind: type[T], *, path: Path, text: str, hint: str) -> T:
+    """Return the content of a TOML file as a struct. Raises UserError with file, line and key, if one is wrong."""
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at ")
+        named = re.search(r"field `(\w+)`", message)
+        key = named[1] if named else re.sub(r"\[.*?\]", "", place.strip("`").rpartition(".")[2])
+        raise UserError(f"{path}:{line_of(text, key)}: {key}: {message}", hint=hint) from None
 
 
 def line_of(text: str, key: str) -> int:

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from profiler.core import catalogue, device_choice, plan_file, safe_files, schedule
 from profiler.core.case import SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
 from profiler.core.catalogue import Entry, Option
-from profiler.core.errors import UserError, nearest, nearest_or_all, refuse_idle
+from profiler.core.errors import UserError, nearest, one_of, refuse_idle
 from profiler.core.gpu_specs import parse
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
@@ -55,6 +55,7 @@ OF_KIND = ("rounds", "samples", *UNTIL, "predict", "calibrate", "routing")  # no
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
+EXAMPLES = "examples are in configs/"
 LARGEST = 1_000_000  # segments; more than any chain has modules
 LONGEST_RANGE = 1000
 NUMBERS = {  # the axes of whole numbers: what each is of, and the largest
@@ -205,7 +206,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     sizes: list[int | None] = [*numbers("batch_size", request.batch_size)] or [None]
     micro_batches = numbers("accumulate", request.accumulate) or [1]
     words = ["fp32"] if request.precision is None else [word.strip() for word in request.precision.split(",")]
-    precisions = _unique(_one_of("--precision", word, PRECISIONS) for word in words)
+    precisions = _unique(one_of(word, PRECISIONS, flag="--precision") for word in words)
     ways = _ways(request)
     if request.batch_size is not None:
         hint = "give its function a parameter batch_size, or leave it out"
@@ -296,7 +297,7 @@ def _setting(name: str, setting: Setting, request: Request, default: Any) -> Any
         return _within(setting.least, setting.most, option, value, default)
     if value is None or not setting.choices:
         return default if value is None else value
-    word = _one_of(option, value, setting.choices)
+    word = one_of(value, setting.choices, flag=option)
     return default if default is UNSET and word == setting.choices[0] else word
 
 
@@ -317,12 +318,6 @@ def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ..
         refuse_idle(timed, "on a rehearsal, whose bytes are exact", hint=leave)
     refuse_idle({"calibrate": request.calibrate}, "on a measurement", hint="leave it out; predict uses it by itself")
     return schedule.measured(cases, rounds, predict=bool(request.predict))
-
-
-def _one_of(option: str, word: str, allowed: tuple[str, ...]) -> str:
-    if word not in allowed:
-        raise UserError(f"{option}: '{word}' is not known", hint=nearest_or_all(word, allowed, before=f"{option} "))
-    return word
 
 
 def _within(least: float, most: N, option: str, value: N | None, default: N) -> N:
@@ -424,7 +419,7 @@ def check_data(directory: str | None, chosen: list[Choice]) -> None:
 
 def read_sweep(path: Path) -> Request:
     """Read a sweep file. Raises UserError with file, line and key if it is not TOML, or a key or type is wrong."""
-    text, table = safe_files.load_toml(path, hint="examples are in configs/")
+    text, table = safe_files.load_toml(path, hint=EXAMPLES)
     return as_request(table, path=path, text=text)
 
 
@@ -432,7 +427,7 @@ def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
     """Convert a table of TOML to a Request; file and text are for error messages."""
     allowed = list(Request.__struct_fields__)
 
-    def wrong(key: str, why: str, hint: str = "examples are in configs/") -> UserError:
+    def wrong(key: str, why: str, hint: str = EXAMPLES) -> UserError:
         return UserError(f"{path}:{safe_files.line_of(text, key)}: {why}", hint=hint)
 
     words = {}
@@ -447,11 +442,7 @@ def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
             words[key] = ",".join(map(str, value))
         else:
             words[key] = str(value) if type(value) is int and key in NUMBERS else value
-    try:
-        return msgspec.convert(words, Request)
-    except msgspec.ValidationError as error:
-        key = str(error).rpartition("$.")[2].rstrip("`")
-        raise wrong(key, f"{key}: {str(error).partition(' - at')[0]}") from None
+    return safe_files.converted(words, Request, path=path, text=text, hint=EXAMPLES)
 
 
 def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:
