@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from profiler.analysis.rows import Row
+from profiler.core import by_key
 from profiler.core.case import Case
 from profiler.core.errors import UserError, nearest
 
@@ -117,10 +118,7 @@ def rising(space: Space, words: Sequence[str] = ()) -> Axis:
 def groups_over(rows: Iterable[Row], space: Space, over: Iterable[str]) -> list[list[Row]]:
     """Return the rows in groups that differ only in the axes of `over`."""
     fixed = [axis for axis in space.axes if axis.name not in set(over)]
-    groups: dict[tuple[Value, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(space.at(row.case, axis) for axis in fixed), []).append(row)
-    return list(groups.values())
+    return list(by_key((tuple(space.at(row.case, axis) for axis in fixed), row) for row in rows).values())
 
 
 def grid(rows: Iterable[Row], space: Space, across: Axis, up: Axis) -> dict[tuple[Value, Value], Row]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from profiler.core import by_key
 from profiler.core.errors import UserError
 from profiler.core.record import Readings
 from profiler.core.stats import highest
@@ -123,9 +124,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 def holders(held: Iterable[tuple[int, str, str, str]]) -> tuple[Holder, ...]:
     """Return what holds most, the largest first, from the bytes, operator, line and category of each storage."""
-    by_holder: dict[tuple[str, ...], list[int]] = {}
-    for size, *holder in held:
-        by_holder.setdefault(tuple(holder), []).append(size)
+    by_holder = by_key((tuple(holder), size) for size, *holder in held)
     grouped = [
         Holder(nbytes=sum(sizes), count=len(sizes), operator=operator, line=at, category=category)
         for (operator, at, category), sizes in by_holder.items()

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from profiler.analysis import time_ratio
 from profiler.analysis.explanation import reason_of_readings
 from profiler.analysis.time_ratio import TimeRatio, TimeVerdict
+from profiler.core import by_key
 from profiler.core.case import SWITCHES, Case
 from profiler.core.record import (
     PHASES,
@@ -92,9 +93,7 @@ def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row,
     In groups larger than `largest`, no row is on the frontier and only those that may need a note have a verdict: this
     saves time for callers that show neither.
     """
-    rounds: dict[Case, list[Record]] = {}
-    for record in latest(records):
-        rounds.setdefault(record.case, []).append(record)
+    rounds = by_key((record.case, record) for record in latest(records))
     groups: dict[Case, dict[Case, list[Record]]] = {}
     pooled: dict[Case, Record] = {}  # the first record with the time samples of all; the worst outcome stands for it
     for case, of_case in rounds.items():
@@ -344,10 +343,7 @@ def prediction_errors(pooled: Mapping[Case, Record]) -> dict[Case, tuple[float, 
     errors: dict[Case, tuple[float, Evidence]] = {}
     if len({case.is_predicted for case in pooled}) < 2:
         return errors
-    twins: dict[Case, list[Record]] = {}
-    for case, record in pooled.items():
-        if record.outcome == "ok":
-            twins.setdefault(case.twin, []).append(record)
+    twins = by_key((case.twin, record) for case, record in pooled.items() if record.outcome == "ok")
     for records in twins.values():
         records.sort(key=lambda record: evidence(record.case, record.environment))  # measured before rehearsed
         for record in records:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 import msgspec
 
-from profiler.core import safe_files
+from profiler.core import by_key, safe_files
 from profiler.core.case import Choice, encode_indented
 from profiler.core.errors import UserError
 
@@ -224,13 +224,10 @@ def strategy_labels(strategies: Iterable[Choice]) -> list[str]:
 def files_of_labels(strategies: Iterable[Choice]) -> list[str]:
     """Return lines for the foot of a table that name the folders of the plans shown by their labels."""
     chosen = list(dict.fromkeys(strategies))
-    folders: dict[str, list[str]] = {}
     if all(_file(strategy) is None for strategy in chosen):
         return []
-    for strategy, label in zip(chosen, strategy_labels(chosen), strict=True):
-        path = _file(strategy)
-        if path is not None and label != str(strategy):
-            folders.setdefault(str(path.parent), []).append(label)
+    labelled = [(_file(one), label) for one, label in zip(chosen, strategy_labels(chosen), strict=True) if label != one]
+    folders = by_key((str(path.parent), label) for path, label in labelled if path is not None)
     return [f"plans of {', '.join(labels)}: {folder}" for folder, labels in folders.items()]
 
 

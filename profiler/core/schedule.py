@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from profiler.core import by_key
 from profiler.core.case import OPERATORS, OWN, PASSES, Case, Choice, Key, Trial, Whole
 from profiler.core.errors import UserError
 
@@ -141,9 +142,7 @@ def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
     first, each to the shard with the fewest trials, the first of equals. So shards differ by no more than the largest
     pairing.
     """
-    places_of: dict[Key, list[int]] = {}
-    for place, trial in enumerate(trials):
-        places_of.setdefault(pairing(trial), []).append(place)
+    places_of = by_key((pairing(trial), place) for place, trial in enumerate(trials))
     shards: list[list[int]] = [[] for _ in range(count)]
     for places in sorted(places_of.values(), key=len, reverse=True):
         min(shards, key=len).extend(places)

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from profiler import __version__
 from profiler.analysis import progress
 from profiler.analysis.progress import impossible
-from profiler.core import catalogue, schedule
+from profiler.core import by_key, catalogue, schedule
 from profiler.core.case import Key, Trial, decode, encode
 from profiler.core.device_choice import SEVERAL, visible
 from profiler.core.errors import UserError
@@ -331,9 +331,7 @@ def run_on_devices(
     Trials that are compared within a round stay on one device, whichever is free first. An error on a device is raised
     here too. It, and closing the iterator, calls `stop`, which must end the running trials on all devices.
     """
-    pairings: dict[Key, list[Trial]] = {}
-    for trial in trials:
-        pairings.setdefault(pairing(trial), []).append(trial)
+    pairings = by_key((pairing(trial), trial) for trial in trials)
     waiting = iter(tuple(pairings.values()))
     outcomes: SimpleQueue[Record | Future[None]] = SimpleQueue()  # a future: a device has nothing left to do
 

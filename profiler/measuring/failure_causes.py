@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError, CheckpointFunction
 
+from profiler.core import by_key
 from profiler.core.errors import frames, is_ours, is_theirs
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
@@ -288,10 +289,8 @@ def explanation(workload: Workload, names: Sequence[str]) -> str:
     with kept_state.kept(workload.module), TensorUses(use):
         workload.loss(workload.module, workload.batch)
     order = (DETACHED, REENTRANT, OFF)  # a use with gradients on means that the gradient was lost later
-    by_cause: dict[str, list[str]] = {}
-    for name in names:
-        cause = next((cause for cause in order if cause in uses[id(parameters[name])]), UNUSED)
-        by_cause.setdefault(cause, []).append(name)
+    seen = {name: uses[id(parameters[name])] for name in names}
+    by_cause = by_key((next((cause for cause in order if cause in seen[name]), UNUSED), name) for name in names)
     count = f"{len(names)} of {len(trainable(workload.module))} trainable parameters get no gradient"
     return f"{count}: {'; '.join(f'{few(of_cause, MOST_NAMED)} ({cause})' for cause, of_cause in by_cause.items())}"
 

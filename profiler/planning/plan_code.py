@@ -15,6 +15,7 @@ from textwrap import wrap
 import msgspec
 
 from profiler import __version__
+from profiler.core import by_key
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.plan_file import OFFLOADING, PlanFile, Segment, every, names, operators, words
@@ -319,9 +320,7 @@ def _chunk_loss(way: Way) -> str:
     options = way.options("chunk-loss")
     by, rows = "by_torch" if options.get("by") == "torch" else "by_parts", options.get("rows")
     more = ", has_loss=True" if way.has_loss else ""
-    weights: dict[str, list[str]] = {}
-    for name, module in way.heads.items():
-        weights.setdefault(module, []).append(name.removeprefix(f"{module}."))
+    weights = by_key((module, name.removeprefix(f"{module}.")) for name, module in way.heads.items())
     calls = [
         f"    put_off({f'model.get_submodule({json.dumps(module)})' if module else 'model'}, {json.dumps(names)}, "
         f"Heads({f'partial({by}, rows={rows})' if rows else by}){more})"

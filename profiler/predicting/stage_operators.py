@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 import msgspec
 
 from profiler.analysis.live_bytes import floor, stage_of
+from profiler.core import by_key
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import BlockChoice, BlockChoices, Save, Trace, live, operator_seconds, resting, summed
@@ -152,9 +153,7 @@ def held(trace: Trace, stages: Sequence[StageSpan]) -> list[Stage]:
     Planners count an output as held until the next stage's backward; inputs that a pinned stage does not keep, as `cat`
     keeps no block's output, are deducted from its saves.
     """
-    by_birth: dict[int, list[int]] = {}
-    for place, allocation in enumerate(trace.allocations):
-        by_birth.setdefault(allocation.born, []).append(place)
+    by_birth = by_key((allocation.born, place) for place, allocation in enumerate(trace.allocations))
     made = [(one.nbytes, one.born) for one in trace.allocations if one.category == "gradients"]
     between = ((one.nbytes, one.born, max(one.born, one.died) - 1) for one in trace.allocations)
     alive, rest = live(trace), summed(between, len(trace.operators))  # the latter after each operator has ended

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from profiler.analysis import progress
 from profiler.analysis.progress import impossible
-from profiler.core import plan_file, schedule
+from profiler.core import by_key, plan_file, schedule
 from profiler.core.case import Key, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment, Evidence, Record, evidence, moment
@@ -63,11 +63,10 @@ def merge(folders: Sequence[Path]) -> Merged:
         raise UserError("runs of scripts and of models are no one run", hint="merge each kind by itself", exit_code=4)
     _refuse_incomparable(runs)
     plan, shard = _joined(runs)
-    offers: dict[Key, list[Offer]] = {}
-    for run, lines in read:
-        own = {one.key: Offer(run, one, line) for one, line in zip(run.records, lines, strict=True)}
-        for key, offer in own.items():
-            offers.setdefault(key, []).append(offer)
+    last = [
+        {one.key: Offer(run, one, line) for one, line in zip(run.records, lines, strict=True)} for run, lines in read
+    ]
+    offers = by_key(pair for own in last for pair in own.items())
     latest = {key: max(of_key, key=_later) for key, of_key in offers.items()}
     failed = {  # not ended from outside: then the first round may be ok when it is measured again
         case for (case, number), offer in latest.items()

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from profiler import __version__
-from profiler.core import gpu_specs, units
+from profiler.core import by_key, gpu_specs, units
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import HOLLOW
@@ -46,9 +46,7 @@ def variants(stored: Iterable[Record]) -> tuple[Variant, ...]:
     Records of anything else are left out.
     """
     last = {record.case: record for record in stored if is_script(record)}
-    groups: dict[Case, list[Record]] = {}
-    for case, record in last.items():
-        groups.setdefault(msgspec.structs.replace(case, model=Choice(""), process=UNSET), []).append(record)
+    groups = by_key((msgspec.structs.replace(case, model=Choice(""), process=UNSET), last[case]) for case in last)
     found = []
     for group in groups.values():
         first, facts = group[0], group[0].variant

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from profiler.analysis.advice import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.axes import exponent, grid, nearest_growth, rising, two
 from profiler.analysis.rows import Row
-from profiler.core.case import Choice
+from profiler.core import by_key
 from profiler.core.units import byte_unit, bytes_text, scaled
 from profiler.views.plots import Plot, batches, curves, theme
 from profiler.views.plots.theme import FAINT, FONT, GREY, INK, LINE_COLOURS, VERMILLION, Label, Pair, sized
@@ -104,9 +104,7 @@ class StrategyLine(NamedTuple):
 
 def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
     """Return one line per strategy, `none` first."""
-    by_strategy: dict[Choice, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row.case.label != "none"):
-        by_strategy.setdefault(row.case.label, []).append(row)
+    by_strategy = by_key((row.case.label, row) for row in sorted(rows, key=lambda row: row.case.label != "none"))
     looks = zip(cycle(LINE_COLOURS), cycle(MARKERS), strict=False)
     return [
         StrategyLine(of_it, *((INK, "s") if label == "none" else next(looks))) for label, of_it in by_strategy.items()

@@ -17,7 +17,7 @@ from profiler.analysis.advice import Advice, BudgetPoint, advise, budget_frontie
 from profiler.analysis.live_bytes import most_of_peak, peak_parts
 from profiler.analysis.rows import TIMES, Row, foretells
 from profiler.analysis.time_ratio import VARYING
-from profiler.core.case import Case
+from profiler.core import by_key
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import PHASES, Environment
 from profiler.core.stats import spread
@@ -271,11 +271,8 @@ def _phases(rows: Sequence[Row]) -> Table | None:
 
 def prediction_pairs(rows: Iterable[Row]) -> list[Pair]:
     """Return each prediction with the rows of the same point by which its error is known."""
-    predicted: dict[Case, list[Row]] = {}
     known = [row for row in rows if row.prediction_error is not None]
-    for row in known:
-        if row.evidence == "predicted":
-            predicted.setdefault(row.case.twin, []).append(row)
+    predicted = by_key((row.case.twin, row) for row in known if row.evidence == "predicted")
     return [
         (prediction, row)
         for row in known
@@ -337,11 +334,8 @@ def _environments(rows: Sequence[Row]) -> Table | None:
             return card(value) or MISSING
         return bytes_text(value) if name == "device_bytes" else MISSING if value is None else str(value)
 
-    starts: dict[Environment, list[str]] = {}
-    for row in rows:
-        if row.environment:
-            timeless = msgspec.structs.replace(row.environment, started=None)
-            starts.setdefault(timeless, []).append(row.environment.started or "")
+    environments = [row.environment for row in rows if row.environment]
+    starts = by_key((msgspec.structs.replace(one, started=None), one.started or "") for one in environments)
     distinct = list(starts)[:MOST_BESIDE]
     lines = [(head, *(known(environment, name) for environment in distinct)) for name, head in FACTS.items()]
     shown = [line for line in lines if set(line[1:]) != {MISSING}]

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from profiler.analysis.axes import Axis
 from profiler.analysis.rows import Row, is_all_out_of_memory, smallest_request
 from profiler.analysis.time_ratio import NOISY
+from profiler.core import by_key
 from profiler.core.case import SWITCHES, Case, Choice
 from profiler.core.gpu_specs import FAKE, HOLLOW, MOST_BYTES, parse
 from profiler.core.plan_file import files_of_labels, strategy_label, strategy_labels
@@ -100,10 +101,7 @@ def group_table(rows: Sequence[Row], *, is_bare: bool = False) -> Table:
 
 def groups(rows: Iterable[Row]) -> list[list[Row]]:
     """Groups the rows that may be compared with each other."""
-    by_group: dict[Case, list[Row]] = {}
-    for row in rows:
-        by_group.setdefault(row.baseline, []).append(row)
-    return list(by_group.values())
+    return list(by_key((row.baseline, row) for row in rows).values())
 
 
 def heading(rows: Sequence[Row]) -> str:
@@ -177,10 +175,7 @@ def reasons(rows: Sequence[Row]) -> list[str]:
 
 def remarks(rows: Iterable[Row]) -> list[str]:
     """Return a line per code of note, which docs/notes explains, with the strategies that it concerns."""
-    noted: dict[str, list[tuple[Choice, str]]] = {}  # of each code the strategies, each with its text
-    for row in rows:
-        for note in row.notes:
-            noted.setdefault(note.code, []).append((row.case.label, note.text))
+    noted = by_key((note.code, (row.case.label, note.text)) for row in rows for note in row.notes)
     lines = []
     for code, those in noted.items():
         strategies, texts = [label for label, _ in those], dict.fromkeys(text for _, text in those)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from profiler.analysis.advice import SideAdvice
 from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Judgement, Match, Order
 from profiler.analysis.pairing import Contrast, SideSummary
 from profiler.analysis.reproduction import ComparedFigure, Reproduction
+from profiler.core import by_key
 from profiler.core.case import encode
 from profiler.core.units import (
     MIB,
@@ -210,9 +210,7 @@ def _advice(comparison: Comparison) -> list[Table]:
     plain = "" if _is_mixed(comparison) else "measured"
     kinds = [(side, "" if side.evidence == plain else f" ({side.evidence})") for side in comparison.sides]
     names = {side.label: f"{side.name}{kind}" for side, kind in kinds}
-    groups: dict[tuple[str, ...], list[SideAdvice]] = {}
-    for side_advice in comparison.advice:
-        groups.setdefault(side_advice.group, []).append(side_advice)
+    groups = by_key((side_advice.group, side_advice) for side_advice in comparison.advice)
     shown = []
     for group, advice in groups.items():
         size, unit = second_unit(side_advice.step_seconds for side_advice in advice)

@@ -12,6 +12,7 @@ import msgspec
 
 from profiler.analysis.advice import Rung
 from profiler.analysis.rows import Row
+from profiler.core import by_key
 from profiler.core.case import Case, encode_indented
 from profiler.core.gpu_specs import parse
 from profiler.core.plan_file import files_of_labels, strategy_labels
@@ -238,9 +239,7 @@ def need_text(variant: Variant) -> str:
 
 def left_out_lines(reasons: Mapping[Any, str]) -> list[str]:
     """Return why levers were left out, a line for each reason."""
-    names: dict[str, list[str]] = {}
-    for lever, why in reasons.items():
-        names.setdefault(why, []).append(str(lever))
+    names = by_key((why, str(lever)) for lever, why in reasons.items())
     return [f"left out: {', '.join(levers)}: {why}" for why, levers in names.items()]
 
 
