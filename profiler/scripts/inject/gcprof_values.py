@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import pickle
 import runpy
 import sys
 import threading
@@ -211,7 +210,7 @@ class Values:
 
     def why_unreadable(self, error: BaseException) -> str:
         """Return why an object that another rank sent cannot be unpickled; "" if the error is no such one."""
-        if not (self.compute.lost_bytes and isinstance(error, (pickle.UnpicklingError, EOFError))):
+        if not (self.compute.lost_bytes and type(error).__name__ in ("UnpicklingError", "EOFError")):
             return ""
         lost, carried = (f"{size / 2**20:.3g} MiB" for size in (self.compute.lost_bytes, computing.CARRIED_BYTES))
         needed = max(16 << 20, 1 << self.compute.lost_bytes.bit_length())
