@@ -47,6 +47,7 @@ LEAST = 0.01  # of a peak: what takes less off it is tried where nothing else fi
 RAN = ("ok", "out_of_memory")
 PLANNED = ("forward", "backward")  # phases whose memory a plan changes
 NO_GPU = 3  # the exit code
+NO_PROCESS = "no process of the command used a GPU"
 Say = Callable[[str], None]
 
 
@@ -72,6 +73,11 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     def step_seconds(self) -> float:
         """The estimated seconds of a step of its slowest process, endless where they are not known."""
         return self.variant.estimated_seconds or inf
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it ran to its end, or out of memory."""
+        return self.variant.outcome in RAN and bool(self.variant.processes)
 
     @property
     def need(self) -> str:
@@ -168,7 +174,7 @@ class Search:
             self._asked = self._roomy if has_levers else asked
         if not whole.variant.processes and whole.variant.outcome == "ok":
             why = f": {whole.end.no_device[0]}" if whole.end.no_device else ""
-            message = f"no process of the command used a GPU{why}"
+            message = f"{NO_PROCESS}{why}"
             raise UserError(message, hint="gcprof rehearse -- COMMAND", exit_code=NO_GPU)
         if whole.variant.outcome != "ok":
             raise _Refused(whole)
@@ -265,10 +271,10 @@ class Search:
         if label not in self._ways:
             way = self._rehearsed(label)
             self.num_rehearsed += 1
-            self._ways[label] = way if way.variant.outcome in RAN else None
-            if way.variant.outcome in RAN:
+            self._ways[label] = way if way.has_run else None
+            if way.has_run:
                 self._say(f"{label}: {way.need}")
-            elif (why := way.variant.why or way.variant.outcome) == NOT_MET:
+            elif (why := way.variant.why or (way.variant.outcome if way.variant.processes else NO_PROCESS)) == NOT_MET:
                 raise _Unmet(why)
             else:  # by its lever that refused, if the reason names it
                 named = next((lever for lever in chosen if f"{lever.name}: " in why), None)
@@ -336,7 +342,7 @@ class Search:
             return TriedPlan(point=point, needed_bytes=plain.needed_bytes)
         with written(plan) as path:
             way = self._rehearsed(label_of(str(Choice.of(PLAN, {"file": path})), chosen), plan)
-        if way.variant.outcome not in RAN:
+        if not way.has_run:
             raise _Refused(way)
         self.num_rehearsed += 1
         before = self._ways.get(label)
