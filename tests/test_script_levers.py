@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import parse
 from profiler.core.units import MIB
 from profiler.scripts import applying, launch
@@ -376,8 +377,20 @@ def test_a_model_whose_forward_needs_values_is_left_as_it_is_with_the_reason():
 
     made = applying.apply(model, (torch.randn(4, 8),), {}, "sqrt")
 
-    assert "values" in made["why"]
+    assert "values" in made["why"] and "`all`" in made["why"]
+    with pytest.raises(Unsupported, match=r"values \(.*\)$"), applying.looking(model, torch.randn(4, 8)) as x:
+        model(x)
     with pytest.raises(ZeroDivisionError):
         FoundHeads(128, "parts").found(model, lambda: 1 / 0)
     assert type(model) is Reads
     assert not any("_route" in vars(part) or part._forward_pre_hooks for part in model.modules())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("strategy", ["all", "sqrt"])
+def test_blocks_of_torch_jit_script_are_left_as_they_are_with_the_reason(strategy):
+    blocks = nn.ModuleList(torch.jit.script(nn.Linear(8, 8)) for _ in range(4))
+
+    made = applying.apply(nn.Sequential(blocks), (torch.randn(4, 8),), {}, strategy)
+
+    assert "torch.jit.script" in made["why"]

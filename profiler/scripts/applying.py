@@ -130,6 +130,8 @@ def refuse_blocks(module: nn.Module, names: tuple[str, ...], *, needs_some: bool
     """Raise Unsupported where there are no blocks, or blocks that cannot be changed."""
     if needs_some and not (names or called_blocks.are_marked()):
         raise Unsupported("no modules are found in it that could be recomputed by themselves")
+    if any(isinstance(module.get_submodule(name), torch.jit.ScriptModule) for name in names):
+        raise Unsupported("its blocks are made by torch.jit.script, which itself chooses what is kept for the backward")
     compiled = compiled_modules(module)
     if any(is_left_alone(name, compiled) for name in names):
         raise Unsupported("its blocks are parts of compiled modules")
@@ -157,14 +159,14 @@ def observing(module: nn.Module, names: tuple[str, ...], batch: Any) -> Iterator
 
     Raises Unsupported where the forward cannot run so.
     """
-    with looking(module, batch) as fake:
+    with looking(module, batch, instead="; `all` does not need that") as fake:
         workload = Workload(module=module, blocks=names, batch=fake, loss=_call)
         workload, _ = called_blocks.running(workload)
         yield called_blocks.marked(workload) if called_blocks.are_marked() else workload
 
 
 @contextmanager
-def looking(module: nn.Module, batch: Any) -> Iterator[Any]:
+def looking(module: nn.Module, batch: Any, *, instead: str = "") -> Iterator[Any]:
     """Yield the batch as fake tensors, on which the module's forward may be run within, as if it had not run.
 
     Its parameters and buffers are fake within. Raises Unsupported where the forward cannot run so.
@@ -192,9 +194,7 @@ def looking(module: nn.Module, batch: Any) -> Iterator[Any]:
             raise
         except Exception as error:
             text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise Unsupported(
-                f"its forward cannot be looked at without values ({text}); `all` does not need that"
-            ) from error
+            raise Unsupported(f"its forward cannot be looked at without values ({text}){instead}") from error
         finally:
             for held, real in zip(places, before, strict=True):
                 held.clear()

@@ -97,7 +97,7 @@ def _stacks(module: nn.Module) -> list[str]:
     lists = [
         (name, child)
         for name, child in outermost(module, _is_list)
-        if len(list(child.children())) >= LEAST and len({type(block).forward for block in child.children()}) == 1
+        if len(list(child.children())) >= LEAST and len({_forward(block) for block in child.children()}) == 1
     ]
     longest = max((len(list(child.children())) for _, child in lists), default=0)
     whole = sum(num_parameters(child) for _, child in lists)
@@ -180,8 +180,12 @@ def outermost(
 
 
 def _is_called(module: nn.Module) -> bool:
-    """Whether a module has a forward: ModuleList and ModuleDict have none, and a scripted one's cannot be read."""
-    return getattr(type(module), "forward", None) is not nn.Module.forward
+    """Whether a module has a forward: ModuleList and ModuleDict have none."""
+    return _forward(module) is not nn.Module.forward
+
+
+def _forward(module: nn.Module) -> Any:
+    return getattr(type(module), "forward", None)  # a scripted module's cannot be read
 
 
 def _is_composite(module: nn.Module) -> bool:
