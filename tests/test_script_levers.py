@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from profiler.core.errors import Unsupported
+from profiler.core.errors import Unsupported, UserError
 from profiler.core.gpu_specs import parse
 from profiler.core.units import MIB
 from profiler.scripts import applying, launch
 from profiler.scripts.report import Asked, Variant
 from profiler.training.chunked_loss import FoundHeads
-from profiler.workflows import fit_command
+from profiler.workflows import fit_command, fit_search
 from tests.scripts import checkpointed
 from tests.scripts.runs import ROOT, TABLE, answered, control, environment, gcprof, rehearsed
 
@@ -30,6 +30,7 @@ IN_FP32 = (  # a sum in another order may flip a weight's rounding to bf16
     (":.4f}", ":.9f}"),
     ("dtype=torch.bfloat16)", "dtype=torch.bfloat16, enabled=False)"),
 )
+PEAKS = {"none": 20, "plan": 11, "all": 9, "none+chunk-loss": 15}
 LOSS = re.compile(r"[Ll]oss:? ([\d.]+)")
 
 
@@ -210,6 +211,26 @@ def test_a_script_under_its_plan_takes_at_most_the_budget_evaluation_included(fo
     assert [applied["num_blocks"] > 0 for process in variant["processes"] for applied in process["applied"]] == [True]
 
 
+def test_segments_that_grow_are_tried_where_only_what_all_reserves_is_too_large():
+    search = object.__new__(fit_command.Search)
+    search.limit_bytes, search._context = 10, 0
+    variants = {label: SimpleNamespace(largest=SimpleNamespace(peak_bytes=peak)) for label, peak in PEAKS.items()}
+    search._ways = {label: SimpleNamespace(label=label, variant=variant) for label, variant in variants.items()}
+
+    assert search._torn([(), (fit_search.LOSS,)]) == [(fit_search.EXPANDABLE,)]
+
+
+def test_where_no_step_ends_a_trace_the_reason_is_not_that_no_model_was_met(monkeypatch):
+    search = object.__new__(fit_command.Search)
+    search._roomy = Asked(words=(), gpus=parse("t4"))
+    phase = {"kind": "phase", "phase": "forward", "step": 0, "devices": {}}
+    applied = {"kind": "applied", "module": "Net", "num_blocks": 4, "why": None}
+    monkeypatch.setattr(fit_command, "_ended", lambda asked: SimpleNamespace(rows=[applied], processes=()))
+
+    with pytest.raises(UserError, match="Net: no step of its optimizer"):
+        search._traced_chain(SimpleNamespace(label="none", end=SimpleNamespace(rows=[phase])))
+
+
 @pytest.mark.nightly
 def test_a_script_that_runs_out_of_memory_is_planned_onto_its_gpu_unless_no_plan_fits(folder):
     words = (*TABLE["nanogpt_like"].words, "--batch-size", "64")
@@ -377,7 +398,7 @@ def test_a_model_whose_forward_needs_values_is_left_as_it_is_with_the_reason():
 
     made = applying.apply(model, (torch.randn(4, 8),), {}, "sqrt")
 
-    assert "values" in made["why"] and "`all`" in made["why"]
+    assert made["why"].endswith("; `all` does not need that")
     with pytest.raises(Unsupported, match=r"values \(.*\)$"), applying.looking(model, torch.randn(4, 8)) as x:
         model(x)
     with pytest.raises(ZeroDivisionError):

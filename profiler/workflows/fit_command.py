@@ -47,6 +47,7 @@ LEAST = 0.01  # of a peak: what takes less off it is tried where nothing else fi
 RAN = ("ok", "out_of_memory")
 PLANNED = ("forward", "backward")  # phases whose memory a plan changes
 NO_GPU = 3  # the exit code
+NO_STEP = "no step of its optimizer ended the trace; try more --batches or --steps"
 NO_PROCESS = "no process of the command used a GPU"
 Say = Callable[[str], None]
 
@@ -223,7 +224,7 @@ class Search:
     def _torn(self, tier: list[Levers]) -> list[Levers]:
         """Return those of which only what is reserved is too large, with segments that grow."""
 
-        labels = {chosen: [label_of(one, chosen) for one in (NONE, PLAN)] for chosen in tier}
+        labels = {chosen: [label_of(one, chosen) for one in (NONE, PLAN, ALL)] for chosen in tier}
         peaks = {way.label: way.variant.largest.peak_bytes or ANY for way in self.ways}
         room = self.limit_bytes - self._context
         return [(*chosen, EXPANDABLE) for chosen in tier if any(peaks.get(one, ANY) <= room for one in labels[chosen])]
@@ -385,7 +386,8 @@ class Search:
         applied = [row for row in traced.rows if row["kind"] == "applied" and "module" in row]
         refused = [f"{row['module']}: {row['why']}" for row in (*made, *applied) if row["why"]]
         detail = next((process.detail for process in traced.processes if process.detail), None)
-        why = "; ".join(dict.fromkeys(refused)) or detail or NOT_MET
+        unended = [f"{row['module']}: {NO_STEP}" for row in applied]
+        why = "; ".join(dict.fromkeys(refused)) or detail or "; ".join(unended[:1]) or NOT_MET
         hint = "gcprof rehearse --strategies all -- COMMAND"
         raise UserError(f"there is no model to plan for: {why}", hint=hint)
 
