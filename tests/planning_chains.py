@@ -1,13 +1,14 @@
-"""Chains to plan for, and every plan of a small one."""
+"""Chains to plan for, every plan of a small one, and plans of the text that `profiler.planning.chain.render` writes."""
 
 import random
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from profiler.planning.chain import Chain, Item, Plan, SaveOption, Stage, StageModule, flat, segments
+from profiler.planning.chain import Chain, Item, Plan, SaveOption, Stage, StageModule, fault, flat, segments
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import Frontier
 
@@ -126,3 +127,35 @@ def _with_options(chain: Chain, items: tuple[Item, ...], again: set[int]) -> Ite
         if place not in again:
             found += [(*before, (place, one.name)) for before in found for one in stage.options]
     return (Plan(items=items, options=options) for options in found)
+
+
+# --- plans of their text: `[1-3] 4 [5] 6-12`, `7-9:matmul`
+
+
+TOKEN = re.compile(r"(?P<bracket>[\[\]])|(?P<first>\d+)(?:-(?P<last>\d+))?(?::(?P<option>[^\s\[\]]+))?|(?P<wrong>\S)")
+
+
+def read(text: str) -> Plan:
+    """What the text says, whether or not it is a plan of any chain."""
+    stack: list[list[Item]] = [[]]
+    options: list[tuple[int, str]] = []
+    for token in TOKEN.finditer(text):
+        assert not token["wrong"], text
+        if token["bracket"] == "[":
+            stack.append([])
+        elif token["bracket"]:
+            inner = tuple(stack.pop())
+            stack[-1].append(inner)
+        else:
+            stages = range(int(token["first"]) - 1, int(token["last"] or token["first"]))
+            stack[-1] += stages
+            options += [(stage, token["option"]) for stage in stages if token["option"]]
+    (items,) = stack
+    return Plan(items=tuple(items), options=tuple(options))
+
+
+def parse(text: str, num_stages: int) -> Plan:
+    """A plan for this number of stages."""
+    plan = read(text)
+    assert fault(plan, num_stages) is None, text
+    return plan

@@ -1,5 +1,6 @@
 """A floor is of the chosen blocks; others that the model has are advised by name, with bytes worked out by hand."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from profiler.analysis.explanation import better_blocks
+from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import BlockChoice, BlockChoices, Followed
 from profiler.predicting.prediction import follow_case, predict
@@ -186,3 +188,34 @@ def test_a_star_does_not_go_past_a_dot_and_patterns_alike_up_to_it_are_taken_in_
     layers = nn.ModuleList(Parts(attn=nn.Linear(2, 2), mlp=nn.Linear(2, 2)) for _ in range(2))
 
     assert find_blocks(Parts(h=layers, head=nn.Linear(2, 2)), pattern) == expected
+
+
+# --- `gcprof blocks` and `gcprof stages`: what was found as JSON, and what is refused
+
+
+@pytest.mark.usefixtures("shared")
+def test_the_command_shows_the_blocks_of_a_real_model(capsys):
+    code = answer(["blocks", "transformer:layers=2,width=16,heads=2,sequence=8", "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert [block["name"] for block in found["blocks"]] == ["blocks.0", "blocks.1"]
+    assert [block["output"] for block in found["blocks"]] == ["2 x 8 x 16"] * 2
+    assert [block["feeds_next"] for block in found["blocks"]] == [True, None]
+    assert found["blocks"][0]["num_parameters"] == 12 * 16**2 + 13 * 16
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        ("blocks transformer --pattern layers.*", 2, "no blocks match 'layers.*'"),
+        ("blocks tests/user_models/broken.py:raises", 1, "KeyError: 'no such checkpoint' (broken.py:17)"),
+        ("blocks tests/user_models/data_dependent.py:router", 0, ""),
+        ("blocks tests/user_models/data_dependent.py:router --batch-size 3", 2, "--batch-size has no effect"),
+        ("stages mlp --device fake:cuda", 2, "the speed of 'fake:cuda' is not known"),
+    ],
+)
+def test_the_command_ends_with_the_code_that_it_earns(capsys, words, code, complaint):
+    assert answer(words.split()) == code
+    assert complaint in capsys.readouterr().err

@@ -9,10 +9,8 @@ from torch.utils.checkpoint import checkpoint_sequential
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.core.record import NOISE_MARGIN
-from profiler.engines.local import Local
 from profiler.training import models
 from tests import make
-from tests.program import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 
@@ -21,11 +19,10 @@ BUSY = 4096  # a batch that keeps a GPU busy: the time of small kernels is the h
 
 
 @pytest.fixture(scope="module")
-def records():
+def records(engine):
     strategies = ("none", "segments:k=2", "segments:k=8")
     cases = [make.case(s, model=Choice(MODEL), batch_size=BATCH, device="cuda:0", samples=10) for s in strategies]
-    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
-        return {str(record.case.strategy): record for record in engine.run([Trial(case=case) for case in cases])}
+    return {str(record.case.strategy): record for record in engine.run([Trial(case=case) for case in cases])}
 
 
 def bare_loop(segments: int | None = None, *, batch_size: int = BATCH) -> tuple[int, float]:

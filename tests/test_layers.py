@@ -3,6 +3,8 @@
 import re
 from pathlib import Path, PurePath
 
+import pytest
+
 from tests.program import modules_after
 from tests.rooms import PACKAGE, ROOMS, imports, room_of, table
 
@@ -47,6 +49,21 @@ def test_a_room_imports_only_from_lower_layers_and_heavy_libraries_only_at_home(
 
 def test_help_imports_nothing_heavy():
     assert not modules_after("--help", "run --help") & {"torch", "numpy", "pandas", "matplotlib", "rich"}
+
+
+@pytest.mark.slow
+def test_the_parent_of_a_whole_run_never_imports_torch(here):
+    """The process that talks to the user measures, writes all derived files, and then reads everything."""
+    commands = (
+        "run --model mlp --segments 1,2,4 --device cpu --rounds 2 --samples 1 -o results/run",
+        "show", "show --samples", "show --json", "list", "export --to csv", "export --to latex", "export --to md",
+        "plot --kind memory -o memory.png", "plot --kind time -o time.svg", "models", "strategies segments",
+    )  # fmt: skip
+
+    loaded = modules_after(*commands)
+
+    assert "matplotlib" in loaded
+    assert not {"torch", "torchvision"} & loaded
 
 
 PLACE = re.compile(r"`(profiler/[\w/]+\.py)`((?:(?:: |, )`\w+`)*)")

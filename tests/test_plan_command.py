@@ -14,8 +14,7 @@ from profiler.planning.plan_code import emit
 from profiler.planning.solver import best, frontier
 from profiler.runs import store
 from profiler.workflows.planner import file_of
-from tests.plan_text import parse
-from tests.planning_chains import FOLDER, equal_stages, with_modules
+from tests.planning_chains import FOLDER, equal_stages, parse, with_modules
 from tests.program import modules_after, next_words
 
 pytestmark = pytest.mark.usefixtures("shared")

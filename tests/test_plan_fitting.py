@@ -15,8 +15,7 @@ from profiler.planning.solver import best, frontier
 from profiler.workflows import plan_fitting, planner
 from profiler.workflows.stages import Step
 from tests import make
-from tests.plan_text import parse
-from tests.planning_chains import FOLDER, with_modules
+from tests.planning_chains import FOLDER, parse, with_modules
 
 MIB = 2**20
 

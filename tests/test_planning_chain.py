@@ -10,8 +10,7 @@ from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
 from profiler.planning.chain import Chain, SaveOption, Stage, option_names, read, render, with_sure_options
 from profiler.planning.simulator import cost_limit, simulate, whole_bytes
-from tests.plan_text import parse
-from tests.planning_chains import FOLDER, NAMED, random_chain
+from tests.planning_chains import FOLDER, NAMED, parse, random_chain
 
 STAGE = {
     "name": "a",

@@ -6,8 +6,7 @@ from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile, Segment
 from profiler.core.units import parse_budget
 from profiler.planning.chain import fault, plan_file_of
-from tests.plan_text import parse, read
-from tests.planning_chains import equal_stages, with_modules
+from tests.planning_chains import equal_stages, parse, read, with_modules
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from profiler.analysis.progress import impossible
 from profiler.core import device_choice
 from profiler.core.case import OPERATORS, Choice, Trial
 from profiler.core.errors import UserError
-from profiler.core.record import RankBytes, Readings
-from profiler.core.units import MIB
 from profiler.measuring.meters import time
 from profiler.measuring.ranks import Group
 from tests import make, program
@@ -74,20 +71,6 @@ def test_fsdp2_gathers_the_root_and_one_block_at_a_time_and_a_run_of_blocks_no_m
 
     assert gathered["none"] == gathered["all"] == root + block
     assert gathered["plan"] <= root + 2 * block
-
-
-def test_a_record_whose_ranks_do_not_fit_together_is_no_result():
-    rank = RankBytes(static_bytes={"parameters": MIB}, saved_bytes=MIB, peak_bytes=2 * MIB)
-    low = msgspec.structs.replace(rank, saved_bytes=3 * MIB)
-
-    def wrong(*held, peak=2 * MIB):
-        readings = Readings(peak_bytes=peak, ranks=held)
-        return list(impossible(make.record(case=case(), readings=readings), None))
-
-    assert wrong(rank, rank) == []
-    assert wrong(rank) == ["it has 1 of 2 ranks"]
-    assert wrong(rank, rank, peak=4 * MIB) == ["the peak is not the highest of its ranks, 2.00 MiB"]
-    assert wrong(rank, low) == ["rank 1's peak of 2.00 MiB is below the saved 3.00 MiB"]
 
 
 @pytest.mark.parametrize("fault", ["no-reduce", "sum"])

@@ -8,7 +8,6 @@ from profiler.cli import answer
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.schedule import REHEARSED_PASSES
 from profiler.core.trace_data import BUCKETS
-from profiler.engines.local import Local
 from tests import examples, make
 from tests.pasted import named
 
@@ -18,7 +17,7 @@ UNEVEN = "transformer:layers=2,width=36,heads=2,sequence=16,vocabulary=50"  # 36
 
 
 @pytest.fixture(scope="module")
-def rehearsed(hollow):
+def rehearsed(hollow, engine):
     def run(model=TINY, ranks=4, way="fsdp2", memory=""):
         case = Case(
             model=Choice(model), strategy=Choice("none"), optimizer=Choice("adamw"), batch_size=2,
@@ -26,8 +25,7 @@ def rehearsed(hollow):
         )  # fmt: skip
         return next(iter(engine.run([Trial(case=case, passes=REHEARSED_PASSES)])))
 
-    with Local(rehearses=True) as engine:
-        yield run
+    return run
 
 
 def shard_bytes(shape, ranks):

@@ -122,3 +122,32 @@ def test_blocks_that_are_sharded_and_checkpointed_hold_what_they_hold_where_pyto
 
     assert stored["rehearse:h100", "none"].readings.peak_bytes == hollow.python(code.format("plain"))
     assert stored["rehearse:h100", "all"].readings.peak_bytes == hollow.python(code.format("called"))
+
+
+# --- what a rehearsed device does not have is told as such, and not as the user's mistake
+
+
+LIMITS = USER_MODELS / "hollow_limits.py"
+ISIN = next(number for number, line in enumerate(LIMITS.read_text().splitlines(), start=1) if "isin(numbers" in line)
+OUTCOMES = {  # of each model: outcome, detail, and the code and text of its note
+    f"{USER_MODELS}/architectures.py:recurrent": ("ok", "", "GCP018: recurrent networks ran by PyTorch's own kernels"),
+    f"{LIMITS}:make:kind=qr": ("ok", "", "GCP018: decompositions of matrices ran on the CPU"),
+    f"{LIMITS}:make:kind=isin": ("failed", "", f"which are zeros or leftovers here: isin (hollow_limits.py:{ISIN})"),
+    f"{USER_MODELS}/broken.py:wrong_shape": ("failed", "mat1 and mat2 shapes cannot be multiplied", None),
+    f"{LIMITS}:make:kind=elsewhere": ("failed", "to be on the same device", None),
+}  # fmt: skip
+
+
+def test_what_the_device_lacks_is_done_otherwise_and_said_and_a_mistake_of_the_user_is_no_limit(hollow, here, subtests):
+    gcprof("rehearse", ",".join(OUTCOMES), "--strategies", "none", "--cudnn-workspace", "1MiB", "-o", "run", cwd=here)
+
+    records = store.load(here / "run").records
+    assert [str(record.case.model) for record in records] == list(OUTCOMES)
+    for record in records:
+        outcome, detail, note = OUTCOMES[str(record.case.model)]
+        with subtests.test(str(record.case.model)):
+            assert record.outcome == outcome
+            assert detail in (record.detail or "")
+            notes = [f"{note.code}: {note.text}" for note in record.notes if note.code in ("GCP018", "GCP041")]
+            assert [note in text for text in notes] == ([True] if note else [])
+            assert outcome != "ok" or record.readings.peak_bytes > record.readings.saved_bytes > 0

@@ -1,21 +1,27 @@
-"""A step that is traced on the hollow device: its bytes, lines, categories and words."""
+"""A step that is traced on the hollow device: its bytes, lines, categories and words, and its stages."""
 
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from profiler.analysis import live_bytes
+from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Choice, Trial
-from profiler.core.trace_data import STATIC, Followed, by_category, live
+from profiler.core.errors import UserError
+from profiler.core.trace_data import STATIC, Followed, by_category, host_rate, live
 from profiler.core.units import MIB
 from profiler.engines import answer
-from profiler.engines.local import Local
+from profiler.planning import simulator
+from profiler.planning.chain import plan_file_of
+from profiler.planning.simulator import simulate
+from profiler.planning.solver import frontier
+from profiler.workflows import stages
 from tests import make
-from tests.program import PATIENCE_SECONDS, gcprof
+from tests.program import gcprof
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hollow")]
 
 USER_MODELS = Path(__file__).parent / "user_models"
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
@@ -39,7 +45,7 @@ def make():
 """
 
 
-def test_the_peak_is_the_sum_of_what_the_tensors_take_with_their_operators_and_the_users_lines(hollow, here):
+def test_the_peak_is_the_sum_of_what_the_tensors_take_with_their_operators_and_the_users_lines(here):
     (here / "own.py").write_text(OWN, encoding="utf-8")
     lines = {text.rpartition("# ")[2]: f"own.py:{at}" for at, text in enumerate(OWN.splitlines(), start=1)}
     weight, inputs, result, gradient_of_it = 4 * [4 * NUMBERS]
@@ -67,12 +73,6 @@ def test_the_peak_is_the_sum_of_what_the_tensors_take_with_their_operators_and_t
     )
 
 
-@pytest.fixture(scope="module")
-def rehearsing(hollow):
-    with Local(stage_seconds=PATIENCE_SECONDS, rehearses=True) as engine:
-        yield engine
-
-
 def case(model, strategy="none", **settings):
     return make.case(strategy, **{"model": Choice(model), "device": "rehearse:h100", "batch_size": 4, **settings})
 
@@ -95,10 +95,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("of", CASES, ids=lambda of: f"{of.model.name.rpartition('/')[2]} {of.strategy}")
-def test_the_traced_step_has_the_bytes_of_the_measured_one(rehearsing, of):
-    (record,) = rehearsing.run([Trial(case=of)])
+def test_the_traced_step_has_the_bytes_of_the_measured_one(engine, of):
+    (record,) = engine.run([Trial(case=of)])
 
-    trace = followed(rehearsing, "follow", of).trace
+    trace = followed(engine, "follow", of).trace
 
     held = live(trace)
     assert max(held) == record.readings.peak_bytes
@@ -110,22 +110,22 @@ def test_the_traced_step_has_the_bytes_of_the_measured_one(rehearsing, of):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
-def test_the_peak_of_other_blocks_is_that_of_a_step_with_them_checkpointed(rehearsing, precision):
+def test_the_peak_of_other_blocks_is_that_of_a_step_with_them_checkpointed(engine, precision):
     of = case("transformer:layers=4,width=64", precision=precision)
 
-    choices = followed(rehearsing, "follow_with_choices", of).choices
+    choices = followed(engine, "follow_with_choices", of).choices
 
     few = (choices.own, *choices.others[:3])
-    cases = [msgspec.structs.replace(of, strategy=Choice("all"), blocks=choice.pattern or None) for choice in few]
-    records = rehearsing.run([Trial(case=one, passes=("memory",)) for one in cases])
+    cases = [replace(of, strategy=Choice("all"), blocks=choice.pattern or None) for choice in few]
+    records = engine.run([Trial(case=one, passes=("memory",)) for one in cases])
     peaks = [record.readings.peak_bytes for record in records]
     casts = 0.01 if precision == "amp-bf16" else 0  # costs of stages count the casts of a weight once
     assert [choice.all_bytes for choice in few] == pytest.approx(peaks, rel=casts, abs=0)
     assert all(choice.floor_bytes <= peak for choice, peak in zip(few, peaks, strict=True))
 
 
-def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it(rehearsing):
-    found = followed(rehearsing, "follow", case(f"{USER_MODELS / 'causes.py'}:make:kind=squaring"))
+def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it(engine):
+    found = followed(engine, "follow", case(f"{USER_MODELS / 'causes.py'}:make:kind=squaring"))
 
     products = [
         one.module for one in found.trace.operators if one.phase == "backward" and one.name == "aten.mul.Tensor"
@@ -133,10 +133,59 @@ def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it
     assert [products.count(block) for block in ("0", "1", "2", "3")] == 4 * [2]  # 2 * x * gradient
 
 
-def test_each_checkpointed_block_is_recomputed_once(rehearsing):
-    found = followed(rehearsing, "follow", CASES[0])
+def test_each_checkpointed_block_is_recomputed_once(engine):
+    found = followed(engine, "follow", CASES[0])
 
     spans = live_bytes.recomputes(found.trace)
     stage = live_bytes.stage_of(found.blocks)
     blocks = [{stage(one.module) for one in found.trace.operators[first - 1 : last]} - {""} for first, last in spans]
     assert blocks == [{block} for block in reversed(found.blocks)]
+
+
+# --- its stages: their bytes are those of PyTorch's own allocator, with and without checkpoints
+
+
+MOST_OFF = 0.001  # of the peak: stages add up to it but for small blocks at their boundaries
+
+
+def peaks(engine, of, plans, folder) -> list[int]:
+    """The peak of a rehearsed step under each of the plans, which are of a chain each."""
+    cases = []
+    for number, (chain, plan) in enumerate(plans):
+        plan_file.write(plan_file_of(chain, plan), folder / f"{number}.json")
+        cases.append(replace(of, strategy=Choice.of("plan", {"file": folder / f"{number}.json"})))
+    records = engine.run([Trial(case=case, passes=("memory",)) for case in (of, *cases)])
+    return [record.readings.peak_bytes for record in records]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
+def test_a_steps_peak_under_a_plan_is_that_of_its_stages(engine, tmp_path, precision):
+    model = Choice("transformer:layers=4,width=64")
+    of = make.case("none", model=model, device="rehearse:h100", batch_size=4, precision=precision)
+
+    chain = stages.stages(engine, of, None)
+
+    plans = [simulator.all_stages(chain), frontier(chain, levels=1).point(0).plan]
+    whole, *under = peaks(engine, of, [(chain, plan) for plan in plans], tmp_path)
+    assert chain.traced_peak_bytes == whole
+    assert [simulate(chain, plan).peak_bytes for plan in plans] == pytest.approx(under, rel=MOST_OFF)
+    blocks = [stage for stage in chain.stages if not stage.pinned]
+    assert all(stage.forward_seconds > 0 and stage.backward_seconds > 0 and stage.options for stage in blocks)
+
+
+def test_a_steps_peak_with_inputs_in_host_memory_is_that_of_its_stages(engine, tmp_path):
+    of = make.case("none", model=Choice("transformer:layers=6,width=128,sequence=256"), device="rehearse:h100")
+    chain = replace(stages.stages(engine, of, None), host_rate=host_rate(gpu_specs.find("h100")))
+    points = [point for point in frontier(chain, offload=True) if point.plan.offloaded]
+    chosen = (points[0], points[len(points) // 2], points[-1])
+
+    _, *under = peaks(engine, of, [(chain, point.plan) for point in chosen], tmp_path)
+
+    assert [point.peak_bytes for point in chosen] == pytest.approx(under, rel=MOST_OFF)
+
+
+def test_stages_of_a_compiled_step_are_refused(engine):
+    factory = f"{USER_MODELS}/compiled.py:make:way=blocks,backend=aot_eager"
+
+    with pytest.raises(UserError, match="what each block holds is not known"):
+        stages.stages(engine, make.case(model=Choice(factory), device="rehearse:h100", batch_size=None), None)

@@ -134,7 +134,7 @@ def damaged(folder: Path, **readings: object) -> list[tuple[str, str, bool]]:
     return found(examples.run(folder / "run", [make.record(), make.record("segments:k=2", **readings)]).folder)
 
 
-RANK = RankBytes(static_bytes={}, saved_bytes=101 * make.MIB, peak_bytes=100 * make.MIB)
+FINE, RANK = (RankBytes(static_bytes={}, saved_bytes=mib * make.MIB, peak_bytes=100 * make.MIB) for mib in (1, 101))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,8 @@ RANK = RankBytes(static_bytes={}, saved_bytes=101 * make.MIB, peak_bytes=100 * m
         ({"peak_bytes": 20 * make.MIB, "saved_bytes": None}, []),  # of the static bytes alone
         ({"saved_bytes": 101 * make.MIB}, ["the peak of 100 MiB is below the saved 101 MiB"]),
         ({"step_seconds": ()}, ["the outcome is ok, but the step has no time samples"]),
-        ({"ranks": (RANK,)}, ["rank 0's peak of 100 MiB is below the saved 101 MiB"]),
+        ({"ranks": (FINE,)}, []),
+        ({"ranks": (FINE, RANK)}, ["it has 2 of 1 ranks", "rank 1's peak of 100 MiB is below the saved 101 MiB"]),
         ({"ranks": ()}, ["it has 0 of 1 ranks", "the peak is not the highest of its ranks, 0 B"]),
     ],
 )

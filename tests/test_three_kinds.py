@@ -31,8 +31,7 @@ from profiler.views.trackers import entries
 from tests import examples, make
 from tests.compared_runs import compare_runs
 from tests.make import MIB
-from tests.plan_text import parse
-from tests.planning_chains import equal_stages
+from tests.planning_chains import equal_stages, parse
 
 KINDS = ("measured", "rehearsed", "predicted")
 H100 = "NVIDIA H100 80GB HBM3"

@@ -147,21 +147,6 @@ def blocks(linear, width=16):
     return nn.Sequential(*(nn.Sequential(linear(), nn.BatchNorm1d(width), nn.ReLU()) for _ in range(3)))
 
 
-class Siamese(nn.Module):
-    """Two views of a batch go through the same blocks, so that each of them runs twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = blocks(lambda: nn.Linear(16, 16))
-
-    def forward(self, first, second):
-        return nn.functional.mse_loss(self.blocks(first), self.blocks(second))
-
-
-def twins(batch_size=8):
-    return Siamese(), (torch.randn(batch_size, 16), 3 * torch.randn(batch_size, 16))
-
-
 def critic(batch_size=8):
     model = blocks(lambda: spectral_norm(nn.Linear(16, 16)))
     return model, torch.randn(batch_size, 16), lambda output: output.square().mean()
