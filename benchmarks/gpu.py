@@ -78,7 +78,7 @@ def steps(work: Path, *, patience: float, small: bool) -> list[tuple[float, dict
     bytes_tests = "-n 0 tests/test_predict.py -k static_bytes" if small else f"-n 5 --dist worksteal {BYTES}"
     published = "--predict" if small else "--device cuda:0"
     plan = "transformer:layers=4,width=256 --batch-size 16" if small else BERT
-    tests = "tests/test_gpu.py -k bare_loop" if small else "tests/test_gpu.py tests/faults/test_gpu_conditions.py"
+    tests = "tests/test_gpu.py -k bare_loop" if small else "tests/test_gpu.py"
     rows = f"python -m benchmarks gpu_rows {work}/rows.jsonl --seconds {75 * patience}"
     return [
         (45, {

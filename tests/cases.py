@@ -324,7 +324,7 @@ HEAD = """# Cases
 Steps of users that are easily read wrong: what gcprof says of each, and what is true. The files are those of
 `tests/user_models`. The last column is worked out without gcprof: in `tests/cases.py` by two steps in plain
 PyTorch from seeds 0 and 1, run twice as they are and once with `torch.utils.checkpoint` around the same blocks by hand,
-by arithmetic, or by PyTorch's own allocator. `tests/test_cases.py` holds the one to the other whenever the tests run.
+by arithmetic, or by PyTorch's own allocator. `tests/test_documentation.py` holds the one to the other whenever it runs.
 `just cases` writes this page, each row from the trials that it runs, with all notes but those of PyTorch's own
 warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`.
 

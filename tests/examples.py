@@ -113,3 +113,17 @@ def run(
         writer.append(record)
     writer.close()
     return store.load(folder)
+
+
+def by_plan(run: store.Run) -> list[Record]:
+    """The records in the order of the plan."""
+    found = {(record.case, record.round): record for record in run.records}
+    assert len(found) == len(run.records)
+    return [found[key] for trial in run.manifest.plan if (key := (trial.case, trial.round)) in found]
+
+
+def exact(record: Record) -> tuple[Any, ...]:
+    """All of a record that is exact: bytes, and what the comparison of gradients gave."""
+    readings, equality = record.readings, record.equality
+    nbytes = (readings.static_bytes, readings.saved_bytes, readings.peak_bytes, readings.phases, readings.hidden_bytes)
+    return record.case, record.round, record.outcome, record.detail, nbytes, equality and equality.digests

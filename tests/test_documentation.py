@@ -1,15 +1,23 @@
 """What the documentation says is so, what is made from the code as well; tests/test_pasted_lines.py runs examples."""
 
 import importlib
+import platform
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
+from profiler.analysis.rows import rows
+from profiler.cli import answer
+from profiler.core.errors import UserError
+from profiler.runs import reference, reference_folder, reference_names, store
+from profiler.runs.merge import validate
 from profiler.training import STRATEGIES
 from tests import gallery, pages
+from tests.cases import CASES, PAGE, answers, line, wrong
 from tests.conftest import measured
 from tests.program import gcprof
 
@@ -122,3 +130,72 @@ def test_the_line_of_the_first_page_explains_a_live_model_with_its_optimizer(mon
 
     assert "AdamW, rtx-4090" in shown
     assert "floor" in shown
+
+
+# --- users' steps that are easily read wrong: what gcprof says is true, and docs/tables/cases.md has both
+
+ROWS = [row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("| ")][1:]
+# differences and where they are largest hang on the machine; the truth is held to them more closely
+DIGITS = re.compile(r"\d\.\de[+-]\d\d(, worst in [\w.]+)?")
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have", "ignore:Full backward hook is firing")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.command)
+def test_gcprof_says_what_is_true_and_the_page_says_both(case):
+    truth = case.truth()
+
+    told = answers(case, truth)
+
+    assert [wrong(answer.told, truth[strategy]) for strategy, answer in told.items()] == [{}] * len(told)
+    written = ROWS[CASES.index(case)]
+    assert DIGITS.sub("", written) == DIGITS.sub("", line(case, told, truth)), "run `just cases` and look at it"
+
+
+# --- the runs that come with gcprof are found, whole, and name neither host nor user
+
+MACHINE = re.compile(rf"/home/|/root/|/tmp/|/work/|C:\\\\Users|\b{re.escape(platform.node() or '-')}\b")
+
+
+@pytest.mark.parametrize("name", reference_names())
+def test_every_one_is_complete_and_says_what_it_is_evidence_of(name):
+    run = store.load(reference(f"ref:{name}"))
+    kind = name.partition("/")[0].partition("-")[0]
+
+    assert len(run.records) == len(run.manifest.plan)
+    evidence = {row.evidence for row in rows(run.records)}
+    assert {"cpu": "measured"}.get(kind, kind) in evidence
+    assert len(evidence) == 1 or evidence == {"measured", "predicted"}  # with `--predict`
+    assert all(record.outcome == "ok" for record in run.records)
+    assert [one.text for one in validate(run.folder).findings] == []
+    assert not any(MACHINE.search((run.folder / file).read_text()) for file in ("manifest.json", "trials.jsonl"))
+
+
+def test_the_wheel_takes_the_records_of_every_one_and_no_pictures():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    taken = {path: where for path, where in settings["force-include"].items() if path.startswith("results/")}
+
+    folders = [(reference_folder() / name).relative_to(ROOT) for name in reference_names()]
+    files = [f"{folder}/{file}" for folder in folders for file in ("manifest.json", "trials.jsonl")]
+    assert taken == {path: f"profiler/{path}" for path in files}
+
+
+def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right():
+    """By hand, with PyTorch's own allocator: 1,011 to 1,018 MiB in every row, static bytes 703.7 MiB."""
+    run = store.load(reference("ref:rehearsed-h100/mnist-cnn"))
+    peaks = {str(record.case.strategy): record.readings.peak_bytes / 2**20 for record in run.records}
+
+    assert list(peaks) == ["none", *(f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32))]
+    assert all(1011 <= peak <= 1018 for peak in peaks.values())
+
+
+def test_nothing_but_a_run_is_read():
+    for word in ("ref:../../configs", "ref:", "ref:cpu"):
+        with pytest.raises(UserError):
+            reference(word)
+
+
+def test_the_first_page_shows_the_measured_table_as_the_command_prints_it(capsys):
+    _, _, rest = (ROOT / "README.md").read_text().partition("<!-- table -->\n```\n")
+
+    assert answer(["show", "ref:cpu/mnist-cnn"]) == 0
+    assert rest.partition("```")[0].strip() == capsys.readouterr().out.strip()

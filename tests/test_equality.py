@@ -16,10 +16,9 @@ from profiler.measuring import meters
 from profiler.measuring.meters import equality
 from profiler.training import strategies
 from profiler.training.workload import Workload
-from tests.catalogue_choices import EVERY
 from tests.chain_models import workload
 from tests.conftest import measured
-from tests.plans import written
+from tests.plans import EVERY, written
 from tests.user_models import architectures
 
 SKIPPED = {("mnist-cnn:channels=4", "from-start"): "301 blocks would nest 301 checkpoints; 48 are the most"}

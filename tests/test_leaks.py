@@ -10,10 +10,9 @@ from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Record
 from profiler.measuring.trial import measure
 from tests import make
-from tests.catalogue_choices import EVERY
 from tests.conftest import notes
 from tests.left_behind import bytes_left_by, bytes_left_on_cuda_by
-from tests.plans import written
+from tests.plans import EVERY, written
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 MODELS = ("mlp:width=16,depth=5", "transformer:layers=4,width=32,sequence=16,vocabulary=50", "cifar-resnet:depth=2")

@@ -17,7 +17,7 @@ from profiler.core.case import Choice, Trial, decode, encode
 from profiler.core.record import Record
 from profiler.engines import ray_cluster
 from profiler.engines.local import Local
-from tests import make, ray_nodes, shard_folders
+from tests import examples, make, ray_nodes
 from tests.program import PATIENCE_SECONDS
 
 SECRET = "a-long-and-secret-word"
@@ -64,7 +64,7 @@ def test_a_sweep_over_two_nodes_finds_what_local_finds(address, here):
     with Local(stage_seconds=PATIENCE_SECONDS, logs=here / "near") as local:
         near = {(one.case, one.round): one for one in local.run(plan)}
 
-    assert [shard_folders.read(far[key]) for key in near] == [shard_folders.read(near[key]) for key in near]
+    assert [examples.exact(far[key]) for key in near] == [examples.exact(near[key]) for key in near]
     assert Counter(one.outcome for one in near.values()) == {"ok": 6, "skipped": 1, "failed": 1}
     logs = [{path.name: path.read_bytes() for path in (here / name).iterdir()} for name in ("far", "near")]
     assert logs[0].keys() == logs[1].keys()

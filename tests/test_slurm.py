@@ -32,7 +32,6 @@ from profiler.workflows.run import RunRequest
 from profiler.workflows.spec import Request
 from tests import examples, make
 from tests.program import PATIENCE_SECONDS, ROOT
-from tests.shard_folders import by_plan, read
 
 LOGIN = Environment(gcprof=__version__, python=sys.version.split()[0], system="Linux")  # knows of no device
 SECRET = "hunter2-3fa9c1"
@@ -193,11 +192,11 @@ def test_two_real_jobs_give_what_one_run_gives(here, shared, jobs, capsys):
     assert answer(["run", *SWEEP, "-o", "alone"]) == 0
 
     run, alone = store.load(here / "run"), store.load(here / "alone")
-    assert [read(record) for record in by_plan(run)] == [read(record) for record in by_plan(alone)]
+    assert [*map(examples.exact, examples.by_plan(run))] == [*map(examples.exact, examples.by_plan(alone))]
     parts = [here / "run" / "shards" / name for name in ("1", "2")]
     assert [{trial.round for trial in store.load(part).manifest.plan} for part in parts] == [{1}, {2}]
     assert answer(["merge", *map(str, parts), "-o", "merged"]) == 0
-    assert rows(store.load(here / "merged").records) == rows(by_plan(run))
+    assert rows(store.load(here / "merged").records) == rows(examples.by_plan(run))
     assert answer(["validate", "run"]) == 0
     assert not any(SECRET.encode() in path.read_bytes() for path in (here / "run").rglob("*") if path.is_file())
 

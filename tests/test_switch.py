@@ -14,8 +14,7 @@ from profiler.training import STRATEGIES
 from profiler.training.assemble import Assembled, assemble
 from profiler.training.block_segments import checkpoint_segments
 from tests import make, pasted
-from tests.catalogue_choices import EVERY
-from tests.plans import written
+from tests.plans import EVERY, written
 
 MODELS = (
     "mlp",

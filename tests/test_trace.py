@@ -1,9 +1,12 @@
-"""What is traced without memory is what the allocator sees."""
+"""What is traced without memory is what the allocator sees, in the precisions that CUDA's autocast chooses too."""
 
+import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -12,10 +15,11 @@ from profiler.core import catalogue, trace_data
 from profiler.core.case import OPERATORS, Calibration, Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.measuring.trial import measure
+from profiler.predicting.cuda_rules import IN_FLOAT, IN_HALF, PROMOTED, TO_FLOAT, cuda_autocast, ruled
 from profiler.predicting.fake_tensors import fake_tensors
 from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.traced_case import FakeTracer
-from profiler.training import STRATEGIES, models
+from profiler.training import STRATEGIES, assemble, models
 from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
@@ -159,19 +163,6 @@ def test_a_forward_that_frees_a_kept_gradient_saves_what_it_makes(keeps):
     assert readings.start_bytes == static["parameters"] + static["inputs"] + kept  # the gradients are zeroed to None
 
 
-def test_a_backward_within_the_forward_is_part_of_the_forward():
-    batch, width = 2048, 32
-    hidden, weights = batch * width * FLOAT, (width * width + width) * FLOAT
-    model = Choice.of(f"{FILE}:apart", {"width": width})
-
-    readings = measured(model, "none", batch_size=batch, passes=("memory",)).readings
-
-    assert readings.saved_bytes == weights + hidden + FLOAT
-    within, after = (readings.phases[phase].allocated for phase in ("forward", "backward"))
-    assert after - within == weights  # one backward is as the other, but the first layer's gradients are there
-    assert readings.peak_gradient_bytes == weights
-
-
 # --- the model's own hooks on saved tensors: followed as they run, or refused; the numbers are by hand
 
 HOOKS = Path(saved_hooks.__file__)
@@ -214,3 +205,82 @@ def test_hooks_to_the_host_leave_the_loss_on_a_gpu_and_what_cannot_be_followed_i
     for hooks in ("half", "pinned_host"):
         with pytest.raises(Unsupported, match="`gcprof rehearse` runs them"):
             predicted(hooks, "fake:h100")
+
+
+# --- on a CPU, the precisions that CUDA's autocast chooses
+
+
+HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+TOKENS = 40
+HALF = {
+    "linear": lambda x: F.linear(x, torch.ones(16, 16)),
+    "gelu": F.gelu,
+    "matrix times vector": lambda x: torch.mv(x[0], torch.ones(16)),
+    "einsum": lambda x: torch.einsum("bij,bij->bij", x, x.float()),
+    "a softmax in a precision of its own": lambda x: x.softmax(-1, torch.bfloat16),
+}
+SINGLE = {
+    "layer norm": lambda x: F.layer_norm(x, (16,)),
+    "softmax": lambda x: x.softmax(-1),
+    "sum": lambda x: x.sum(),
+    "cross entropy": lambda x: F.cross_entropy(x, torch.zeros(4, 16, dtype=torch.long)),
+    "a product with one in float32": lambda x: torch.tensordot(x, torch.ones(16), 1),
+}
+
+
+def listed(macro: str) -> list[str]:
+    """The operators of one list in PyTorch's header."""
+    body = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*)", HEADER.read_text()).group(1)
+    return [".".join(one.split(", ")) for one in re.findall(r"_\(([\w, ]+)\)", body)]
+
+
+def traced_loss(loss, precision: str) -> trace_data.Trace:
+    def build():
+        return Workload(module=nn.Linear(64, 512), batch=torch.randn(TOKENS, 64), loss=loss, blocks=("",))
+
+    case = make.case(model=Choice("mlp"), precision=precision, device="fake:cuda", verify="off")
+    with mock.patch.object(assemble, "_from_catalogue", return_value=build):
+        return follow_case(Trial(case=case)).trace
+
+
+def test_the_lists_are_those_of_pytorch_and_all_but_cudas_own_kernels_and_old_norms_are_in_one():
+    assert list(IN_FLOAT) == listed("AT_FORALL_FP32")
+    assert list(TO_FLOAT) == listed("AT_FORALL_FP32_SET_OPT_DTYPE")
+    assert list(PROMOTED) == listed("AT_FORALL_PROMOTE")
+    assert set(listed("AT_FORALL_LOWER_PRECISION_FP")) >= set(IN_HALF)
+    left = ruled("AutocastCUDA") - ruled("AutocastCPU") - {*IN_FLOAT, *IN_HALF, *PROMOTED, *TO_FLOAT}
+    assert all("cudnn" in name or "fused" in name or "flash" in name or name.startswith("norm.") for name in left), left
+
+
+@pytest.mark.parametrize("name", [*HALF, *SINGLE])
+def test_operators_run_as_on_cuda(name):
+    with cuda_autocast(), torch.autocast("cpu", dtype=torch.bfloat16):
+        result = {**HALF, **SINGLE}[name](torch.randn(4, 8, 16, dtype=torch.bfloat16))
+
+    assert result.dtype == (torch.bfloat16 if name in HALF else torch.float32)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, "amp-bf16"), (None, "amp-fp16")])
+def test_a_model_that_asks_for_autocast_on_cuda_gets_it(dtype, precision):
+    def loss(module, batch):
+        return F.layer_norm(module(batch), (512,)).mean()
+
+    def under_its_own(module, batch):
+        with torch.autocast("cuda", dtype=dtype):
+            return loss(module, batch)
+
+    found = [traced_loss(under_its_own, "fp32"), traced_loss(loss, precision)]
+
+    made = [[(one.operator, one.nbytes) for one in trace.allocations if one.phase == "forward"] for trace in found]
+    assert made[0] == made[1]
+    assert ("aten.native_layer_norm", TOKENS * 512 * 4) in made[0]
+
+
+def test_cross_entropy_takes_its_logarithms_in_half_precision_and_copies_them():
+    def loss(module, batch):
+        return F.cross_entropy(module(batch), torch.zeros(TOKENS, dtype=torch.long))
+
+    made = [(one.operator, one.nbytes) for one in traced_loss(loss, "amp-bf16").allocations]
+
+    assert ("aten._log_softmax", TOKENS * 512 * 2) in made
+    assert ("aten._to_copy", TOKENS * 512 * 4) in made
