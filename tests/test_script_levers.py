@@ -1,6 +1,7 @@
 """Strategies, levers and plans on scripts: `gcprof fit`, `plan` and `rehearse --strategies ... -- COMMAND`."""
 
 import copy
+import json
 import random
 import re
 import runpy
@@ -415,3 +416,11 @@ def test_blocks_of_torch_jit_script_are_left_as_they_are_with_the_reason(strateg
     made = applying.apply(nn.Sequential(blocks), (torch.randn(4, 8),), {}, strategy)
 
     assert "torch.jit.script" in made["why"]
+
+
+def test_a_plan_of_another_model_of_the_script_is_not_applied_with_the_reason(tmp_path):
+    x = torch.randn(4, 8)
+    made = applying.apply(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), (x,), {}, "all")
+    (tmp_path / "plan.json").write_text(json.dumps(made["code"]["plan"]))
+
+    assert "another model" in applying.apply(nn.Linear(8, 8), (x,), {}, f"plan:file={tmp_path}/plan.json")["why"]

@@ -77,6 +77,8 @@ def apply(
             if choice.name == "plan":
                 file = plan_file.read(Path(choice.options.get("file", "plan.json")))
                 names = tuple(dict.fromkeys(name.partition(called_blocks.SIGN)[0] for name in file.fingerprint))
+                if unknown := [name for name in names if name not in dict(module.named_modules())]:
+                    raise Unsupported(f"the plan is of another model, which has a '{unknown[0]}'")
             else:
                 names = finding.find_blocks(module)
             refuse_blocks(module, names, needs_some=choice.name not in WHOLE)
