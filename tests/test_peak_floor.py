@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from profiler.analysis.explanation import CHUNKS, remedies
-from profiler.analysis.live_bytes import floor, peak, stage_of
+from profiler.analysis.live_bytes import peak, stage_of
+from profiler.analysis.peak_floor import floor
 from profiler.core.case import Choice
 from profiler.core.trace_data import Call, Save, live
 from profiler.predicting.traced_case import trace_case

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from profiler.analysis.comparison import Comparison
 from profiler.analysis.explanation import Explanation, Reason, Remedy
-from profiler.analysis.live_bytes import Floor, Peak, Share
+from profiler.analysis.live_bytes import Peak, Share
+from profiler.analysis.peak_floor import Floor
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice

@@ -11,15 +11,14 @@ import msgspec
 from profiler.analysis import live_bytes
 from profiler.analysis.live_bytes import (
     OUTSIDE,
-    Floor,
     Holder,
     Peak,
     Share,
-    floor,
     nbytes,
     recomputes,
     stage_of,
 )
+from profiler.analysis.peak_floor import Floor, floor
 from profiler.core.record import Readings
 from profiler.core.trace_data import (
     GRANULE,

@@ -11,7 +11,8 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from profiler.analysis.live_bytes import floor, stage_of
+from profiler.analysis.live_bytes import stage_of
+from profiler.analysis.peak_floor import floor
 from profiler.core import by_key
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.gpu_specs import Rates

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
@@ -446,13 +447,10 @@ class FoundHeads(Heads):
         """
         self.choose(module, {name for name, weight in module.named_parameters() if weight.ndim == 2})
         linears = [part for part in module.modules() if isinstance(part, nn.Linear)]
-        handles = [linear.register_forward_pre_hook(lambda linear, _: self.called.add(linear)) for linear in linears]
-        try:
-            with torch.no_grad(), kept(module):
-                forward()
-        finally:
-            for handle in handles:
-                handle.remove()
+        with torch.no_grad(), kept(module), ExitStack() as hooks:
+            for linear in linears:
+                hooks.callback(linear.register_forward_pre_hook(lambda linear, _: self.called.add(linear)).remove)
+            forward()
         if torch.cuda.is_initialized():  # what this forward left in the allocator would lower what a step reserves
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET
 
-from profiler.analysis.live_bytes import floor
+from profiler.analysis.peak_floor import floor
 from profiler.core import gpu_specs, schedule
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import UserError
