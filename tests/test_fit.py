@@ -283,7 +283,7 @@ def test_a_plan_is_also_run_with_fused_kernels_which_are_faster_where_they_save_
 
     (fused,) = finder.further([Way(label=Choice(f"plan+{back}"), plan=plan, added_seconds=1.0)])
 
-    assert (str(fused.label), fused.plan, fused.added_seconds) == (f"plan+fused+{back}", plan, 1.0)
+    assert (str(fused.label), fused.plan.levers, fused.added_seconds) == (f"plan+fused+{back}", ("fused", back), 1.0)
 
 
 @pytest.mark.parametrize(("output_bytes", "is_enough"), [(MIB // 2, False), (2 * MIB, True)])

@@ -76,6 +76,8 @@ def test_a_plan_file_names_its_modules_replaces_what_is_there_by_force_alone_and
     assert answer(printing) == 0
     assert capsys.readouterr().out == planned
     assert not {"torch", "torchvision"} & modules_after(" ".join(printing))
+    plan_file.write(replace(found, levers=("chunk-loss",)), Path("plan.json"))  # without which it does not fit
+    assert answer(printing) == 2
 
 
 @pytest.mark.parametrize("depth", [1, 2])

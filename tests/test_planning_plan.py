@@ -25,7 +25,7 @@ def test_what_is_no_plan_of_three_stages_is_told_why(text, complaint):
 def test_a_plan_file_names_the_blocks_of_what_is_checkpointed_and_of_what_is_kept_under_an_option():
     chain = with_modules(equal_stages(6), "a", "b c", "d", "", "e", "f")
 
-    made = plan_file_of(chain, parse("[[1] 2] 3:matmul 4 [5] 6", 6))
+    made = plan_file_of(chain, parse("[[1] 2] 3:matmul 4 [5] 6", 6), ("fused",))
 
     assert made == PlanFile(
         plan="[[1] 2] 3:matmul 4 [5] 6",
@@ -35,6 +35,7 @@ def test_a_plan_file_names_the_blocks_of_what_is_checkpointed_and_of_what_is_kep
             Segment(blocks=("e",)),
         ),
         fingerprint={name: (f"{name} float32 2",) for name in "abcdef"},
+        levers=("fused",),
     )
 
 

@@ -141,13 +141,6 @@ def numbers(text: str) -> Counter[str]:
     return Counter(re.findall(r"(?<!\S)[-+±]?\d[\d,]*(?:\.\d+)?(?!\S)", text))
 
 
-def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
-    shown = text(explanation.tables(longest(), title="t" * 200, width=80), Paper(80, "ascii")).plain
-
-    assert shown.isascii()
-    assert len(shown.splitlines()) <= 25
-
-
 def test_a_baseline_without_a_time_is_no_baseline_of_times():
     found = group_table(rows([make.record("none", **make.UNTIMED), make.record("all")]))
 

@@ -98,7 +98,10 @@ def _print_code_of(path: Path, words: Request, emit: str | None) -> None:
     if words.model is not None:
         raise UserError("the model has no effect with --from", hint=hint)
     refuse_flags(("--from", "--emit", "--repair-batchnorm"), "with --from", hint=hint)
-    say_bytes(code(plan_file.read(path), emit, repair_batchnorm=bool(words.repair_batchnorm)).encode())
+    if (file := plan_file.read(path)).levers:
+        message = f"'{path}' is for a step with {', '.join(file.levers)}: it does not fit with the checkpoints alone"
+        raise UserError(message, hint="gcprof fit ... --emit python prints the code of both")
+    say_bytes(code(file, emit, repair_batchnorm=bool(words.repair_batchnorm)).encode())
 
 
 def _print(planned: Planned, request: PlanRequest) -> int:

@@ -53,6 +53,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     plan: str  # in the planner's notation, of stages: `[1-3] 4 [5] 6-12`; only `segments` is applied
     segments: tuple[Segment, ...]
     fingerprint: dict[str, tuple[str, ...]]  # all blocks in order, each with its parameters: `weight float32 64 x 3`
+    levers: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # with which `fit` found it, if with any
 
     def __post_init__(self) -> None:
         """Raise ValueError if a segment is not a run of consecutive blocks, or if segments overlap."""

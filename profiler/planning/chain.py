@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec import UNSET
 
 from profiler.core.errors import UserError
 from profiler.core.plan_file import OFFLOADING, SCHEMA, PlanFile, Segment, notation, segment_words
@@ -259,7 +260,7 @@ def segments(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
             yield from segments(item)
 
 
-def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
+def plan_file_of(chain: Chain, plan: Plan, levers: tuple[str, ...] = ()) -> PlanFile:
     """Return the plan as a file for the model: with named blocks.
 
     Raises UserError if the chain names no blocks, or none for a stage that the plan checkpoints or gives a save option.
@@ -275,7 +276,9 @@ def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
         hint = "`gcprof stages MODEL -o costs.json` writes stages with their blocks"
         raise UserError(f"{what} plan cannot be applied to a model", hint=hint)
     schema = OFFLOADING if plan.offloaded else SCHEMA
-    return PlanFile(schema=schema, plan=render(plan), segments=_segments(chain, plan), fingerprint=blocks)
+    return PlanFile(
+        schema=schema, plan=render(plan), segments=_segments(chain, plan), fingerprint=blocks, levers=levers or UNSET
+    )  # fmt: skip
 
 
 def words(chain: Chain, plan: Plan) -> str:

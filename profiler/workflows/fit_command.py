@@ -337,7 +337,7 @@ class Search:
 
     def _try(self, chosen: Levers, chain: Chain, point: Point) -> TriedPlan:
         """Rehearse the command under a plan. Raises _Refused."""
-        plan, label = plan_file_of(chain, point.plan), label_of(PLAN, chosen)
+        plan, label = plan_file_of(chain, point.plan, chosen), label_of(PLAN, chosen)
         plain = self._as_it_is(chosen)
         if plain and not plan.segments and self._has_levers:
             return TriedPlan(point=point, needed_bytes=plain.needed_bytes)

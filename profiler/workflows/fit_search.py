@@ -150,7 +150,8 @@ class Search:
         for way in found if FUSED not in self._refused else ():
             label = label_of(PLAN, _ordered((*{*way.label.parts[1:], FUSED},)))
             if way.plan and label not in known:
-                ways.append(msgspec.structs.replace(way, label=label))
+                plan = msgspec.structs.replace(way.plan, levers=label.parts[1:])
+                ways.append(msgspec.structs.replace(way, label=label, plan=plan))
         return ways
 
     def with_consents(self, allowed: Levers) -> None:
@@ -301,7 +302,7 @@ class Search:
             return None
         plan, none = fitted.point.plan, simulator.none(chain)
         added = (fitted.point.step_seconds - none.cost.step_seconds) * _num_parts(chosen)
-        return Way(label=label_of(PLAN, chosen), plan=plan_file_of(chain, plan), added_seconds=added)
+        return Way(label=label_of(PLAN, chosen), plan=plan_file_of(chain, plan, chosen), added_seconds=added)
 
     def smallest(self, chosen: Levers) -> int | None:
         """Return what the smallest plan with these levers needs; None if it has no room. Raises UserError."""
