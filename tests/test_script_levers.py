@@ -16,13 +16,16 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from profiler.core.errors import Unsupported, UserError
+from profiler.cli import answer
+from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import parse
 from profiler.core.units import MIB
 from profiler.scripts import applying, launch
 from profiler.scripts.report import Asked, Variant
 from profiler.training.chunked_loss import FoundHeads
 from profiler.workflows import fit_command, fit_search
+from tests.plans import plan_of
+from tests.program import next_words
 from tests.scripts import checkpointed
 from tests.scripts.runs import ROOT, TABLE, answered, control, environment, gcprof, rehearsed
 
@@ -221,17 +224,6 @@ def test_segments_that_grow_are_tried_where_only_what_all_reserves_is_too_large(
     assert search._torn([(), (fit_search.LOSS,)]) == [(fit_search.EXPANDABLE,)]
 
 
-def test_where_no_step_ends_a_trace_the_reason_is_not_that_no_model_was_met(monkeypatch):
-    search = object.__new__(fit_command.Search)
-    search._roomy = Asked(words=(), gpus=parse("t4"))
-    phase = {"kind": "phase", "phase": "forward", "step": 0, "devices": {}}
-    applied = {"kind": "applied", "module": "Net", "num_blocks": 4, "why": None}
-    monkeypatch.setattr(fit_command, "_ended", lambda asked: SimpleNamespace(rows=[applied], processes=()))
-
-    with pytest.raises(UserError, match="Net: no step of its optimizer"):
-        search._traced_chain(SimpleNamespace(label="none", end=SimpleNamespace(rows=[phase])))
-
-
 @pytest.mark.nightly
 def test_a_script_that_runs_out_of_memory_is_planned_onto_its_gpu_unless_no_plan_fits(folder):
     words = (*TABLE["nanogpt_like"].words, "--batch-size", "64")
@@ -388,6 +380,20 @@ def test_applying_leaves_no_trace_and_gradients_as_they_are(strategy):
     assert {name: id(parameter) for name, parameter in model.named_parameters()} == held
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(map(torch.equal, gradients(model, x), gradients(plain, x)))
+
+
+def test_the_code_of_a_scripts_plan_holds_the_statistics_of_batchnorm(here, monkeypatch, capsys):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(4)))
+    made = applying.apply(model, (torch.randn(4, 8),), {}, "all")["code"]
+    chosen = SimpleNamespace(changed=[made], plan=plan_of(model, "0123", [[0], [1]]))
+    monkeypatch.setattr(fit_command, "plan", lambda *_, **__: SimpleNamespace(chosen=chosen, exit_code=0))
+    monkeypatch.setattr("profiler.cli.fit._print_script", lambda fitted: None)
+
+    for kind in ("--emit", "python"), ("-o", "plan.json"):
+        assert answer(["plan", "--budget", "1GiB", *kind, "--", "python", "mine.py"]) == 0
+    said = capsys.readouterr()
+    assert answer(next_words(said.err)) == 0
+    assert "_repair_batchnorm(model)" in said.out == capsys.readouterr().out  # what this computes: test_emit.py
 
 
 def test_a_model_whose_forward_needs_values_is_left_as_it_is_with_the_reason():

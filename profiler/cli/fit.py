@@ -284,19 +284,21 @@ def plan_script(
     fitted = fit_command.plan(asked, budget, levels=levels, say=(lambda text: None) if quiet else aside)
     chosen = fitted.chosen
     made = chosen.plan if chosen else None
+    repairs = any(one["has_batchnorm"] for one in chosen.changed) if chosen else False
     if json:
         _say_plan(fitted)
     elif emit is None or made is None:
         _print_script(fitted)
     else:
-        say_bytes(code(made, emit).encode())
+        say_bytes(code(made, emit, repair_batchnorm=repairs).encode())
     again, script = _words({"--device": device, "--steps": steps, "--batches": batches}), ("--", *SCRIPT.get())
     if made and output is not None:
         write_plan(made, output, force=force)
         if any("#" in name for name in made.fingerprint):  # calls, for which there is no code
             next_command("gcprof", "rehearse", *again, "--strategies", f"plan:file={output}", *script)
         else:
-            next_command("gcprof", "plan", "--from", str(output), "--emit", "python")
+            repair = ["--repair-batchnorm"] if repairs else []
+            next_command("gcprof", "plan", "--from", str(output), "--emit", "python", *repair)
     elif made and emit is None:
         deep = _words({"--levels": levels})
         same = ("--budget", budget, *again, *deep)

@@ -40,7 +40,7 @@ from profiler.training.strategies import written
 from profiler.training.workload import Workload
 
 WHOLE = ("offload", "hf")  # strategies that need no blocks
-MENDING = "code of `gcprof fit --emit`"  # what holds the statistics of BatchNorm
+MENDING = "code of `--emit`"  # what holds the statistics of BatchNorm
 OBSERVING = (*called_blocks.COUNTING, "_planted")  # strategies that may look at a forward
 NO_STRATEGY = Choice("none")
 Optimizer = torch.optim.Optimizer
