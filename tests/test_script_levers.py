@@ -372,7 +372,9 @@ def test_applying_leaves_no_trace_and_gradients_as_they_are(strategy):
 
     assert made["why"] is None
     assert "BatchNorm updates its statistics again" in made["split"]
-    code = fit_command.code(SimpleNamespace(changed=[made["code"]], plan=None, label=strategy), "python")
+    others = {**made["code"], "plan": None}, {**made["code"], "module": "Odd"}  # one that is left as it is
+    code = fit_command.code(SimpleNamespace(changed=others, plan=None, label=strategy), "python")
+    assert "`model` is the Odd " in code
     assert "_repair_batchnorm(model)" in code  # what this computes: test_emit.py
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]

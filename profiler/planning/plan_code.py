@@ -247,6 +247,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     plan: PlanFile | None = None
     heads: dict[str, str] = {}  # weights of heads whose loss is computed in parts: the module that they are of, or ""
     has_loss: bool = False  # whether the model's own forward computes the loss, if it does, as that of a script
+    module: str | None = None  # the class of a script's model
     optimizer: str | None = None  # its class; None: the model brings its own
     has_batchnorm: bool = False  # whether a block has one, whose statistics a recompute must leave alone
     batch_size: int | None = None
@@ -277,8 +278,8 @@ def emit_way(way: Way, kind: str) -> str:
     said, code = WAY_KINDS[kind](way)
     plan = f", {' '.join(words(way.plan).split())}" if way.plan and way.plan.segments else ""
     head = f"{way.label}{plan}: written by gcprof {__version__}, which this does not need."
-    if "expandable-segments" in way.names:
-        said = [*said, ALLOCATOR]
+    said += [f"Here `model` is the {way.module} that is trained, not what holds it."] if way.module else []
+    said += [ALLOCATOR] if "expandable-segments" in way.names else []
     return "".join(f"# {line}\n" for text in (head, *said) for line in wrap(text, WIDTH - 2)) + code
 
 

@@ -68,7 +68,8 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def changed(self) -> list[dict[str, Any]]:
         """What code needs of each model that was changed."""
-        return [row["code"] for row in self.end.rows if row["kind"] == "applied" and row.get("code")]
+        rows = [row for row in self.end.rows if row["kind"] == "applied" and row.get("code")]
+        return [{"module": row["module"], **row["code"]} for row in rows]
 
     @property
     def step_seconds(self) -> float:
@@ -117,16 +118,17 @@ def plan(asked: Asked, budget: str, *, levels: int | None = None, say: Say = lam
 def code(way: Way, kind: str) -> str:
     """Return code to paste into the script, of one of the kinds of lever_code. Raises UserError."""
     changed = [one for place, one in enumerate(way.changed) if one not in way.changed[:place]]  # once for all ranks
-    if sum(bool(one["heads"] or one["plan"] or way.plan) for one in changed) > 1:
+    models = [one for one in changed if one["heads"] or one["plan"] or way.plan]
+    if len(models) > 1:
         message = "--emit: several models of the command were changed, and code is for one"
         raise UserError(message, hint="gcprof rehearse --module NAME --strategies LABEL -- COMMAND changes one")
-    made = changed[0]
+    made = (models or changed)[0]
     plan = way.plan or (made["plan"] and msgspec.convert(made["plan"], PlanFile))
     heads, optimizer = dict.fromkeys(made["heads"], ""), made["optimizer"]
     levers = Choice(way.label).parts[1:]
     step = plan_code.Way(
         label=way.label, levers=levers, plan=plan, heads=heads, has_loss=True, optimizer=optimizer,
-        has_batchnorm=made["has_batchnorm"],
+        has_batchnorm=made["has_batchnorm"], module=made["module"] if models else None,
     )  # fmt: skip
     return plan_code.emit_way(step, kind)
 
