@@ -326,7 +326,7 @@ def test_accelerates_loop_trains_as_a_plain_one():
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     code = of_gpt2("all+chunk-loss:rows=16,by=parts+micro-batches:n=2+fused", LAYERS, "accelerate")
-
+    assert "accelerator" not in of_gpt2("all+fused", LAYERS, "accelerate")  # the script keeps its own
     model = gpt2()
     optimizer = code["apply_levers"](model, torch.optim.SGD(model.parameters(), lr=0.1))
     accelerator = code["accelerator"]

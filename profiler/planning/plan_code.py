@@ -30,6 +30,7 @@ DRAWING = {"native_dropout", "bernoulli", "rand_like", "randn_like", "randint_li
            "rrelu_with_noise", "poisson", "exponential", "rand", "randn", "randint", "randperm"}  # fmt: skip
 
 PYTHON = "python"
+OWN = "with the arguments of your own"
 OFFLOADED_LEAST = 1 << 20  # default of an option of offload-inputs
 ALLOCATOR = "Start it with PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9, PYTORCH_CUDA_ALLOC_CONF)."
 OF_OPTIMIZER = {  # by lever, in the order in which they are applied: the code that changes the optimizer
@@ -366,22 +367,20 @@ def _trainer(way: Way) -> tuple[list[str], str]:
     if way.parts > 1:
         arguments += _accumulated(way, "hf", "per_device_train_batch_size={}", "gradient_accumulation_steps={}")
     lines = "".join(f"    {argument},\n" for argument in arguments)
-    made = f"from transformers import TrainingArguments\n\narguments = TrainingArguments(\n{lines})\n"
+    made = f"from transformers import TrainingArguments\n\narguments = TrainingArguments(  # {OWN}\n{lines})\n"
     return said, imported(f"{made}{before}{code}")
 
 
 def _accelerate(way: Way) -> tuple[list[str], str]:
     """Return the code of python, with accelerate's own accumulation for micro-batches."""
-    said = [
-        "Call `optimizer = apply_levers(model, optimizer)` before accelerator.prepare, and in each step "
-        "accelerator.backward(loss) within accelerator.accumulate(model)."
-    ]
-    given = _accumulated(way, "accelerate", "", "gradient_accumulation_steps={}") if way.parts > 1 else []
+    said, made = ["Call `optimizer = apply_levers(model, optimizer)` before accelerator.prepare."], ""
     if way.parts > 1:
+        (steps,) = _accumulated(way, "accelerate", "", "gradient_accumulation_steps={}")
+        made = f"from accelerate import Accelerator\n\naccelerator = Accelerator({steps})  # {OWN}\n\n\n"
         size = f"of {way.batch_size // way.parts}" if way.batch_size else f"1/{way.parts} as large"
+        said.append("In each step call accelerator.backward(loss) within accelerator.accumulate(model).")
         said.append(f"The loader's batches are {size}; where labels are padded, weight each loss by its targets.")
     own = msgspec.structs.replace(way, levers=tuple(one for one in way.levers if one.name != "micro-batches"))
-    made = f"from accelerate import Accelerator\n\naccelerator = Accelerator({', '.join(given)})\n\n\n"
     return said, imported(made + _functions(own))
 
 
