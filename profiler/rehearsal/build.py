@@ -83,6 +83,10 @@ DNN = (
 CUDA = r"cudaMem(PrefetchAsync|Advise)(_ptsz)?"  # advice on managed memory
 NCCL = r"nccl(CommDeregister|CommWindowDeregister)"
 FFT = r"cufft(Destroy|SetAutoAllocation|SetStream|SetWorkArea|XtExec)"
+SPARSE = (
+    r"cusparse(Set(Stream|PointerMode|Mat\w+)|CsrSet\w+|DnMatSet\w+|SpMatSetAttribute|SpM[MV]|SpS[MV]_(analysis|solve)|"
+    r"SDDMM(_preprocess)?|Xcoo2csr|XcoosortByRow|Xcsrsort|CreateIdentityPermutation|[SDCZ]bsrm[mv])"
+)
 NVRTC = r"nvrtc(AddNameExpression|CompileProgram)"
 LIBRARIES = (  # each with its library's code for "not supported", or where it has none for an internal error
     Library("libcudart", 801, RUNTIME, known=CUDA),
@@ -91,6 +95,7 @@ LIBRARIES = (  # each with its library's code for "not supported", or where it h
     Library("libcudnn", 3000, ("cudnn.c", "cudnn_graph.c"), known=DNN),  # since cuDNN 9, which torch has since 2.4
     Library("libnccl", 3, ("nccl.c", "messages.c", "reduce.c"), known=NCCL),
     Library("libcufft", 16, ("cufft.c",), known=FFT),
+    Library("libcusparse", 10, ("cusparse.c",), known=SPARSE),
     Library("libnvrtc", 11, ("nvrtc.c",), known=NVRTC),
     Library("libcupti", 27, ("cupti.c",)),
 )

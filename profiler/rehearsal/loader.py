@@ -16,8 +16,8 @@ from datetime import datetime
 CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.(\d+)", re.MULTILINE)  # in torch/version.py
 PLANS = "GCPROF_CUDNN"  # the environment variable: `hollow` gives convolutions only workspaces that are asked for
 ORDER = (  # of loading: each after those that it depends on
-    "libcudart", "libcublasLt", "libcublas", "libcudnn", "libnccl", "libcufft", "libnvrtc", "libcupti", "libcuda",
-    "libnvidia-ml",
+    "libcudart", "libcublasLt", "libcublas", "libcudnn", "libnccl", "libcufft", "libcusparse", "libnvrtc", "libcupti",
+    "libcuda", "libnvidia-ml",
 )  # fmt: skip
 DRIVER, CUDA_VERSION, UNKNOWN = "595.00.00", "13.2", "[N/A]"  # as in hollow/nvml.c
 UNITS = (" MiB", " %", " W")

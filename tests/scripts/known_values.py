@@ -13,6 +13,9 @@ changed[2:4] = 7
 parts = torch.empty(5, dtype=torch.long, device=device)
 parts[:2] = x[:2]
 parts[2:] = 4
+rows = torch.nn.Embedding(9, 2, sparse=True, device=device)
+rows(x).sum().backward()
+pairs = torch.sparse_coo_tensor(torch.tensor([[0, 2, 0], [3, 1, 3]]), torch.ones(3), (4, 4)).to(device)
 places = torch.zeros(6, dtype=torch.long, device=device)
 FOUND = {
     "arithmetic": x * 2 + 1,
@@ -43,6 +46,9 @@ FOUND = {
     "many": torch.arange(300_000, device=device).sum().item(),
     "precision": f.to(torch.float16).double(),
     "padded": torch.nn.utils.rnn.pad_sequence([x, x[:2]]),
+    "rows that were read": rows.weight.grad.coalesce().indices(),
+    "pairs the other way": pairs.t().coalesce().indices(),
+    "their product": torch.mm(pairs, torch.ones(4, 5, device=device)).shape,
     "histogram": torch.histc(f, 4),
     "array": x.cpu().numpy().sum(),
 }

@@ -48,6 +48,7 @@ COUNTED = {  # of which PyTorch's own code reads the size of what it makes
     "nonzero", "_unique2", "_unique", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
 }  # fmt: skip
 COMPARES = {"equal", "allclose"}
+MERGES = "_coalesce"  # elements of a sparse tensor, and counts those that are left
 COPIES = {"_to_copy", "copy_"}
 LIFTED = "lift_fresh"  # of what `torch.tensor` makes, whose copying is hidden from all of this
 CHOOSERS = {  # which make indices along a dimension, and where those are among the results
@@ -335,6 +336,14 @@ class Computing:
         state = self._state(flat((args, kwargs)))
         return self._computed(plan, args, kwargs), state or ASSUMED
 
+    def merged(self, sparse: Any) -> tuple[Any, int]:
+        """Return the indices of a sparse tensor once each, on the CPU; those that are not known all differ."""
+        indices = sparse._indices()
+        state = self._state([indices])
+        if not state:
+            return torch.arange(indices.shape[1], device="cpu").expand(indices.shape), ASSUMED
+        return torch.unique(value_of(indices, mark_of(indices)), dim=1), state
+
     def _computed(self, plan: Any, args: Any, kwargs: Any, written: dict[int, Any] | None = None) -> Any:
         def value(tensor: Any) -> Any:
             if written and id(tensor) in written:
@@ -390,8 +399,15 @@ def is_ours(value: Any) -> bool:
     return type(value) in TENSORS and value.is_cuda and value.layout is torch.strided
 
 
+def is_sparse(value: Any) -> bool:
+    """Whether a value is a sparse tensor, whose indices and values are tensors of their own."""
+    return type(value) in TENSORS and value.layout is torch.sparse_coo
+
+
 def mark_of(tensor: Any) -> Mark | None:
-    """Return what is known of a GPU tensor's storage."""
+    """Return what is known of a GPU tensor's storage; a sparse tensor has none."""
+    if tensor.layout is not torch.strided:
+        return None
     mark = marks.get(_place(tensor))
     if mark is not None and _storage._expired(mark.weak):
         del marks[_place(tensor)]

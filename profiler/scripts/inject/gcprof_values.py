@@ -105,7 +105,7 @@ class Values:
                 plan = computing.Plan(name)
             _include(FAKE, False)
             try:
-                if plan.is_sized:
+                if plan.is_sized or (args and computing.is_sparse(args[0])):
                     out = self._sized(plan, keyset, args, kwargs)
                 else:
                     out = plan.func(*args, **kwargs)
@@ -123,6 +123,11 @@ class Values:
 
     def _sized(self, plan: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that reads the size of its result, or what it compares, of the GPU."""
+        if computing.is_sparse(args[0]):
+            if plan.name != computing.MERGES or not args[0].is_cuda:
+                return self._within(plan, keyset, args, kwargs)
+            values, state = self.compute.merged(args[0])
+            return self._counted(plan, args, kwargs, values.shape[1], values, state)
         if not computing.is_ours(args[0]):
             return plan.func(*args, **kwargs)
         if plan.name in computing.COMPARES:
@@ -134,11 +139,7 @@ class Values:
                     torch.tensor(one, device="cpu") if at in plan.tensors and type(one) in (int, float, bool) else one
                     for at, one in enumerate(args)
                 )
-                _include(FAKE, True)
-                try:
-                    out = plan.func.redispatch(keyset & BELOW, *given, **kwargs)
-                finally:
-                    _include(FAKE, False)
+                out = self._within(plan, keyset, given, kwargs)
             else:
                 out = plan.func(*args, **kwargs)
             if isinstance(out, torch.Tensor):
@@ -147,6 +148,18 @@ class Values:
         values, state = self.compute.results(plan, args, kwargs)
         first = values[0] if isinstance(values, tuple) else values
         size = first.shape[kwargs.get("dim", args[1]) if plan.name == "unique_dim" else 0]
+        return self._counted(plan, args, kwargs, size, values, state)
+
+    def _within(self, plan: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator of which the calls of others within are followed."""
+        _include(FAKE, True)
+        try:
+            return plan.func.redispatch(keyset & BELOW, *args, **kwargs)
+        finally:
+            _include(FAKE, False)
+
+    def _counted(self, plan: Any, args: Any, kwargs: Any, size: int, values: Any, state: int) -> Any:
+        """Run an operator that reads this size of the GPU, and write into its results the values that they have."""
         self._here.count = size  # where it is read by PyTorch's `item`; and where by a copy
         answer = ctypes.CDLL(None).hollow_answer
         answer(ctypes.c_int64(size), 1)
@@ -155,11 +168,12 @@ class Values:
         finally:
             answer(ctypes.c_int64(0), 0)
             self._here.count = None
-        for made, value in zip(computing.flat(out), computing.flat(values), strict=True):
+        made_of = [out._indices()] if plan.name == computing.MERGES else computing.flat(out)
+        for made, value in zip(made_of, computing.flat(values), strict=True):
             if made.shape == value.shape:
                 computing.put(made, value, state)
         if state == computing.ASSUMED:
-            self.assumptions.told(plan.name, first.shape, is_size=True)
+            self.assumptions.told(plan.name, computing.flat(values)[0].shape, is_size=True)
         return out
 
     # ---- what the host reads
