@@ -99,6 +99,17 @@ def test_a_gradient_of_a_gradient_is_a_backward_and_a_closure_has_its_phases_wit
     assert [num[name, True] for name in names] == [len(calls), 2 * len(calls), 2 * len(calls), 1 + len(calls)]
 
 
+def test_a_frozen_model_within_the_loss_does_not_give_its_name():
+    model, optimizer = made()
+    frozen = nn.Bilinear(16, 16, 1).requires_grad_(False)
+
+    with profiler.watch() as watch:
+        frozen(model(torch.ones(4, 16)), torch.ones(4, 16)).sum().backward()
+        optimizer.step()
+
+    assert watch.process.module == "Sequential"
+
+
 def test_nothing_of_a_watch_stays_when_it_ends():
     model, optimizer = made()
     with profiler.watch():

@@ -266,7 +266,7 @@ class Watch:
         if not self.held:
             if torch.is_grad_enabled():
                 name = type(module).__name__
-                if name != self.module and next(module.parameters(), None) is not None:  # a loss is no model
+                if name != self.module and any(one.requires_grad for one in module.parameters()):  # a loss is no model
                     self.module = name
                 if name == self.module:
                     self.root = weakref.ref(module)
