@@ -286,6 +286,19 @@ def test_a_strategy_takes_to_the_byte_what_checkpoints_written_by_hand_take(name
     assert [variant["words"]["strategy"] for variant in done.document["variants"]] == [strategy]
 
 
+@pytest.mark.slow
+def test_within_data_parallel_on_one_gpu_the_model_is_changed_as_without_it(folder):
+    words = TABLE["imagenet_like"].words
+    plain = rehearsed(words, "--strategies", "all", cwd=folder)
+    edited(folder / "imagenet_like.py", ("optimizer = ", "model = nn.DataParallel(model)\noptimizer = "))
+
+    done = rehearsed(words, "--strategies", "all", cwd=folder)
+
+    (process,) = done.document["variants"][0]["processes"]
+    assert [(made["module"], made["why"]) for made in process["applied"]] == [("ResNet", None)]
+    assert done.figures == plain.figures
+
+
 @pytest.mark.nightly
 def test_of_two_models_the_one_that_is_chosen_is_changed(folder, kept):
     done = rehearsed(("python", "gan.py"), "--strategies", "sqrt", "--module", "Gener*", cwd=folder)

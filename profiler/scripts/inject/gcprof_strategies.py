@@ -3,8 +3,9 @@
 Imported by `gcprof_watch` beside it; torch and the standard library alone, so that `none` needs nothing else. Other
 strategies are gcprof's, which is found behind all else that the script's Python has: `profiler/scripts/applying.py`.
 
-A model is the outermost module that has parameters of an optimizer, called with gradients enabled; DDP's wrapper is
-looked through. It is changed at that first call, before its forward is looked up, by that call's own arguments.
+A model is the outermost module that has parameters of an optimizer, called with gradients enabled; the wrappers of DDP,
+and of DataParallel on one GPU, are looked through. It is changed at that first call, before its forward is looked up,
+by that call's own arguments.
 """
 
 from __future__ import annotations
@@ -198,7 +199,8 @@ class _Models:
 
 def _is_around(module: Any) -> bool:
     """Whether it is a wrapper that calls the model itself: the model is met within."""
-    return isinstance(module, torch.nn.parallel.DistributedDataParallel)
+    on_one = isinstance(module, torch.nn.DataParallel) and len(module.device_ids) <= 1  # which copies no model
+    return on_one or isinstance(module, torch.nn.parallel.DistributedDataParallel)
 
 
 def _name(module: Any) -> str:
