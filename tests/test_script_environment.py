@@ -93,6 +93,24 @@ def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(hollow, tm
     assert process["detail"].endswith("a hollow GPU does not have cudaIpcGetMemHandle, which was called")
 
 
+PSNR = """
+import math
+import torch
+error = (torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda")).mean()
+print(10 * math.log10(1 / error.item()))
+"""
+
+
+@pytest.mark.slow
+def test_an_error_where_a_value_was_read_that_is_not_computed_says_so(hollow, tmp_path):
+    (tmp_path / "psnr.py").write_text(PSNR)
+
+    (process,) = rehearsed(("python", "psnr.py"), cwd=tmp_path).document["variants"][0]["processes"]
+
+    assert process["detail"].startswith("ZeroDivisionError")
+    assert "was read there as 0" in process["detail"]
+
+
 # ---- what a script saves is redirected where the system lets nobody guard files
 
 

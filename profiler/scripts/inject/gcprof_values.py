@@ -222,6 +222,11 @@ class Values:
             frame = None if lines.is_the_users(frame.f_code.co_filename) else frame.f_back
         return None
 
+    def of_reading(self, line: str) -> str:
+        """Return what is to be said of an error at a line that read a value which is not known; "" if it read none."""
+        is_read = any(read == line for read, _ in self._reads)
+        return "; a value of the GPU, which is not computed, was read there as 0" if is_read else ""
+
     def why_unreadable(self, error: BaseException) -> str:
         """Return why an object that another rank sent cannot be unpickled; "" if the error is no such one."""
         if not (self.compute.lost_bytes and type(error).__name__ in ("UnpicklingError", "EOFError")):

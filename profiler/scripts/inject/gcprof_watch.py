@@ -436,7 +436,8 @@ class Watch:
             frames = [one for one in traceback.extract_tb(error.__traceback__) if lines.is_the_users(one.filename)]
             where = f"{lines.short(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
             why = self.values.why_unreadable(error) if self.values else ""
-            text = {"error": type(error).__name__, "text": why + str(error)[:500], "line": where}
+            read = self.values.of_reading(where) if self.values else ""
+            text = {"error": type(error).__name__, "text": why + str(error)[:500] + read, "line": where}
             _write({"kind": "raised", **text, "time": time.time()})
 
     def _tell_last(self) -> None:
