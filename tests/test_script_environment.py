@@ -76,7 +76,7 @@ import torch
 model = torch.nn.Linear(8, 8).cuda()
 model(torch.ones(2, 8, device="cuda")).sum().backward()
 calls = ctypes.CDLL(None)
-codes = calls.cublasSrotg_v2(), calls.cudnnRNNForward(), calls.ncclGroupSimulateEnd(), calls.cudaIpcGetMemHandle()
+codes = calls.cublasSrotg_v2(), calls.cudnnRNNForward(), calls.ncclGroupSimulateEnd(), calls.cudaImportExternalMemory()
 raise RuntimeError(f"CUDA errors {codes}, and {calls.cublasSgemm_v2()}")
 """
 
@@ -90,7 +90,7 @@ def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(hollow, tm
     (process,) = done.document["variants"][0]["processes"]
     assert "CUDA errors (15, 3000, 3, 801), and 0" in done.said
     assert process["outcome"] == "failed"
-    assert process["detail"].endswith("a hollow GPU does not have cudaIpcGetMemHandle, which was called")
+    assert process["detail"].endswith("a hollow GPU does not have cudaImportExternalMemory, which was called")
 
 
 PSNR = """
@@ -109,6 +109,36 @@ def test_an_error_where_a_value_was_read_that_is_not_computed_says_so(hollow, tm
 
     assert process["detail"].startswith("ZeroDivisionError")
     assert "was read there as 0" in process["detail"]
+
+
+SHARED = """
+import torch
+import torch.multiprocessing
+
+def train(weights):
+    twice = weights * 2
+    print("received", weights.device, tuple(twice.shape), torch.cuda.max_memory_allocated())
+
+if __name__ == "__main__":
+    weights = torch.ones(1024, 1024, device="cuda")
+    process = torch.multiprocessing.get_context("spawn").Process(target=train, args=(weights,))
+    process.start()
+    process.join()
+    print("sent", torch.cuda.max_memory_allocated())
+    raise SystemExit(process.exitcode)
+"""
+
+
+@pytest.mark.slow
+def test_a_tensor_that_another_process_is_sent_takes_the_memory_of_its_owner_alone(hollow, tmp_path):
+    (tmp_path / "shared.py").write_text(SHARED)
+    nbytes = 1024 * 1024 * 4
+
+    done = rehearsed(("python", "shared.py"), cwd=tmp_path)
+
+    assert done.exit_code == 0, done.said
+    assert f"received cuda:0 (1024, 1024) {nbytes}" in done.said
+    assert f"sent {nbytes}" in done.said
 
 
 # ---- what a script saves is redirected where the system lets nobody guard files

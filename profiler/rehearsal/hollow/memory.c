@@ -119,6 +119,24 @@ API cudaError_t cudaHostUnregister(void *p) {
     return forget((uintptr_t)p, &block) ? cudaSuccess : set_error(cudaErrorHostMemoryNotRegistered);
 }
 
+typedef struct { Block block; pid_t pid; } Shared; /* in the 64 bytes of a handle, which names it among all processes */
+API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *out, void *p) {
+    Shared shared = {.pid = getpid()};
+    READY();
+    if (!holder(p, &shared.block) || shared.block.host) return set_error(cudaErrorInvalidValue);
+    memset(out, 0, sizeof *out);
+    return memcpy(out, &shared, sizeof shared), cudaSuccess;
+}
+API cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned flags) { /* memory that its owner counts, without what is in it */
+    Shared shared;
+    READY();
+    memcpy(&shared, &handle, sizeof shared);
+    if (!(*out = device_pages(shared.block.bytes))) return set_error(cudaErrorMemoryAllocation);
+    remember((uintptr_t)*out, shared.block.bytes, 0, current, 0);
+    return cudaSuccess;
+}
+API cudaError_t cudaIpcCloseMemHandle(void *p) { return release(p); }
+
 API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *out, int device) { /* there is no pool: freed memory is unmapped at once */
     return *out = (cudaMemPool_t)&used[device], cudaSuccess;
 }

@@ -287,6 +287,10 @@ def _remarks(variant: Variant) -> Iterator[str]:
     """Yield what is to be noted of a variant and its processes."""
     if variant.unguarded:
         yield f"files could not be guarded ({variant.unguarded}): {UNGUARDED}"
+    num_gpus = int(variant.words["device"].partition(":")[2] or 1) if variant.gpu else len(variant.processes)
+    if len(variant.processes) > num_gpus:
+        had = f"{len(variant.processes)} processes used {count_text(num_gpus, 'GPU')}, each as if it were alone there"
+        yield f"{had}; on a GPU those that run at the same time share its memory, and each has a CUDA context"
     unstepped = [phase for process in variant.processes if not process.num_steps for phase in process.phases]
     if any(phase.name == "backward" and phase.num > 1 for phase in unstepped):
         yield "no optimizer of torch.optim made a step, so that all steps are the first"
