@@ -16,7 +16,6 @@ from profiler.core.units import GIB, MIB
 from profiler.runs import store
 from profiler.scripts import records
 from profiler.scripts.report import Process, Variant
-from profiler.views.tables.script import tables
 from tests.scripts.runs import ROOT, gcprof
 
 WORDS = ("python", "train.py", "--batch-size", "32")
@@ -67,13 +66,6 @@ ENDINGS = {
     ],
     "measured": [Variant(words={"strategy": name, "device": "cpu"}, **MEASURED) for name in ("none", "all")],
 }
-
-
-@pytest.mark.parametrize(("device", "is_shared"), [("t4", True), ("t4:2", False)])
-def test_processes_that_share_a_gpu_are_told_to(device, is_shared):
-    notes = [note for table in tables([variant(process(), process(number=78), device=device)]) for note in table.below]
-
-    assert any("2 processes used 1 GPU" in note for note in notes) == is_shared
 
 
 @pytest.fixture

@@ -11,18 +11,7 @@ import pytest
 from profiler.core.units import MIB
 from tests.program import PATIENCE_SECONDS, Started, tagged
 from tests.scripts import by_hand
-from tests.scripts.runs import (
-    FOLDER,
-    TABLE,
-    TRAPS,
-    Script,
-    contents,
-    control,
-    copied,
-    environment,
-    line_of,
-    rehearsed,
-)
+from tests.scripts.runs import FOLDER, TABLE, TRAPS, Script, contents, control, copied, environment, line_of, rehearsed
 
 SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_language_model", "accelerate_loop"}
 FOREVER = ("python", "imagenet_like.py", "-j", "0", "--epochs", "1000000")  # a fork can swallow Ctrl-C
@@ -288,15 +277,16 @@ def test_what_is_made_of_values_from_the_host_is_what_a_cpu_makes_of_them(folder
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("way", "values", "code"),
-    [("flag", "zeros", "while not"), ("caught", "all", "rows = (outputs")],  # the second the script would catch
+    ("way", "values", "code", "exit_code"),  # of the second the script would catch the error
+    [("flag", "zeros", "while not", 3), ("caught", "all", "rows = (outputs", 3), ("psnr", "zeros", "1 / outputs", 1)],
 )
-def test_what_hangs_on_values_that_are_not_known_ends_with_its_line(way, values, code, folder):
+def test_what_hangs_on_values_that_are_not_known_ends_with_its_line(way, values, code, exit_code, folder):
     done = rehearsed(("python", "unknown_values.py", way), "--values", values, cwd=folder)
 
     (variant,) = done.document["variants"]
-    assert done.exit_code == 3
+    assert done.exit_code == exit_code
     assert line_of("unknown_values.py", code) in variant["processes"][0]["detail"]
+    assert "not compute" in variant["processes"][0]["detail"]
 
 
 @pytest.mark.nightly

@@ -3,6 +3,7 @@
 With `--by-hand` each size is put in: it comes from the CPU, and no operator reads one of the GPU.
 """
 
+import math
 import sys
 
 import torch
@@ -87,7 +88,13 @@ def checks(model, tokens, host):
     return outputs
 
 
-STEPS = {step.__name__: step for step in (masked, unique, routed, flag, caught, checks)}
+def psnr(model, tokens, host):
+    outputs = model.wide(model.embed(tokens))
+    print(10 * math.log10(1 / outputs.square().mean().item()))
+    return outputs
+
+
+STEPS = {step.__name__: step for step in (masked, unique, routed, flag, caught, checks, psnr)}
 
 
 model = Model().cuda()
