@@ -26,16 +26,7 @@ from profiler.predicting.prediction import predict
 from tests import make
 from tests.pages import DOCS
 from tests.plain_steps import Forward, apart, chain, judged, two_steps, under
-from tests.user_models import (
-    broken,
-    causes,
-    draws,
-    experts,
-    hooks,
-    keeps,
-    overwritten,
-    own_checkpoint,
-)
+from tests.user_models import broken, causes, draws, experts, hooks, keeps, overwritten, own_checkpoint
 
 PAGE = DOCS / "tables" / "cases.md"
 FILES = Path(__file__).parent / "user_models"

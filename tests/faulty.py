@@ -20,12 +20,7 @@ from profiler.training.workload import Workload
 WIDTH = 8
 
 
-def build(
-    batch_size: int = 8,
-    *,
-    kind: str = "fine",
-    at: Literal["forward", "recompute"] = "forward",
-) -> Workload:
+def build(batch_size: int = 8, *, kind: str = "fine", at: Literal["forward", "recompute"] = "forward") -> Workload:
     """A small chain whose third block goes wrong in the way that is asked for: always, or only when recomputed.
 
     What can only go wrong in a recompute (dropout_norng, nograd) does so there.

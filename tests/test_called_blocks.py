@@ -21,11 +21,7 @@ from tests.conftest import measured
 from tests.user_models.marked_loop import make
 
 HERE = Path(__file__).parent / "user_models"
-CUT = {
-    "segments:k=3": "2x2+2",
-    "sqrt": "k=2: 3+3",
-    **dict.fromkeys(("recursive", "from-start", "all", "first:n=2")),
-}
+CUT = {"segments:k=3": "2x2+2", "sqrt": "k=2: 3+3", **dict.fromkeys(("recursive", "from-start", "all", "first:n=2"))}
 ROWS, DIM = 2048, 32
 ACTIVATION = ROWS * DIM * 4  # bytes of what one call gives the next
 

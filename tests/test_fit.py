@@ -194,8 +194,7 @@ def sized(case: Case, measured: int, foreseen: int, outcome: str = "ok") -> Any:
 
 
 @pytest.mark.parametrize(
-    ("measured", "outcome", "batch_size"),
-    [(10, "ok", 10), (11, "ok", 9), (101, "ok", 0), (1, "out_of_memory", 0)],
+    ("measured", "outcome", "batch_size"), [(10, "ok", 10), (11, "ok", 9), (101, "ok", 0), (1, "out_of_memory", 0)]
 )
 def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, batch_size):
     place = Place(case=make.case(batch_size=1), limit=100, context_bytes=0)

@@ -40,10 +40,7 @@ def plain(*forwards: float, backward: float = 2.0) -> StepSample:
 
 def test_a_step_is_the_sum_of_its_stages_and_of_what_is_around_them():
     works = [work("a"), work("b"), AROUND]
-    samples = {
-        PLAIN: [plain(1, 3, backward=4)] * 3,
-        EVERY: [step((1, 0.9, 2), (3, 2.7, 6))] * 3,
-    }
+    samples = {PLAIN: [plain(1, 3, backward=4)] * 3, EVERY: [step((1, 0.9, 2), (3, 2.7, 6))] * 3}
 
     first, second, around = pooled(samples, works)
 

@@ -36,8 +36,7 @@ def test_six_samples_are_the_fewest_with_an_interval():
 
 
 @pytest.mark.parametrize(
-    ("series", "number"),
-    [((2.0, 1.6, 1.3, *STEADY), 3), (STEADY, 0), ((1.02, *[1.0] * 9), 0), ((1.03, *[1.0] * 9), 1)],
+    ("series", "number"), [((2.0, 1.6, 1.3, *STEADY), 3), (STEADY, 0), ((1.02, *[1.0] * 9), 0), ((1.03, *[1.0] * 9), 1)]
 )
 def test_the_first_steps_are_warm_up_as_long_as_they_are_slower_than_the_later_ones(series, number):
     assert num_warmup(series) == number

@@ -330,12 +330,7 @@ def test_the_words_of_a_blocks_call_are_its_own():
 
 # --- switches
 
-MODELS = (
-    "mlp",
-    "cifar-resnet:depth=2",
-    "transformer:layers=4,width=32,sequence=16,vocabulary=50",
-    "llama:sequence=16",
-)
+MODELS = ("mlp", "cifar-resnet:depth=2", "transformer:layers=4,width=32,sequence=16,vocabulary=50", "llama:sequence=16")
 GPT2 = "hf:gpt2:n_embd=32,n_head=2,n_layer=3,vocab_size=50,sequence=8"
 CASES = [*product(MODELS, (choice for choices in EVERY.values() for choice in choices)), (GPT2, "hf")]
 WITHOUT = {"compile-budget"}  # compiled code stays what it is

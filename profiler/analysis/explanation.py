@@ -9,15 +9,7 @@ from itertools import chain
 import msgspec
 
 from profiler.analysis import live_bytes
-from profiler.analysis.live_bytes import (
-    OUTSIDE,
-    Holder,
-    Peak,
-    Share,
-    nbytes,
-    recomputes,
-    stage_of,
-)
+from profiler.analysis.live_bytes import OUTSIDE, Holder, Peak, Share, nbytes, recomputes, stage_of
 from profiler.analysis.peak_floor import Floor, floor
 from profiler.core.record import Readings
 from profiler.core.trace_data import (

@@ -9,16 +9,7 @@ import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import (
-    Terminal,
-    aside,
-    next_command,
-    refuse_flags,
-    say,
-    say_bytes,
-    say_json,
-    screen_width,
-)
+from profiler.cli.output import Terminal, aside, next_command, refuse_flags, say, say_bytes, say_json, screen_width
 from profiler.cli.script import ON_SCRIPT, named_script, under
 from profiler.core.device_choice import SEVERAL
 from profiler.core.errors import UserError
@@ -35,8 +26,7 @@ if TYPE_CHECKING:
 def explain(
     target: options.OptionalTarget = None,
     strategies: Annotated[
-        str | None,
-        typer.Option(help="The strategy to explain; `gcprof strategies` lists them. [default: none]"),
+        str | None, typer.Option(help="The strategy to explain; `gcprof strategies` lists them. [default: none]")
     ] = None,
     words: Annotated[Request, options.Words((*options.STEP, "routing"))] = Request(),
     device: options.TracedDevice = None,

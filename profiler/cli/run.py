@@ -12,16 +12,7 @@ import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import (
-    Terminal,
-    aside,
-    folded,
-    interruptible,
-    next_command,
-    say,
-    say_bytes,
-    shard_text,
-)
+from profiler.cli.output import Terminal, aside, folded, interruptible, next_command, say, say_bytes, shard_text
 from profiler.core.errors import UserError, one_of, refuse_idle
 from profiler.core.units import count_text, parse_bytes, parse_memory
 from profiler.workflows.spec import Request

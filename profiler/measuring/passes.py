@@ -191,11 +191,7 @@ def time_steps(bench: Bench) -> dict[str, Any]:
     return readings
 
 
-def measure_together(
-    trials: Sequence[Trial],
-    *,
-    on_pass: Callable[[str], None] = lambda name: None,
-) -> list[Record]:
+def measure_together(trials: Sequence[Trial], *, on_pass: Callable[[str], None] = lambda name: None) -> list[Record]:
     """Time the strategies of one baseline and round in turn on one model; return a record of each trial.
 
     All are compared with the same steps without a strategy. Raises Unsupported if a strategy needs a model of its own,

@@ -59,12 +59,7 @@ ROUTED = {
 }
 
 
-def predict(
-    trial: Trial,
-    *,
-    on_pass: Callable[[str], None] = lambda name: None,
-    build: Build | None = None,
-) -> Record:
+def predict(trial: Trial, *, on_pass: Callable[[str], None] = lambda name: None, build: Build | None = None) -> Record:
     """Return a trial's predicted memory, and an estimate of its time if the device's rates are known.
 
     `build` replaces the catalogue's model. Raises Unsupported if the model or the strategy cannot be built or traced,

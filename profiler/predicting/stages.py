@@ -20,13 +20,7 @@ from profiler.planning import simulator
 from profiler.planning.chain import Chain, Stage
 from profiler.predicting import stage_seconds
 from profiler.predicting.prediction import trace
-from profiler.predicting.stage_operators import (
-    chain_of,
-    estimated_seconds,
-    held,
-    refuse_backward_in_forward,
-    spans,
-)
+from profiler.predicting.stage_operators import chain_of, estimated_seconds, held, refuse_backward_in_forward, spans
 from profiler.predicting.stage_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageSpan
 from profiler.predicting.traced_case import known_rates, observe_case, taken_workspace, workspace_bytes
 from profiler.training.assemble import Build

@@ -31,14 +31,7 @@ from profiler.measuring.meters.operators import call_signature, kind_of, operato
 from profiler.planning.plan_code import Way
 from profiler.predicting.cuda_rules import cuda_like, foreach
 from profiler.predicting.fake_tensors import DEVICE, FakeTensors, fake_tensors, unseen
-from profiler.predicting.step_tracer import (
-    Assumed,
-    BlockLife,
-    BlockLives,
-    StepTracer,
-    are_known,
-    plain_tensors,
-)
+from profiler.predicting.step_tracer import Assumed, BlockLife, BlockLives, StepTracer, are_known, plain_tensors
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.block_segments import norms
 from profiler.training.observed_forward import Observation, observe

@@ -42,10 +42,7 @@ OPTIMIZERS = {
 # The function takes the Workload of one rank, its strategy applied, and the mesh of all ranks (`torch.distributed`'s
 # one-dimensional DeviceMesh). It returns the Workload to train, whose module, blocks and parameters keep their names,
 # and raises Unsupported if it cannot be applied.
-DISTRIBUTED = {
-    "ddp": "profiler.training.distributed:ddp",
-    "fsdp2": "profiler.training.distributed:fsdp2",
-}
+DISTRIBUTED = {"ddp": "profiler.training.distributed:ddp", "fsdp2": "profiler.training.distributed:fsdp2"}
 OF_OPTIMIZER = {  # by lever: the options that it sets
     "fused": ("fused", "foreach"),
     "no-foreach": ("fused", "foreach"),

@@ -71,10 +71,7 @@ _atexit.register(_tell)
 """
 FORWARD, BACKWARD, OPTIMIZER = "_forward()", "_mark('backward')", "_mark('optimizer')"
 AFTER_BACKWARD, AFTER_STEP = "_mark('after the backward')", "_mark('after the step', 1)"
-STEP = [
-    ("loss.backward()", BACKWARD, AFTER_BACKWARD),
-    ("optimizer.step()", OPTIMIZER, AFTER_STEP),
-]
+STEP = [("loss.backward()", BACKWARD, AFTER_BACKWARD), ("optimizer.step()", OPTIMIZER, AFTER_STEP)]
 MARKS = {  # of a script: how a line begins, what to put before it, and what after it
     "nanogpt_like": [
         *STEP,

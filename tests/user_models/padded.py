@@ -48,12 +48,7 @@ def by_lengths(ids):
     return (torch.arange(ids.shape[1])[None] < lengths[:, None]).float()
 
 
-MASKS = {
-    "ones": torch.ones_like,
-    "tokens": lambda ids: ids != 0,
-    "written": written,
-    "lengths": by_lengths,
-}
+MASKS = {"ones": torch.ones_like, "tokens": lambda ids: ids != 0, "written": written, "lengths": by_lengths}
 QUESTIONS = {
     "all": lambda mask: mask.all(),
     "sum": lambda mask: mask.sum() == mask.numel(),

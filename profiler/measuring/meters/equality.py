@@ -13,15 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from profiler.core.record import Equality, judge
-from profiler.measuring.meters import (
-    HOST,
-    LEAST_SCALE,
-    ROUNDING,
-    bytes_of,
-    dense,
-    difference,
-    largest,
-)
+from profiler.measuring.meters import HOST, LEAST_SCALE, ROUNDING, bytes_of, dense, difference, largest
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import kept_state
 from profiler.training.workload import Mark, Workload, batch_statistics, local, trained
