@@ -378,11 +378,11 @@ def test_what_has_no_words_is_refused_in_one_line(label, kind, plan, noun):
 @pytest.mark.slow
 def test_the_code_of_what_fits_is_printed_alone(here, capsys):
     model = ("transformer:layers=2,width=32", "--batch-size", "8", "--optimizer", "adamw", "--device", "cpu")
-    assert answer(["fit", *model, "--memory", "1GiB", "--json"]) == 0
-    peak = json.loads(capsys.readouterr().out)["ways"][0]["peak_bytes"]
-
+    assert answer(["fit", *model, "--memory", "1GiB", "--json", "-o", "plan.json"]) == 0
+    peak = json.loads((said := capsys.readouterr()).out)["ways"][0]["peak_bytes"]
     assert answer(["fit", *model, "--memory", f"{peak * 3 // 4}B", "--emit", "python"]) == 0
 
+    assert "plan.json is not written" in said.err
     code: dict[str, Any] = {}
     exec(capsys.readouterr().out, code)
     assert callable(code["apply_levers"])

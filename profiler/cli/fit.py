@@ -132,7 +132,7 @@ def _answer(
         shown(json=json)
     else:
         say_bytes(answer.code.encode())
-    if output is not None and answer.plan and not request.draws:
+    if output is not None and answer.chosen and not request.draws:
         write_plan(answer.plan, output, force=force)
     return answer.exit_code
 
@@ -241,7 +241,7 @@ def fit_script(
         say_bytes(fit_command.code(fitted.chosen, emit).encode())
     else:
         _print_script(fitted, source="assumed" if context is None else "as asked")
-    if output is not None and fitted.chosen and fitted.chosen.plan:
+    if output is not None and fitted.chosen:
         write_plan(fitted.chosen.plan, output, force=force)
     again = _words({"--device": device, "--context": context, "--steps": steps, "--batches": batches})
     if fitted.chosen and is_changed:

@@ -167,13 +167,14 @@ def folded(text: str, *, file: TextIO) -> str:
     return textwrap.fill(text, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def write_plan(plan: PlanFile, path: Path, *, force: bool) -> None:
-    """Write a plan as JSON and say where. Raises UserError."""
+def write_plan(plan: PlanFile | None, path: Path, *, force: bool) -> None:
+    """Write a plan as JSON and say where, or say that there is none. Raises UserError."""
     from profiler.core.case import encode_indented
     from profiler.views.export import write_whole
 
-    write_whole(path, encode_indented(plan), force=force)
-    aside(f"wrote {path}")
+    if plan:
+        write_whole(path, encode_indented(plan), force=force)
+    aside(f"wrote {path}" if plan else f"{path} is not written: what fits has no plan")
 
 
 def next_command(*words: str) -> None:
