@@ -11,10 +11,10 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 REAL, ASSUMED = 1, 2  # made of what came from the host alone; made also of what was assumed
 LIMIT = 1 << 20  # elements of an integer or boolean tensor whose values are kept
@@ -194,7 +194,7 @@ class Computing:
         real = iter([torch.full(one.shape, bool(mark and mark.state == REAL), device="cpu") for one, mark in pairs])
         put(made, self._computed(plan, args, kwargs), ASSUMED)
         if (mark := mark_of(made)) and made.is_contiguous():
-            mark.real = plan.func(*tree_map_only(torch.Tensor, lambda tensor: next(real), args), **kwargs).reshape(-1)
+            mark.real = plan.func(*_mapped(lambda tensor: next(real), args), **kwargs).reshape(-1)
 
     def _state(self, inputs: list[Any]) -> int:
         """Return REAL or ASSUMED where all inputs are known, and 0 where one is not."""
@@ -243,7 +243,7 @@ class Computing:
             first = [torch.empty((), dtype=args[0].dtype, device="cpu")] if plan.has_tensors else []
             sizes: list[Any] = [[]] if plan.name.startswith("new_") or not first else []
             return plan.func(*first, *sizes, *args[len(first) + len(sizes) :], **_on_host(kwargs)).item()
-        args, kwargs = tree_map_only(torch.Tensor, one, (args, kwargs))
+        args, kwargs = _mapped(one, (args, kwargs))
         return plan.func(*args, **_on_host(kwargs)).item()
 
     def _assumed(self, plan: Any, args: Any, tensor: Any, value: Any) -> Any:
@@ -350,7 +350,7 @@ class Computing:
                 return written[id(tensor)]
             return value_of(tensor, mark_of(tensor)) if tensor.is_cuda else tensor.detach()
 
-        args, kwargs = tree_map_only(torch.Tensor, value, (args, kwargs))
+        args, kwargs = _mapped(value, (args, kwargs))
         kwargs = _on_host(kwargs)
         if plan.is_random and kwargs.get("generator") is None and plan.takes_generator:
             device: Any = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -484,6 +484,15 @@ def put(tensor: Any, values: Any, state: int) -> None:
         before = None
     host(tensor).copy_(values)
     remember(tensor, state if before is None else max(state, before.state))
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return an operator's arguments with each tensor changed, faster than `tree_map_only` does."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _mapped(change, part) for name, part in value.items()}
+    return type(value)([_mapped(change, part) for part in value]) if type(value) in (list, tuple) else value
 
 
 def flat(value: Any) -> list[Any]:

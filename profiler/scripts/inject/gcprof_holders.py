@@ -2,16 +2,19 @@
 
 The allocator's counters are reset at each look without the script noticing. What held a peak, its own history says.
 
-PyTorch's allocator keeps a history with Python stacks; it is read and cleared at each mark between two phases, so that
-it never is longer than one. Where the script records one itself, holders are not looked at from then on.
+PyTorch's allocator keeps a history with Python stacks, which takes longer to read than a small step does to run. It is
+read and cleared at the end of a phase with a new peak, or of one after which it is long; of others the end is noted, at
+which it is split when it is read. Where the script records one itself, holders are not looked at from then on.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -22,6 +25,7 @@ history: Any = import_module("gcprof_history")  # beside this file
 
 MOST_ENTRIES = 300_000  # of a phase, for each device; of a longer one the holders are not known
 LOOK_AFTER = 20_000  # allocations within a phase, after which it is read so far
+MOST_UNREAD = 5_000  # allocations of phases that have ended
 OWN = "not looked at: the script, or a library that it uses, records the allocator's history itself"
 UNEQUAL = "not known where the allocator's history does not come to its peak to the byte"
 RECOMPUTES = "torch/utils/checkpoint.py"
@@ -105,11 +109,12 @@ counters = Counters()  # of the process: a later watch goes on with what an earl
 
 def _with_peaks(stats: Stats, other: Stats) -> Stats:
     """Return statistics of the allocator whose peaks are the larger ones of two."""
+    if "peak" in stats:
+        stats["peak"] = max(stats["peak"], other.get("peak", stats["peak"]))
+        return stats
     for name, value in stats.items():
-        if isinstance(value, dict):
-            _with_peaks(value, other.get(name, {}))
-        elif name == "peak":
-            stats[name] = max(value, other.get(name, value))
+        if isinstance(value, dict) and name in other:
+            _with_peaks(value, other[name])
     return stats
 
 
@@ -123,7 +128,8 @@ class _OneDevice:
     def __init__(self) -> None:
         self.live: dict[int, Any] = {}
         self.space = history.Space()
-        self.counted = 0, 0  # allocations and releases before the history that is read next
+        self.counted = 0, 0  # allocations and releases before the phase that is
+        self.num_read = 0  # of them those in a history that was read
         self.begin()
 
     def begin(self) -> None:
@@ -131,6 +137,18 @@ class _OneDevice:
         self.peak_line: str | None = None
         self.held: list[Any] = []  # blocks, at the peak
         self.lost = False  # a part of this phase's history
+
+
+@dataclass
+class _End:
+    """The end of a phase whose history is not read yet, and what the script did right after it."""
+
+    phase: str
+    line: str
+    known: Known
+    counted: dict[int, tuple[int, int]]  # allocations and releases so far, by device
+    inputs: list[tuple[int, list[int]]] = field(default_factory=list)  # of models: their devices and addresses
+    num_steps: int = 0  # of the main optimizer
 
 
 class Holders:
@@ -141,6 +159,7 @@ class Holders:
         self.devices: dict[int, _OneDevice] = {}
         self.growth = history.Growth()
         self._owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by id, in order
+        self._unread: list[_End] = []
         self._most: dict[tuple[str, int], int] = {}  # of a phase and a step: the largest peak that was told
         self._is_ours = self._is_on = self._is_theirs = False
 
@@ -159,6 +178,7 @@ class Holders:
         if not self._is_ours and not self._is_theirs:
             self._is_theirs, self.why = True, OWN
             if self._is_on:
+                self.grown("", "")
                 self._is_on = False
                 self._record(None)
         return record(*words, **keywords)
@@ -174,11 +194,10 @@ class Holders:
         if not self._is_on:
             return
         for tensor in _tensors(arguments):
-            live = self.devices.setdefault(tensor.device.index, _OneDevice()).live
-            for block in filter(None, map(live.get, _addresses(tensor))):
-                if block.category is None and block.phase not in ("forward", "backward"):
-                    block.category = "inputs"
-        if any(_counted(device)[0] - one.counted[0] > LOOK_AFTER for device, one in self.devices.items()):
+            inputs = tensor.device.index, _addresses(tensor)
+            self._unread[-1].inputs.append(inputs) if self._unread else self._note_inputs(*inputs)
+        counted = {device: _counted(counters.stats(device)) for device in self.devices}
+        if any(counted[device][0] - one.counted[0] > LOOK_AFTER for device, one in self.devices.items()):
             self.read(phase, line)
 
     def ended(self, phase: str, step: int, line: str, devices: Mapping[int, tuple[int, int, int]]) -> dict[str, Any]:
@@ -187,18 +206,24 @@ class Holders:
             return {}
         device, (peak_bytes, *_) = max(devices.items(), key=lambda item: item[1])
         key = phase, min(step, 2)
-        before = {number: self.devices.get(number, _OneDevice()).counted for number in devices}
-        if peak_bytes <= self._most.get(key, -1) and before == {number: _counted(number) for number in devices}:
-            return {}  # nothing is in the history: reading it for each of thousands of tensors saved takes minutes
-        self.read(phase, line)
-        one = self.devices.get(device)
-        found: dict[str, Any] = {}
-        if one and not one.lost and peak_bytes > self._most.get(key, -1):
+        counted = {number: _counted(counters.hidden[number]) for number in devices}
+        known = {number: self.devices.setdefault(number, _OneDevice()) for number in devices}
+        is_new, found = peak_bytes > self._most.get(key, -1), dict[str, Any]()
+        if not is_new and all(one.counted == counted[number] for number, one in known.items()):
+            return {}
+        unread = [sum(counted[number]) - one.num_read for number, one in known.items()]
+        if is_new or not all(0 <= num <= 2 * MOST_UNREAD for num in unread):  # the script may reset the counters
+            self.read(phase, line)
+        else:
+            self._unread.append(_End(phase, line, self._known(), counted))
+        one = known[device]
+        if is_new and not one.lost:
             self._most[key] = peak_bytes
             found = {"peak_line": one.peak_line or line, "holders": history.holders(one.held)}
             if one.peak_bytes != peak_bytes:
                 found, self.why = {}, UNEQUAL
-        for one in self.devices.values():
+        for number, one in known.items():
+            one.counted = counted[number]
             one.begin()
         return found
 
@@ -210,8 +235,19 @@ class Holders:
 
     def stepped(self, step: int) -> None:
         """Look for growth, right after a step of the main optimizer."""
-        if self._is_on and step > 1:
-            self.growth.step(block for one in self.devices.values() for block in one.live.values())
+        if not self._is_on or step == 1:
+            return
+        if self._unread:
+            self._unread[-1].num_steps += 1
+        else:
+            self._look_for_growth()
+
+    def grown(self, phase: str, line: str) -> list[dict[str, Any]]:
+        """Return the lines whose blocks have grown from step to step."""
+        if self._unread and self._is_on:
+            self.read(phase, line)
+        found: list[dict[str, Any]] = self.growth.lines()
+        return found
 
     def now(self, phase: str, line: str, device: int) -> list[dict[str, Any]]:
         """Return what is live on a device at this moment."""
@@ -243,47 +279,68 @@ class Holders:
 
     def read(self, phase: str, line: str) -> None:
         """Read the history since it was cleared, and clear it; what goes wrong here never ends the script."""
+        collects = gc.isenabled()
+        gc.disable()  # so many objects are made that the script's own garbage would be collected early
         try:
             snapshot = torch._C._cuda_memorySnapshot(None)
             self._record(max_entries=MOST_ENTRIES)
-            known = self._known()
+            histories, workspaces = {}, _workspaces()
             for device, entries in enumerate(snapshot["device_traces"]):
                 if entries or device in self.devices:
                     one = self.devices.setdefault(device, _OneDevice())
-                    segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
                     one.space.settings = snapshot.get("allocator_settings", {})
-                    self._read_one(one, entries, segments, known, phase, line)
-                    one.counted = _counted(device)
+                    histories[device] = iter(entries)
+                    if len(entries) >= MOST_ENTRIES:
+                        one.lost = True
+                        self.why = f"not known of phases with more than {MOST_ENTRIES} allocations"
+            for end in self._unread:
+                for device, entries in histories.items():
+                    one, num = self.devices[device], sum(end.counted[device])
+                    part = _first(entries, num - one.num_read)
+                    one.num_read = num
+                    one.live = history.replay(one.live, one.space, part, phase=end.phase).live
+                    _describe_all(one.live, end, workspaces)
+                for inputs in end.inputs:
+                    self._note_inputs(*inputs)
+                for _ in range(end.num_steps):
+                    self._look_for_growth()
+            self._unread.clear()
+            now = _End(phase, line, self._known(), {device: _counted(counters.stats(device)) for device in histories})
+            for device, entries in histories.items():
+                segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
+                self._read_last(self.devices[device], entries, segments, now, workspaces)
+                self.devices[device].counted = now.counted[device]
+                self.devices[device].num_read = sum(now.counted[device])
         except Exception as error:  # noqa: BLE001  it is within the script
             self._is_on, self.why = False, f"not known: {type(error).__name__}: {error}"
             self._record(None)
+        finally:
+            if collects:
+                gc.enable()
 
-    def _read_one(self, one: _OneDevice, entries: Any, segments: Any, known: Known, phase: str, line: str) -> None:
-        if len(entries) >= MOST_ENTRIES:
-            one.lost = True
-            self.why = f"not known of phases with more than {MOST_ENTRIES} allocations"
-        replayed = history.replay(one.live, one.space, entries, phase=phase)
-        workspaces: dict[int, int] = {}  # bytes that cuBLAS was given, by address, as the hollow cuBLAS noted them
-        if hasattr(PROCESS, "hollow_workspaces"):
-            num = ctypes.c_int()
-            PROCESS.hollow_workspaces.restype = ctypes.POINTER(_Workspace)
-            given = PROCESS.hollow_workspaces(ctypes.byref(num))
-            workspaces = {given[at].address: given[at].nbytes for at in range(num.value)}
-        one.live = history.of_segments(segments, replayed.live, phase)
+    def _read_last(self, one: _OneDevice, entries: Any, segments: Any, now: _End, workspaces: dict[int, int]) -> None:
+        """Read the history of the phase that is."""
+        replayed = history.replay(one.live, one.space, entries, phase=now.phase)
+        one.live = history.of_segments(segments, replayed.live, now.phase)
         one.space = history.Space(segments)
-        for block in one.live.values():
-            _describe(block, line, workspaces)
-            if block.address in known:
-                block.category, block.module = known[block.address]
-            elif block.category is None and block.phase == "forward":
-                block.category = "activations"
+        _describe_all(one.live, now, workspaces)
         if replayed.peak_bytes > one.peak_bytes:
             for block in replayed.held:
-                _describe(block, line, workspaces)
-                if block.category is None and one.live.get(block.address) is not block and block.phase == phase:
+                _describe(block, now.line, workspaces)
+                if block.category is None and one.live.get(block.address) is not block and block.phase == now.phase:
                     block.category = history.TEMPORARIES
             one.peak_bytes, one.held = replayed.peak_bytes, replayed.held
             one.peak_line = replayed.peak.line if replayed.peak else None
+
+    def _note_inputs(self, device: int, addresses: list[int]) -> None:
+        """Note which blocks a model is called with."""
+        live = self.devices.setdefault(device, _OneDevice()).live
+        for block in filter(None, map(live.get, addresses)):
+            if block.category is None and block.phase not in ("forward", "backward"):
+                block.category = "inputs"
+
+    def _look_for_growth(self) -> None:
+        self.growth.step(block for one in self.devices.values() for block in one.live.values())
 
     # ---- what is known of storages
 
@@ -308,10 +365,40 @@ class Holders:
         return known
 
 
-def _counted(device: int) -> tuple[int, int]:
-    """Return how many allocations and releases there were on a device."""
-    stats = counters.stats(device)["allocation"]["all"]
-    return stats["allocated"], stats["freed"]
+def _counted(stats: Stats) -> tuple[int, int]:
+    """Return how many allocations and releases there were."""
+    found = stats["allocation"]["all"]
+    return found["allocated"], found["freed"]
+
+
+def _first(entries: Iterator[Any], num: int) -> Iterator[Any]:
+    """Yield entries of a history until there were as many allocations and releases."""
+    for entry in entries if num > 0 else ():
+        yield entry
+        num -= entry["action"] in ("alloc", "free_requested")
+        if not num:
+            return
+
+
+def _workspaces() -> dict[int, int]:
+    """Return the bytes that cuBLAS was given, by address, as the hollow cuBLAS noted them."""
+    if not hasattr(PROCESS, "hollow_workspaces"):
+        return {}
+    num = ctypes.c_int()
+    PROCESS.hollow_workspaces.restype = ctypes.POINTER(_Workspace)
+    given = PROCESS.hollow_workspaces(ctypes.byref(num))
+    return {given[at].address: given[at].nbytes for at in range(num.value)}
+
+
+def _describe_all(live: Mapping[int, Any], end: _End, workspaces: dict[int, int]) -> None:
+    """Note what is known of blocks at the end of a phase."""
+    for block in live.values():
+        if block.line is None:
+            _describe(block, end.line, workspaces)
+        if named := end.known.get(block.address):
+            block.category, block.module = named
+        elif block.category is None and block.phase == "forward":
+            block.category = "activations"
 
 
 def _describe(block: Any, line: str, workspaces: dict[int, int]) -> None:

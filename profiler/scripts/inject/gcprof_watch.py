@@ -453,7 +453,8 @@ class Watch:
                 self._steps = 0
                 self._count_backward()
             if _file or _kept:
-                _write({"kind": "holders", "why": self.holders.why, "growth": self.holders.growth.lines()})
+                growth = self.holders.grown(self.phase, self.line)
+                _write({"kind": "holders", "why": self.holders.why, "growth": growth})
                 _write({"kind": "end", "steps": self.step})
 
     def _watch_processes(self) -> None:
