@@ -195,6 +195,8 @@ for _ in range(3):
     model(torch.ones(64, 96).cuda()).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+    with torch.no_grad():
+        model(torch.ones(64, 96).cuda())  # an evaluation, which is no part of a step
 """
 RATES = gpu_specs.find("t4")
 

@@ -316,10 +316,10 @@ KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # of number, as rates o
 
 
 class Work:
-    """Counts what the operators of the second step compute and move; called with each, by what follows values."""
+    """Counts what the operators of the second step compute and move, evaluations aside; called with each of them."""
 
-    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[dict[str, Any]], None], watch: Any) -> None:
+        self._write, self._watch = write, watch
         self._is_on = False
         self._calls: Counter[tuple[str, str, int, int]] = Counter()
         self._to_host = 0  # bytes
@@ -345,7 +345,7 @@ class Work:
         self._num_replays += self._is_on
 
     def __call__(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        if not self._is_on or func.is_view:
+        if not self._is_on or self._watch.is_aside or func.is_view:
             return
         given, made = computing.flat((args, kwargs)), computing.flat(out)
         devices = {tensor.device.type for tensor in (*given, *made)}

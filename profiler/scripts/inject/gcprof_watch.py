@@ -59,7 +59,7 @@ def begin(why: str | None) -> None:
     watch.write_stack_on_signal()
     following: Any = import_module("gcprof_values")
     if "GCPROF_WORK" in os.environ:
-        watch.work = following.Work(_write)
+        watch.work = following.Work(_write, watch)
         following.observers.append(watch.work)
     if os.environ.get("GCPROF_VALUES") != "off":  # as the benchmark of their cost has it
         watch.values = following.Values(
@@ -122,6 +122,7 @@ class Watch:
         self.module = ""
         self.root: Callable[[], Any] = lambda: None  # the model of that class, if it still lives
         self.holders: Any = holding.Holders()  # of the peaks
+        self.is_aside = False  # in a forward of the trained model that is no part of its step
         self.work: Any = None  # counts what operators compute, where that is asked for
         self.costing: Any = None  # traces a step for a plan, where that is asked for
         self.process = os.getpid()
@@ -227,7 +228,7 @@ class Watch:
         self._tell()
         if self.costing:
             self.costing.mark(phase)
-        was, self.phase = self.phase, phase
+        was, self.phase, self.is_aside = self.phase, phase, False
         self.line = lines.line_now() if line is None else line
         if was == "after the backward" and phase != "optimizer":
             self._count_backward()
@@ -276,6 +277,7 @@ class Watch:
                 self.holders.knows(module)
                 calls = {frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe(1))}
                 self.mark("generation" if GENERATES & calls else "evaluation")
+                self.is_aside = self.phase == "generation" or self.root() is module  # not so of a teacher
             self.holders.called(self.phase, self.line, arguments, holding.call_of(sys._getframe(1)))
         self.depth = 1
         self.every.remove()  # a hook on every module costs 5 us for each of them
