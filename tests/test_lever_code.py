@@ -380,6 +380,8 @@ def test_the_code_of_what_fits_is_printed_alone(here, capsys):
     model = ("transformer:layers=2,width=32", "--batch-size", "8", "--optimizer", "adamw", "--device", "cpu")
     assert answer(["fit", *model, "--memory", "1GiB", "--json", "-o", "plan.json"]) == 0
     peak = json.loads((said := capsys.readouterr()).out)["ways"][0]["peak_bytes"]
+    assert answer(["fit", *model, "--memory", "1GiB", "--emit", "python"]) == 0
+    assert capsys.readouterr().out == ""  # it fits as it is
     assert answer(["fit", *model, "--memory", f"{peak * 3 // 4}B", "--emit", "python"]) == 0
 
     assert "plan.json is not written" in said.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -129,7 +131,8 @@ def _answer(
             plot(fitted.curves, fitted.shown, chosen=fitted.chosen, limit=limit, path=output, force=force)
             aside(f"wrote {output}")
     if answer.code is None:
-        shown(json=json)
+        with redirect_stdout(sys.stderr if request.emit else sys.stdout):  # which is for code
+            shown(json=json)
     else:
         say_bytes(answer.code.encode())
     if output is not None and answer.chosen and not request.draws:
@@ -240,7 +243,8 @@ def fit_script(
     elif fitted.chosen and is_changed and emit is not None:
         say_bytes(fit_command.code(fitted.chosen, emit).encode())
     else:
-        _print_script(fitted, source="assumed" if context is None else "as asked")
+        with redirect_stdout(sys.stderr if emit else sys.stdout):  # which is for code
+            _print_script(fitted, source="assumed" if context is None else "as asked")
     if output is not None and fitted.chosen:
         write_plan(fitted.chosen.plan, output, force=force)
     again = _words({"--device": device, "--context": context, "--steps": steps, "--batches": batches})
@@ -288,7 +292,8 @@ def plan_script(
     if json:
         _say_plan(fitted)
     elif emit is None or made is None:
-        _print_script(fitted)
+        with redirect_stdout(sys.stderr if emit else sys.stdout):  # which is for code
+            _print_script(fitted)
     else:
         say_bytes(code(made, emit, repair_batchnorm=repairs).encode())
     again, script = _words({"--device": device, "--steps": steps, "--batches": batches}), ("--", *SCRIPT.get())
