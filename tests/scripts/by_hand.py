@@ -96,11 +96,7 @@ MARKS = {  # of a script: how a line begins, what to put before it, and what aft
         ("optimizerG.step()", OPTIMIZER, "_mark('after the step')"),
         ("torch.save(", "_mark('saving')", "_mark('evaluation')"),
     ],
-    "resume": [
-        *STEP,
-        ("loss = (model(x)", FORWARD, ""),
-        ("torch.save(", "_mark('saving')", "_mark('after the step')"),
-    ],
+    "resume": [*STEP, ("loss = (model(x)", FORWARD, ""), ("torch.save(", "_mark('saving')", "_mark('after the step')")],
     "time_sequence": [
         *STEP[:1],
         ("optimizer = ", "", f"optimizer.register_step_post_hook(lambda *_: {AFTER_STEP})"),  # it still has the loss
