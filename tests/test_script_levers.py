@@ -20,10 +20,12 @@ from profiler.cli import answer
 from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import parse
 from profiler.core.units import MIB
+from profiler.planning.solver import best, frontier
 from profiler.scripts import applying, launch
 from profiler.scripts.report import Asked, Variant
 from profiler.training.chunked_loss import FoundHeads
 from profiler.workflows import fit_command, fit_search
+from tests.planning_chains import equal_stages, with_modules
 from tests.plans import plan_of
 from tests.program import next_words
 from tests.scripts import checkpointed
@@ -222,6 +224,50 @@ def test_segments_that_grow_are_tried_where_only_what_all_reserves_is_too_large(
     search._ways = {label: SimpleNamespace(label=label, variant=variant) for label, variant in variants.items()}
 
     assert search._torn([(), (fit_search.LOSS,)]) == [(fit_search.EXPANDABLE,)]
+
+
+def test_a_plan_that_recomputes_nothing_is_the_command_as_it_is():
+    search, chain = object.__new__(fit_command.Search), with_modules(equal_stages(2), "a", "b")
+    search._has_levers, search.has_room, search._ways = False, True, {"none": SimpleNamespace(needed_bytes=9)}
+
+    tried = search._try((), chain, best(frontier(chain), 100))
+
+    assert (tried.needed_bytes, tried.has_room) == (9, True)
+
+
+ACTS = """
+import torch
+from torch import nn
+
+def net():
+    blocks = (nn.Sequential(nn.Linear(2048, 2048), nn.ReLU()) for _ in range(4))
+    return nn.Sequential(*blocks, nn.Linear(2048, 4)).cuda()
+
+policy, target = net(), net()
+optimizer = torch.optim.Adam(policy.parameters())
+for step in range(3):
+    actions = [policy(torch.randn(1, 2048, device="cuda")).argmax() for _ in range(2)]
+    values = policy(torch.randn(4096, 2048, device="cuda"))
+    with torch.no_grad():
+        wanted = target(torch.randn(4096, 2048, device="cuda"))
+    loss = nn.functional.mse_loss(values, wanted)
+    optimizer.zero_grad()  # of as many bytes as two activations
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_policy_that_acts_between_its_steps_is_planned_for_beside_its_target(hollow, here, kept):
+    words = ("python", "acts.py")
+    (here / "acts.py").write_text(ACTS)
+    (alone,) = control(words, cwd=here, kept=kept).figures
+
+    plan = planned(words, "--budget", "96%", "-o", "plan.json", "--json", cwd=here)
+    done = rehearsed(words, "--strategies", "plan:file=plan.json", cwd=here)
+
+    assert plan.exit_code == done.exit_code == 0, plan.said + done.said
+    assert done.figures[0].peak_bytes <= alone.peak_bytes * 96 // 100
 
 
 @pytest.mark.nightly

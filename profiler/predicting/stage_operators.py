@@ -117,7 +117,14 @@ def _pieces(trace: Trace, blocks: Sequence[str]) -> Iterator[tuple[StageSpan, Se
         return StageSpan(blocks=blocks, name=name, first=first, last=last, outputs=frozenset(given), stop=stop), saved
 
     at, end = _last(trace, "forward")
-    inside = [call for call in trace.calls if call.before >= at - 1 and call.module in blocks]
+    called = [call for call in trace.calls if call.before >= at - 1]
+    unpacked = [save.unpacked is not None for save in trace.saves]  # of what no backward reads, a policy may act
+    trained = [call for call in called if not call.module and any(unpacked[slice(*call.saves)])] or called
+    inside = [
+        call
+        for call in called
+        if call.module in blocks and any(one.before <= call.before and call.last <= one.last for one in trained)
+    ]
     outermost = {(call.module, call.last): call for call in inside}  # a checkpointed block calls itself; both end alike
     calls = sorted(outermost.values(), key=lambda call: call.last)
     if [call.module for call in calls] != list(blocks) or any(a.last > b.before for a, b in pairwise(calls)):
@@ -158,13 +165,13 @@ def held(trace: Trace, stages: Sequence[StageSpan]) -> list[Stage]:
     made = [(one.nbytes, one.born) for one in trace.allocations if one.category == "gradients"]
     between = ((one.nbytes, one.born, max(one.born, one.died) - 1) for one in trace.allocations)
     alive, rest = live(trace), summed(between, len(trace.operators))  # the latter after each operator has ended
-    counted, later = [], 0
+    freed, counted, later = _freed(trace, stages), [], 0
     for stage, before in zip(stages[::-1], [*stages[-2::-1], None], strict=True):
         own = [place for number in range(stage.first, stage.last + 1) for place in by_birth.get(number, ())]
         gradients = sum(nbytes for nbytes, born in made if stage.backward_first <= born <= stage.backward_last)
         later += gradients
         backward = max(alive[stage.backward_first : stage.backward_last + 1], default=0)
-        backward -= rest[stage.first - 1] + later  # what was live before its forward, and its and later gradients
+        backward -= rest[stage.first - 1] - freed + later  # what was live before its forward, and gradients so far
         own_outputs = [trace.allocations[place] for place in own if place in stage.outputs]
         outputs = sum(one.nbytes for one in own_outputs)
         kept = (trace.allocations[place] for place in own if place not in stage.outputs)
@@ -173,6 +180,7 @@ def held(trace: Trace, stages: Sequence[StageSpan]) -> list[Stage]:
         inputs = [trace.allocations[place] for place in before.outputs] if before and not stage.blocks else []
         gone = sum(one.nbytes for one in inputs if before and before.first <= one.born and one.died <= stage.last)
         taken = min(gone, saved)
+        beside = 0 if stage.blocks else freed
         counted.append(
             msgspec.structs.replace(
                 EMPTY,
@@ -180,13 +188,23 @@ def held(trace: Trace, stages: Sequence[StageSpan]) -> list[Stage]:
                 output_bytes=outputs,
                 saved_bytes=saved - taken,
                 own_saved_bytes=min(own_saved, saved - taken),
-                forward_extra_bytes=max(0, _peak(trace, stage, own, saving=True) - saved) + taken,
-                plain_forward_extra_bytes=max(0, _peak(trace, stage, own, saving=False) - outputs),
+                forward_extra_bytes=max(0, _peak(trace, stage, own, saving=True) - saved) + taken + beside,
+                plain_forward_extra_bytes=max(0, _peak(trace, stage, own, saving=False) - outputs) + beside,
                 backward_extra_bytes=backward - outputs - min(own_saved, saved - taken),
                 gradient_bytes=gradients,
             )
         )
     return counted[::-1]
+
+
+def _freed(trace: Trace, stages: Sequence[StageSpan]) -> int:
+    """Return the bytes from before the step that are freed between forward and backward, as gradients often are.
+
+    No recompute has them beside it. They count in the forward of pinned stages, of which the last is the largest.
+    """
+    begin, last = _last(trace, "backward")[0], stages[-1]
+    gone = (one for one in trace.allocations if not one.born and last.first - 1 <= one.died < begin)
+    return sum(one.nbytes for one in gone)
 
 
 def _peak(trace: Trace, stage: StageSpan, own: Iterable[int], *, saving: bool) -> int:
@@ -228,7 +246,7 @@ def chain_of(
         before = span
     return Chain(
         input_bytes=0,  # the batch is live before the step
-        static_bytes=resting(trace, stage_spans[0].first - 1),
+        static_bytes=resting(trace, stage_spans[0].first - 1) - _freed(trace, stage_spans),
         floor_bytes=max((alive[at] for numbers in outside for at in numbers), default=0),  # as in the optimizer's step
         traced_peak_bytes=max(alive),
         stages=tuple(made),

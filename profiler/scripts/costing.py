@@ -20,6 +20,7 @@ from profiler.core.errors import NotOnce, Unsupported
 from profiler.predicting.device_trace import DeviceTracer
 from profiler.predicting.stage_operators import chain_of, estimated_seconds, proved_floor, spans
 from profiler.scripts import applying
+from profiler.scripts.report import WITHIN
 from profiler.training import blocks as finding
 from profiler.training import called_blocks
 from profiler.training.observed_forward import observe
@@ -95,7 +96,8 @@ class Costing:
             os._exit(0)
 
     def mark(self, phase: str) -> None:
-        if self._tracer:
+        """Begin a phase; what is called without gradients before the backward is within the forward."""
+        if self._tracer and not (self._tracer.phase == "forward" and phase in ("forward", *WITHIN)):
             self._tracer.mark(phase)
 
     @property

@@ -17,6 +17,7 @@ from profiler.core.stats import largest_known
 from profiler.core.trace_data import Operator, operator_seconds, stated_error
 
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
+WITHIN = ("evaluation", "generation")  # which may come between a forward and its backward, as a target network's
 MISSING = "another rank is missing"  # as rehearsal/hollow/nccl.c says it, in a rank that waited for one
 NOT_MET = "no module with parameters of a torch.optim optimizer was called in training"
 OF_CUDA = re.compile(r"cuda|cudnn|cublas|nccl|cu[A-Z]\w+_STATUS|not.?supported", re.IGNORECASE)  # in an error's text
@@ -265,7 +266,7 @@ def read_process(
         detail = "it was killed without a word, as the host's own memory (not the GPU's) ran out"
     if refused and (outcome == "crashed" or (outcome == "failed" and OF_CUDA.search(detail or ""))):
         detail = f"{detail}; a hollow GPU does not have {refused[-1]}, which was called"
-    phases = tuple(_phases(rows))
+    phases = tuple(phases_of(rows))
     ended = [*kinds["holders"], {"growth": (), "why": None}][0]
     assumed = [Assumed(operator=row["operator"], line=row["line"], is_size=row["is_size"]) for row in kinds["assumed"]]
     is_by_hand = bool(kinds["by hand"]) and not any(row["phase"] == "optimizer" for row in rows)
@@ -303,7 +304,8 @@ def _applied(rows: Iterable[dict[str, Any]], checkpoints: Iterable[dict[str, Any
     return list(dict.fromkeys([*found, *others]))
 
 
-def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
+def phases_of(rows: Iterable[Row]) -> list[Phase]:
+    """Return the phases that the watch's lines of a process are passes through."""
     passes: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     for row in rows:
         is_first = row["phase"] in IN_STEPS and row["step"] == (1 if row["phase"] == "after the step" else 0)

@@ -24,7 +24,7 @@ from profiler.planning import plan_code, simulator
 from profiler.planning.chain import Chain, plan_file_of
 from profiler.planning.solver import Point
 from profiler.scripts import launch
-from profiler.scripts.report import NOT_MET, Asked, Ended, Variant, phase_text
+from profiler.scripts.report import NOT_MET, WITHIN, Asked, Ended, Variant, phase_text, phases_of
 from profiler.training import label_of
 from profiler.workflows.fit_search import (
     ALL,
@@ -302,7 +302,7 @@ class Search:
 
     def _can_be_planned(self, plain: Way, chosen: Levers) -> bool:
         """Whether what no plan changes fits; else `left_out` says which phase does not."""
-        phase = max(_phases(plain.variant, PLANNED, others=True), key=lambda one: one.peak_bytes or 0, default=None)
+        phase = max(_unplanned(plain.end), key=lambda one: one.peak_bytes or 0, default=None)
         if phase is None or (phase.peak_bytes or 0) + self._context <= self.limit_bytes:
             return True
         at = f" ({phase.line})" if phase.line else ""
@@ -341,8 +341,9 @@ class Search:
         """Rehearse the command under a plan. Raises _Refused."""
         plan, label = plan_file_of(chain, point.plan, chosen), label_of(PLAN, chosen)
         plain = self._as_it_is(chosen)
-        if plain and not plan.segments and self._has_levers:
-            return TriedPlan(point=point, needed_bytes=plain.needed_bytes)
+        if plain and not plan.segments:
+            has_room = self._has_levers or self.has_room
+            return TriedPlan(point=point, needed_bytes=plain.needed_bytes, has_room=has_room)
         with written(plan) as path:
             way = self._rehearsed(label_of(str(Choice.of(PLAN, {"file": path})), chosen), plan)
         if not way.has_run:
@@ -401,6 +402,16 @@ def _plans(chosen: Levers) -> str:
 def _phases(variant: Variant, names: Collection[str], *, others: bool = False) -> list[Phase]:
     """Return the phases of these names, or all others."""
     return [phase for one in variant.processes for phase in one.phases if (phase.name in names) is not others]
+
+
+def _unplanned(end: Ended) -> Iterator[Phase]:
+    """Yield the phases that no plan changes."""
+    for rows in end.lines.values():
+        kept, before = [], ""  # not those between a forward and its backward, in which activations are live
+        for row in (row for row in rows if row["kind"] == "phase"):
+            before = before if before == "forward" and row["phase"] in WITHIN else row["phase"]
+            kept += [] if before in PLANNED else [row]
+        yield from phases_of(kept)
 
 
 def _peak(variant: Variant, names: Collection[str], *, others: bool = False) -> int:
