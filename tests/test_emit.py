@@ -333,6 +333,20 @@ def test_micro_batches_without_a_sample_or_a_target_count_for_nothing(size, igno
         assert torch.allclose(one.grad, other.grad, atol=1e-6)
 
 
+def test_logits_that_keep_their_gradient_are_computed_whole_and_refuse_it_after_their_loss():
+    kept = []
+    for net in parts_of_five():
+        kept.append(net(BATCH[0]))
+        kept[-1].retain_grad()
+        F.cross_entropy(kept[-1], BATCH[1]).backward()
+
+    assert torch.equal(kept[0].grad, kept[1].grad)
+    logits = net(BATCH[0])
+    F.cross_entropy(logits, BATCH[1]).backward()
+    with pytest.raises(RuntimeError, match="leave chunk-loss out"):
+        logits.retain_grad()
+
+
 def train(net, optimizer, steps: int) -> None:
     """Train as frameworks do that hand the optimizer their step, Lightning for example."""
 
@@ -364,6 +378,21 @@ def test_an_optimizer_of_each_parameter_calls_a_closure_and_saves_its_state(leve
     close = 0.005 if lever == "bf16-state" else 0.0  # of weights that moved by 0.06
     for one, other in zip(net.parameters(), again.parameters(), strict=True):
         assert (one - other).abs().max() <= close
+
+
+def test_steps_in_the_backward_see_gradients_that_a_model_sets_to_zeros(monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "zero_grad", torch.nn.Module.zero_grad)  # which the code replaces
+    net, changed, code = both("none+in-backward")
+    make = partial(torch.optim.SGD, lr=0.1, weight_decay=0.5)
+    levered = code["apply_levers"](changed, make(changed.parameters()))
+    for model, optimizer in ((net, make(net.parameters())), (changed, levered)):
+        for number in range(4):
+            model.zero_grad(set_to_none=False)
+            logits = model(BATCH[0]) if number % 2 else next(model.parameters())  # others have zeros then
+            logits.square().mean().backward()
+            optimizer.step()
+
+    assert all(map(torch.equal, net.parameters(), changed.parameters()))
 
 
 def test_the_count_of_steps_is_no_state_in_bf16():

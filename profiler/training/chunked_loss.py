@@ -90,21 +90,28 @@ class Logits(torch.Tensor):
         return self.computed  # type: ignore[no-any-return]
 
     def is_written(self: Any) -> bool:
-        """Whether the computed logits were changed in place, as by a mask, or have hooks: no product any more."""
+        """Whether the computed logits were changed in place, have hooks or keep a gradient: no product any more."""
         made = self.computed
-        return made is not None and (made.is_inference() or made._version > 0 or bool(made._backward_hooks))
+        if made is None or made.is_inference():
+            return made is not None
+        return bool(made._version or made.retains_grad or made._backward_hooks)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
         if name in ASKED:
+            asked = getattr(getattr(func, "__self__", None), "__name__", "")  # a property
+            if asked == "requires_grad":
+                return torch.is_grad_enabled()
+            if asked == "grad" and args[0].computed is not None:
+                return args[0].computed.grad
             with torch._C.DisableTorchFunctionSubclass():
-                if getattr(getattr(func, "__self__", None), "__name__", "") == "requires_grad":
-                    return torch.is_grad_enabled()
                 return func(*args, **kwargs)
         own: Any = args[0] if args and isinstance(args[0], Logits) else None
         if name == "untyped_storage" and own is not None and own.computed is None:
             return own.hidden.untyped_storage()  # for those who follow a step: what the logits hold
+        if name in ("retain_grad", "register_hook") and own is not None and own.weight_name in own.heads.chunked:
+            raise RuntimeError("logits whose loss was computed in parts have no gradient: leave chunk-loss out")
         made = None if own is None or own.is_written() else _put_off(own, func, name, args[1:], kwargs)
         return func(*whole(args), **whole(kwargs)) if made is None else made
 
@@ -125,8 +132,7 @@ class Heads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") == "linear" and len(args) > 1 and id(args[1]) in self.weights:
-            hidden, weight, *rest = args
-            bias = rest[0] if rest else kwargs.get("bias")
+            (hidden, weight), bias = args[:2], args[2] if len(args) > 2 else kwargs.get("bias")
             return self.kind(whole(hidden), weight, bias, self, self.weights[id(weight)])
         return func(*args, **kwargs)
 
@@ -144,9 +150,8 @@ def put_off(module: nn.Module, names: list[str], heads: Heads, *, has_loss: bool
 
     def end(module: nn.Module, given: Any, output: Any) -> Any:
         heads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        is_read = has_loss and not heads.chunked
-        has_some = is_read and any(isinstance(leaf, Logits) for leaf in pytree.tree_leaves(output))
-        return whole(output) if has_some else None
+        leaves = pytree.tree_leaves(output) if has_loss and not heads.chunked else []
+        return whole(output) if any(isinstance(leaf, Logits) for leaf in leaves) else None
 
     module.register_forward_pre_hook(begin)
     module.register_forward_hook(end, always_call=True)
@@ -326,9 +331,7 @@ class _Product(torch.autograd.Function):
     """A part's product with the weight, whose gradient, and that of the bias, are added to sums in the backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: torch.Tensor, logits: Any, of_weight: Any, of_bias: Any, counted: Any
-    ) -> torch.Tensor:  # fmt: skip
+    def forward(ctx: Any, hidden: Any, logits: Any, of_weight: Any, of_bias: Any, counted: Any) -> torch.Tensor:
         cast = hidden if logits.cast is None else hidden.to(logits.weight.dtype)
         ctx.save_for_backward(cast, logits.weight, counted)
         ctx.sums, ctx.dtype = (of_weight, of_bias), hidden.dtype
@@ -406,7 +409,8 @@ def apply(
     heads.choose(workload.module, found)
     text = f"the loss of {', '.join(name.removesuffix('.weight') for name in found)} in parts"
     notes = (Note(code="GCP071", text=UNSEEN),) if by == "torch" and case.has_estimated_times else ()
-    applied = Applied(split=text, rounds=True, notes=notes, switch=heads.switch, heads=heads.places(workload.module))
+    turn, places = partial(setattr, heads, "is_on"), heads.places(workload.module)
+    applied = Applied(split=text, rounds=True, notes=notes, switch=turn, heads=places)
     return msgspec.structs.replace(workload, loss=heads.around(workload.loss)), applied
 
 
@@ -417,18 +421,15 @@ class FoundHeads(Heads):
         if by == "torch" and not hasattr(F, "linear_cross_entropy"):
             raise Unsupported("this torch has no F.linear_cross_entropy: chunk-loss:by=parts needs none")
         super().__init__(partial(_by_torch if by == "torch" else by_parts, rows=rows), WatchedLogits)
-        self.is_on = True
+        self.is_on, self.asked = True, ""  # the latter is the function that was called last
         self.readers: dict[str, str] = {}  # by weight: what else read the logits, and where
         self.called: set[nn.Module] = set()  # Linears, in the forward that looks for heads
-        self.asked = ""  # the function that was called last
-
-    def switch(self, on: bool) -> None:
-        self.is_on = on
 
     def around(self, loss: Callable[[nn.Module, Any], torch.Tensor]) -> Callable[[nn.Module, Any], torch.Tensor]:
         def chunked(module: nn.Module, batch: Any) -> torch.Tensor:
             if not self.is_on:
                 return loss(module, batch)
+            self.chunked.clear()
             with self:
                 made = loss(module, batch)
             self.asked = "the loss itself"
@@ -456,8 +457,7 @@ class FoundHeads(Heads):
             torch.cuda.empty_cache()
         also_read = {name: self.readers[name] for name in self.chunked if name in self.readers}
         if also_read and len(also_read) == len(self.chunked):
-            told = (f"the logits of {name} are also read: {why}" for name, why in also_read.items())
-            raise Unsupported("; ".join(told))
+            raise Unsupported("; ".join(f"the logits of {one} are also read: {why}" for one, why in also_read.items()))
         if not self.chunked:
             raise Unsupported(f"no head was found: no Linear whose output only meets cross entropy{within}")
         return sorted(self.chunked - also_read.keys())

@@ -356,6 +356,19 @@ def step_in_backward(optimizer: Buckets) -> None:
             weight.register_post_accumulate_grad_hook(partial(_arrived, part, arrived, optimizer.freed))
 
 
+def follow_zeros(optimizer: Buckets) -> None:
+    """Step with gradients of zeros also where a model sets them: `model.zero_grad(set_to_none=False)`."""
+    owner: Any = torch.nn.Module
+    plain = owner.zero_grad
+
+    def zero_grad(module: Any, set_to_none: bool = True) -> None:
+        plain(module, set_to_none)
+        known = [weight for weight in module.parameters() if weight in optimizer.freed]
+        optimizer.freed.update(dict.fromkeys(known, not set_to_none))
+
+    owner.zero_grad = zero_grad
+
+
 def _arrived(optimizer: Optimizer, arrived: set[Any], freed: dict[Any, bool], weight: Any) -> None:
     arrived.add(weight)
     if len(arrived) == len(optimizer.param_groups[0]["params"]):
