@@ -5,6 +5,7 @@ import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,8 @@ from profiler.core.record import AppliedToModel, Gradients, Growth, Holder, Phas
 from profiler.core.units import GIB, MIB
 from profiler.runs import store
 from profiler.scripts import records
-from profiler.scripts.report import Process, Variant
+from profiler.scripts.report import Process, Variant, why_skipped
+from profiler.views.tables.plans import script_table
 from tests.scripts.runs import ROOT, gcprof
 
 WORDS = ("python", "train.py", "--batch-size", "32")
@@ -146,6 +148,19 @@ def test_a_command_that_failed_before_it_used_a_gpu_is_said_to_have(run, capfd):
     assert answer(["show", run([variant(outcome="failed", exit_code=7)])]) == 0
 
     assert "no process of the command used a GPU: it ended with exit code 7" in capfd.readouterr().out
+
+
+def test_models_that_are_left_as_they_are_share_their_reason():
+    left = [AppliedToModel(strategy="none+fused", module=name, why="fused: no kernels") for name in ("Net", "Other")]
+    ended = SimpleNamespace(processes=[SimpleNamespace(outcome="ok", applied=left)])
+
+    assert why_skipped(ended, "ok") == "Net, Other: fused: no kernels"
+
+
+def test_a_way_without_a_time_says_why():
+    ways = [("none", variant(process(estimated_seconds=1.0)), 1), ("plan", variant(process(estimate_why="a copy")), 1)]
+
+    assert "note: no time of plan: a copy" in script_table(ways, chosen=None, limit_bytes=1, below=()).below
 
 
 def test_explain_groups_ranks_that_agree(run, capfd):

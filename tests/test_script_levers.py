@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec import to_builtins
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -235,6 +236,18 @@ def test_a_plan_that_recomputes_nothing_is_the_command_as_it_is():
     assert (tried.needed_bytes, tried.has_room) == (9, True)
 
 
+def test_of_several_models_those_that_a_plan_leaves_are_named(monkeypatch):
+    search, plain = object.__new__(fit_command.Search), SimpleNamespace(label="none")
+    search._roomy = Asked(words=(), gpus=parse("t4"))
+    plain.end = SimpleNamespace(rows=[{"kind": "phase", "phase": "forward", "step": 0, "devices": {}}])
+    rows = [{"kind": "applied", "module": name, "num_blocks": 4, "why": None} for name in ("Net", "Other")]
+    rows.append({"kind": "chain", "module": "Net", "chain": to_builtins(equal_stages(2)), "floor_bytes": 1, "why": ""})
+    monkeypatch.setattr(fit_command, "_ended", lambda asked: SimpleNamespace(rows=rows, processes=()))
+
+    assert search._traced_chain(plain)[0] == "Net"
+    assert search.others == ("Other",)
+
+
 ACTS = """
 import torch
 from torch import nn
@@ -338,6 +351,8 @@ def test_a_strategy_takes_to_the_byte_what_checkpoints_written_by_hand_take(name
 @pytest.mark.nightly
 def test_of_two_models_the_one_that_is_chosen_is_changed(folder, kept):
     done = rehearsed(("python", "gan.py"), "--strategies", "sqrt", "--module", "Gener*", cwd=folder)
+    plan = planned(("python", "gan.py"), "--budget", "99%", "--module", "Discr*", "--json", cwd=folder)
+    assert plan.document["module"] == "Discriminator"
     path = folder / "gan.py"
     generator, discriminator = path.read_text().split("class Discriminator")
     edits = checkpointed.checkpointed("gan", "sqrt", generator)

@@ -6,7 +6,7 @@ import sys
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -25,7 +25,7 @@ from profiler.cli.output import (
 )
 from profiler.cli.plan import CODE, Levels
 from profiler.cli.run import say_assumed
-from profiler.cli.script import A_PLAN_ALONE, SCHEMA, Batches, gpus_of
+from profiler.cli.script import A_PLAN_ALONE, SCHEMA, Batches, Module, gpus_of
 from profiler.core.errors import CODE_ALONE, UserError, one_of, refuse_idle
 from profiler.core.units import batch_text, bytes_text, count_text, parse_budget, parse_bytes, parse_memory
 from profiler.workflows.spec import Request
@@ -213,6 +213,7 @@ def fit_script(
     device: Device = "h100",
     steps: Steps = None,
     batches: Batches = None,
+    module: Module = None,
     emit: Annotated[
         str | None, typer.Option(help="Print code to paste: python, or settings: hf, accelerate, torchtitan.")
     ] = None,
@@ -235,7 +236,7 @@ def fit_script(
     one_of(emit, WAY_KINDS, flag="--emit")
     refuse_idle({"--json": emit and json}, "with --emit", hint=CODE_ALONE)
     limit = parse_memory(memory, flag="--memory")
-    asked = _asked(device, context, steps, batches, output, force=force)
+    asked = _asked(device, context, output, force=force, steps=steps, batches=batches, module=module)
     fitted = fit_command.fit(asked, limit, (lambda text: None) if quiet else aside)
     is_changed = fitted.chosen is not None and fitted.chosen is not fitted.ways[0]
     if json:
@@ -247,7 +248,8 @@ def fit_script(
             _print_script(fitted, source="assumed" if context is None else "as asked")
     if output is not None and fitted.chosen:
         write_plan(fitted.chosen.plan, output, force=force)
-    again = _words({"--device": device, "--context": context, "--steps": steps, "--batches": batches})
+    shared = {"--steps": steps, "--batches": batches, "--module": module}
+    again = _words({"--device": device, "--context": context, **shared})
     if fitted.chosen and is_changed:
         script = ("--", *SCRIPT.get())
         if fitted.chosen.plan and output is None:
@@ -266,6 +268,7 @@ def plan_script(
     levels: Levels = None,
     steps: Steps = None,
     batches: Batches = None,
+    module: Module = None,
     emit: Annotated[str | None, typer.Option(help="Print code to paste: python, hf or fsdp.")] = None,
     output: Output = None,
     force: options.Force = False,
@@ -284,7 +287,7 @@ def plan_script(
     if budget is None:
         raise UserError("plan needs a budget", hint="--budget 11GiB, or --budget 60% of the command's own peak")
     parse_budget(budget, whole_bytes=0)
-    asked = _asked(device, None, steps, batches, output, force=force)
+    asked = _asked(device, None, output, force=force, steps=steps, batches=batches, module=module)
     fitted = fit_command.plan(asked, budget, levels=levels, say=(lambda text: None) if quiet else aside)
     chosen = fitted.chosen
     made = chosen.plan if chosen else None
@@ -296,7 +299,8 @@ def plan_script(
             _print_script(fitted)
     else:
         say_bytes(code(made, emit, repair_batchnorm=repairs).encode())
-    again, script = _words({"--device": device, "--steps": steps, "--batches": batches}), ("--", *SCRIPT.get())
+    again = _words({"--device": device, "--steps": steps, "--batches": batches, "--module": module})
+    script = ("--", *SCRIPT.get())
     if made and output is not None:
         write_plan(made, output, force=force)
         if any("#" in name for name in made.fingerprint):  # calls, for which there is no code
@@ -311,9 +315,7 @@ def plan_script(
     raise typer.Exit(fitted.exit_code)
 
 
-def _asked(
-    device: str, context: str | None, steps: int | None, batches: int | None, output: Path | None, *, force: bool
-) -> Asked:
+def _asked(device: str, context: str | None, output: Path | None, *, force: bool, **how: Any) -> Asked:
     """Return the command as it is to be rehearsed. Raises UserError for several GPUs, or a file it cannot write."""
     from profiler.scripts.report import Asked
     from profiler.views.export import refuse_output
@@ -322,7 +324,7 @@ def _asked(
     gpus = gpus_of(device, memory=None, context=context)
     if len(gpus) > 1:
         raise UserError(f"--device '{device}': a command is made to fit one kind of GPU", hint="--device t4")
-    return Asked(words=tuple(SCRIPT.get()), gpus=gpus[0], steps=steps, batches=batches)
+    return Asked(words=tuple(SCRIPT.get()), gpus=gpus[0], **how)
 
 
 def _words(given: dict[str, object]) -> list[str]:
@@ -342,6 +344,9 @@ def _print_script(fitted: Search, *, source: str | None = None) -> None:
     number = f"rehearsed: the whole command, {count_text(fitted.num_rehearsed, 'time')}"
     below = [f"to fit: {bytes_text(fitted.limit_bytes)}{allocated}{taken}", number]
     below += view.left_out_lines(fitted.left_out)
+    if fitted.others:
+        others = ", ".join(fitted.others)
+        below.append(f"plans are of {fitted.module} alone, the largest model; --module plans for another: {others}")
     if chosen is whole:
         below.append("it fits as it is")
     elif chosen is None:

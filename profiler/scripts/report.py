@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.core import gpu_specs
+from profiler.core import by_key, gpu_specs
 from profiler.core.gpu_specs import Device, Rates, parse
 from profiler.core.record import AppliedToModel, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
 from profiler.core.stats import largest_known
@@ -163,6 +163,11 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
         return max(known) if known and len(known) == len(self.processes) and self.outcome != "skipped" else None
 
     @property
+    def estimate_why(self) -> str | None:
+        """Why these seconds are not known, of a command that ran well."""
+        return next((one.estimate_why for one in self.processes if one.estimate_why and self.outcome == "ok"), None)
+
+    @property
     def first_dead(self) -> Process | None:
         """The process that died before any other; one that missed another has died after it, whenever that was seen."""
         dead = [process for process in self.processes if process.died]
@@ -216,7 +221,8 @@ def why_skipped(ended: Ended, outcome: str) -> str | None:
     if outcome in ("failed", "timed_out") or any(applied.why is None for applied in made):
         return None
     if made:
-        return "; ".join(dict.fromkeys(f"{applied.module}: {applied.why}" for applied in made))
+        reasons = by_key((applied.why, applied.module) for applied in dict.fromkeys(made))
+        return "; ".join(f"{', '.join(modules)}: {why}" for why, modules in reasons.items())
     return NOT_MET if outcome == "ok" and ended.processes else None
 
 

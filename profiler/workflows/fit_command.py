@@ -164,6 +164,7 @@ class Search:
         self.has_room = True  # of these GPUs, for the command as it is
         self.num_rehearsed = 1  # whole commands
         self.module = ""  # the class of the model that was planned for last
+        self.others: tuple[str, ...] = ()  # those of smaller models beside it, which plans leave as they are
         self.left_out: dict[str, str] = {}  # by lever, why
         self.floors: dict[Levers, int] = {}  # by levers with which no plan fits: what none needs less than
         self.chosen: Way | None = None
@@ -379,14 +380,17 @@ class Search:
         asked = msgspec.structs.replace(self._roomy, strategy=plain.label, chain_step=int(largest["step"]))
         traced = _ended(asked)
         made = [row for row in traced.rows if row["kind"] == "chain"]
+        applied = [row for row in traced.rows if row["kind"] == "applied" and "module" in row]
         chains = [
             (row["module"], msgspec.convert(row["chain"], Chain), int(row["floor_bytes"]))
             for row in made
             if row["chain"]
         ]
         if chains:
-            return max(chains, key=lambda one: one[1].traced_peak_bytes)
-        applied = [row for row in traced.rows if row["kind"] == "applied" and "module" in row]
+            found = max(chains, key=lambda one: one[1].traced_peak_bytes)
+            names = (row["module"] for row in applied if row["why"] is None)
+            self.others = tuple(dict.fromkeys(name for name in names if name != found[0]))
+            return found
         refused = [f"{row['module']}: {row['why']}" for row in (*made, *applied) if row["why"]]
         detail = next((process.detail for process in traced.processes if process.detail), None)
         unended = [f"{row['module']}: {NO_STEP}" for row in applied]

@@ -278,6 +278,8 @@ def script_table(
         for applied in process.applied
         if applied.strategy != "none" and applied.why is None
     }
+    untimed = [(variant.estimate_why, label) for label, variant, _ in ways if variant.estimate_why]
+    notes = [f"note: no time of {', '.join(labels)}: {why}" for why, labels in by_key(untimed).items()]
     return Table(
         columns=(
             words("way", "", [label for label, _, _ in ways]),
@@ -288,7 +290,7 @@ def script_table(
             words("line", "", [process.peak.line for process in largest]),
         ),
         cuts=(2,),
-        below=(*done, *below),
+        below=(*done, *below, *notes),
     )
 
 

@@ -329,9 +329,8 @@ def summary(variants: Sequence[Variant]) -> Table:
         rates = [gpu_specs.find(gpu) for gpu in dict.fromkeys(one.gpu for one in variants if one.gpu)]
         notes += [estimate_caveat(gpu, has_ranks=has_ranks) for gpu in rates]
     for variant in variants:
-        why = next((process.estimate_why for process in variant.processes if process.estimate_why), None)
-        if why and variant.outcome == "ok":
-            notes.append(f"no time of {name_of(variant)}: {why}")
+        if variant.estimate_why:
+            notes.append(f"no time of {name_of(variant)}: {variant.estimate_why}")
     figures = (
         *byte_columns(sizes),
         numbers("step", kind, [seconds_text(seconds_of_step(variant)) for variant in variants]),
