@@ -51,6 +51,22 @@ def counted(process):
     return {(phase.name, phase.is_first_step): phase.num for phase in process.phases}
 
 
+def test_a_model_of_which_only_methods_are_called_is_named_by_its_own_class():
+    class Agent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.actor, self.critic = nn.Linear(16, 4), nn.Linear(16, 1)
+
+    agent = Agent()
+    optimizer = torch.optim.SGD(agent.parameters(), 0.1)
+    with profiler.watch() as watch:
+        for _ in range(2):
+            (agent.actor(torch.ones(4, 16)).sum() + agent.critic(torch.ones(4, 16)).sum()).backward()
+            optimizer.step()
+
+    assert watch.process.module == "Agent"
+
+
 def test_a_loop_is_told_by_phases_and_steps_and_no_memory_is_made_up(tmp_path):
     model, optimizer = made()
 

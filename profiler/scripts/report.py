@@ -275,6 +275,7 @@ def read_process(
     phases = tuple(phases_of(rows))
     ended = [*kinds["holders"], {"growth": (), "why": None}][0]
     assumed = [Assumed(operator=row["operator"], line=row["line"], is_size=row["is_size"]) for row in kinds["assumed"]]
+    trained = [row["module"] for phase in ("optimizer", "backward") for row in rows if row["phase"] == phase]
     is_by_hand = bool(kinds["by hand"]) and not any(row["phase"] == "optimizer" for row in rows)
     return Process(
         rank=int(rank) if rank.isdecimal() else None,
@@ -291,7 +292,7 @@ def read_process(
         reads=tuple(line["line"] for line in kinds["read"]),
         assumed=tuple(dict.fromkeys(sorted(assumed, key=lambda one: not one.is_size))),  # sizes first
         notes=tuple(line["text"] for line in kinds["note"]),
-        module=next(filter(None, (row["module"] for row in rows if row["phase"] == "backward")), rows[-1]["module"]),
+        module=next(filter(None, trained), rows[-1]["module"]),
         applied=tuple(_applied(kinds["applied"], kinds["own checkpoints"])),
         peak_bytes=largest_known(phase.peak_bytes for phase in phases),
         reserved_bytes=largest_known(phase.reserved_bytes for phase in phases),

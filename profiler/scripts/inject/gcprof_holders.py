@@ -440,6 +440,22 @@ def _addresses(tensor: Any) -> list[int]:
     return []
 
 
+def model_of(part: Any, optimizer: Any) -> Any:
+    """Return the smallest module that has all that the part's optimizer trains; the part itself if there is none.
+
+    A model of which only methods are called, such as `agent.get_value(x)`, calls its parts.
+    """
+    own, trained = set(_ids(part)), {id(one) for group in optimizer.param_groups for one in group["params"]}
+    if own.isdisjoint(trained) or trained <= own:
+        return part
+    around = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and trained <= set(_ids(one))]
+    return min(around, key=lambda one: sum(1 for _ in one.modules()), default=part)
+
+
+def _ids(module: Any) -> Iterator[int]:
+    return map(id, () if module is None else module.parameters())
+
+
 def call_of(frame: Any) -> dict[str, Any]:
     """Return the keywords of the call of a module whose hook runs in this frame."""
     while frame is not None and frame.f_code.co_name != "_call_impl":

@@ -125,8 +125,7 @@ class Watch:
         self.is_aside = False  # in a forward of the trained model that is no part of its step
         self.work: Any = None  # counts what operators compute, where that is asked for
         self.costing: Any = None  # traces a step for a plan, where that is asked for
-        self.process = os.getpid()
-        self.thread = threading.get_ident()
+        self.process, self.thread = os.getpid(), threading.get_ident()
         self.is_on = False
         self.num_captured = 0  # steps in the CUDA graph that is captured
         self.is_by_hand: bool | None = None  # whether there is no optimizer, so that backward passes are counted
@@ -302,6 +301,8 @@ class Watch:
         if self.held or not self._is_watched():
             return None
         self.holders.knows(optimizer)
+        if self.main() is None and (model := holding.model_of(self.root(), optimizer)) is not None:
+            self.module = type(model).__name__
         self.mark("optimizer")
         _, *words = arguments
         words[:1] = [self._then_optimizer(word) for word in words[:1]]
