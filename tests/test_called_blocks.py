@@ -233,17 +233,18 @@ def test_a_run_refuses_what_leaves_blocks_out_at_random_and_checkpoints_each_blo
 
 
 IDLE = "average.0, average.1, average.2"
-FROZEN = f"not counted as blocks, as they are frozen and no forward runs them: {IDLE}"
+FROZEN = f"not counted as blocks, as they are frozen, or in evaluation mode, and no forward runs them: {IDLE}"
 NOT_RUN = f"3 checkpointed blocks did not run in the step: {IDLE}; they are not recomputed"
 
 
 @pytest.mark.parametrize(
     ("words", "blocks", "num_blocks", "note"),
-    [("", None, 3, FROZEN), (":is_frozen=false", None, 6, NOT_RUN), ("", "layers.*,average.*", 6, NOT_RUN)],
-)
-def test_modules_that_no_forward_runs_are_no_blocks_where_they_are_frozen_and_told_otherwise(
-    words, blocks, num_blocks, note
-):
+    [
+        ("", None, 3, FROZEN), (":is_frozen=false,trains=false", None, 3, FROZEN),
+        (":is_frozen=false", None, 6, NOT_RUN), ("", "layers.*,average.*", 6, NOT_RUN),
+    ],
+)  # fmt: skip
+def test_modules_that_no_forward_runs_are_no_blocks_where_they_rest_and_told_otherwise(words, blocks, num_blocks, note):
     case = by_hand.case("all", model=Choice(f"{HERE}/gradients.py:averaged{words}"), batch_size=4, blocks=blocks)
 
     record = measure(Trial(case=case, passes=("equality", "flops")))

@@ -143,8 +143,8 @@ def _applied(
     module: nn.Module, names: tuple[str, ...], batch: Any, choice: Choice, function: Callable[[Workload], Applied]
 ) -> tuple[Workload, Applied]:
     workload = Workload(module=module, blocks=names, batch=batch, loss=_call)
-    is_frozen = any(not any(one.requires_grad for one in workload.block(name).parameters()) for name in names)
-    if not (choice.name in OBSERVING or is_frozen or called_blocks.are_marked()):
+    rest = any(called_blocks.rests(workload.block(name)) for name in names)
+    if not (choice.name in OBSERVING or rest or called_blocks.are_marked()):
         return workload, function(workload)
     if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
         sharded = Workload(module=module, blocks=names, batch=None, loss=_refuse)

@@ -112,21 +112,27 @@ def marked(workload: Workload) -> Workload:
 
 
 def running(workload: Workload) -> tuple[Workload, Note | None]:
-    """Return the workload without blocks that are wholly frozen and never run, such as averaged copies and teachers.
+    """Return the workload without blocks that do not train and never run, such as averaged copies and teachers.
 
     If other blocks train, one forward is run to find them. A block that trains stays, since chance may have left it
     out.
     """
-    frozen = [name for name in workload.blocks if not trains(workload.block(name))]
-    if not frozen or len(frozen) == len(workload.blocks):
+    resting = [name for name in workload.blocks if rests(workload.block(name))]
+    if not resting or len(resting) == len(workload.blocks):
         return workload, None
-    paths = {call.path for call in _look(workload, tuple(frozen))}
-    idle = [name for name in frozen if name not in paths]
+    paths = {call.path for call in _look(workload, tuple(resting))}
+    idle = [name for name in resting if name not in paths]
     if not idle:
         return workload, None
-    text = f"not counted as blocks, as they are frozen and no forward runs them: {few(idle, MOST_NAMED)}"
+    named = few(idle, MOST_NAMED)
+    text = f"not counted as blocks, as they are frozen, or in evaluation mode, and no forward runs them: {named}"
     blocks = tuple(name for name in workload.blocks if name not in idle)
     return msgspec.structs.replace(workload, blocks=blocks), Note(code="GCP050", text=text)
+
+
+def rests(block: nn.Module) -> bool:
+    """Whether a module is frozen, or in evaluation mode."""
+    return not (trains(block) and block.training)
 
 
 def trains(block: nn.Module) -> bool:

@@ -10,12 +10,12 @@ WIDTH, BATCH, DEPTH = 32, 64, 3
 
 
 class Averaged(nn.Module):
-    """A model beside an averaged copy of its layers, which no forward runs: frozen, or not."""
+    """A model beside an averaged copy of its layers, which no forward runs: frozen, in evaluation mode, or neither."""
 
-    def __init__(self, is_frozen: bool) -> None:
+    def __init__(self, is_frozen: bool, trains: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.average = copy.deepcopy(self.layers).requires_grad_(not is_frozen)
+        self.average = copy.deepcopy(self.layers).requires_grad_(not is_frozen).train(trains)
 
     def forward(self, x):
         with torch.no_grad():
@@ -26,8 +26,8 @@ class Averaged(nn.Module):
         return x.square().sum()
 
 
-def averaged(batch_size: int = 4, is_frozen: bool = True):
-    return Averaged(is_frozen), torch.randn(batch_size, 8)
+def averaged(batch_size: int = 4, is_frozen: bool = True, trains: bool = True):
+    return Averaged(is_frozen, trains), torch.randn(batch_size, 8)
 
 
 def tower(hook: str = "on"):
