@@ -384,7 +384,7 @@ def test_own_checkpoints_are_named_under_none_and_replaced_by_other_strategies_u
     assert every["processes"][0]["peak_bytes"] == expected.peak_bytes
     assert every["processes"][0]["reserved_bytes"] == expected.reserved_bytes
     (skipped,) = compiled.document["variants"]
-    assert (compiled.exit_code, skipped["outcome"]) == (0, "skipped")
+    assert (compiled.exit_code, skipped["outcome"], skipped["processes"][0]["module"]) == (0, "skipped", "GPT")
     assert "compiled" in skipped["detail"]
 
 

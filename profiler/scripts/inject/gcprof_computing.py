@@ -399,11 +399,6 @@ def is_ours(value: Any) -> bool:
     return type(value) in TENSORS and value.is_cuda and value.layout is torch.strided
 
 
-def is_sparse(value: Any) -> bool:
-    """Whether a value is a sparse tensor, whose indices and values are tensors of their own."""
-    return type(value) in TENSORS and value.layout is torch.sparse_coo
-
-
 def mark_of(tensor: Any) -> Mark | None:
     """Return what is known of a GPU tensor's storage; a sparse tensor has none."""
     if tensor.layout is not torch.strided:

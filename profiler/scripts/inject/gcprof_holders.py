@@ -350,7 +350,7 @@ class Holders:
         owners = [*self._owners.values()]
         roots = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
         optimizers = [owner for owner in owners if not isinstance(owner, torch.nn.Module)]
-        named = [(parameter, name.rpartition(".")[0]) for root in roots for name, parameter in root.named_parameters()]
+        named = [(parameter, _holder(name)) for root in roots for name, parameter in root.named_parameters()]
         names = {id(parameter): module for parameter, module in named}
         groups = (group for optimizer in optimizers for group in optimizer.param_groups)
         others = [(one, "") for group in groups for one in group["params"] if id(one) not in names]
@@ -359,10 +359,15 @@ class Holders:
             if parameter.is_leaf and parameter.grad is not None:
                 _keep(known, [parameter.grad], "gradients", module)
         for name, buffer in (pair for root in roots for pair in root.named_buffers()):
-            _keep(known, [buffer], "buffers", name.rpartition(".")[0])
+            _keep(known, [buffer], "buffers", _holder(name))
         for parameter, state in (pair for optimizer in optimizers for pair in optimizer.state.items()):
             _keep(known, _tensors([state]), "optimizer state", names.get(id(parameter), ""))
         return known
+
+
+def _holder(name: str) -> str:
+    """Return the name of the module that holds a parameter or a buffer, without the wrapper of torch.compile."""
+    return name.replace("_orig_mod.", "").rpartition(".")[0]
 
 
 def _counted(stats: Stats) -> tuple[int, int]:

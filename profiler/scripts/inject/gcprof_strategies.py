@@ -10,6 +10,7 @@ by that call's own arguments.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import re
@@ -193,14 +194,28 @@ class _Models:
             self.watch.held -= 1
 
     def _tell(self, model: Any, **more: Any) -> None:
-        row = {"kind": "applied", "strategy": STRATEGY, "module": _name(model), "num_blocks": 0, "split": None}
+        row = {"kind": "applied", "strategy": STRATEGY, "module": name_of(model), "num_blocks": 0, "split": None}
         self.write({**row, "why": None, **more})
+
+
+def has_optimizer(model: Any) -> bool:
+    """Whether there is an optimizer that has parameters: of this model, where one is given."""
+    found = [one for one in gc.get_objects() if issubclass(type(one), optimizers.Optimizer)]
+    ours = None if model is None else {id(parameter) for parameter in model.parameters()}
+    groups = (group for optimizer in found for group in getattr(optimizer, "param_groups", ()))
+    return any(ours is None or id(parameter) in ours for group in groups for parameter in group["params"])
 
 
 def _is_around(module: Any) -> bool:
     """Whether it is a wrapper that calls the model itself: the model is met within."""
     on_one = isinstance(module, torch.nn.DataParallel) and len(module.device_ids) <= 1  # which copies no model
     return on_one or isinstance(module, torch.nn.parallel.DistributedDataParallel)
+
+
+def name_of(module: Any) -> str:
+    """Return the name of the class of a model, or of the one within a wrapper."""
+    inner = _inner(module)
+    return _name(module) if inner is None else name_of(inner)
 
 
 def _name(module: Any) -> str:

@@ -105,7 +105,7 @@ class Values:
                 plan = computing.Plan(name)
             _include(FAKE, False)
             try:
-                if plan.is_sized or (args and computing.is_sparse(args[0])):
+                if plan.is_sized or (args and _is_sparse(args[0])):
                     out = self._sized(plan, keyset, args, kwargs)
                 else:
                     out = plan.func(*args, **kwargs)
@@ -123,7 +123,7 @@ class Values:
 
     def _sized(self, plan: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that reads the size of its result, or what it compares, of the GPU."""
-        if computing.is_sparse(args[0]):
+        if _is_sparse(args[0]):
             if plan.name != computing.MERGES or not args[0].is_cuda:
                 return self._within(plan, keyset, args, kwargs)
             values, state = self.compute.merged(args[0])
@@ -243,6 +243,11 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
+
+
+def _is_sparse(value: Any) -> bool:
+    """Whether a value is a sparse tensor, whose indices and values are tensors of their own."""
+    return type(value) in computing.TENSORS and value.layout is torch.sparse_coo
 
 
 def _sizes(value: Any) -> set[int]:

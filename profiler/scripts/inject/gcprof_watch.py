@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import gc
 import json
 import os
 import re
@@ -35,6 +34,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 holding: Any = import_module("gcprof_holders")  # beside this file
+models: Any = import_module("gcprof_strategies")
 counters: Any = holding.counters
 lines: Any = holding.history  # of the user's own code
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
@@ -67,7 +67,7 @@ def begin(why: str | None) -> None:
         )
         watch.values.begin()
     watch.begin()
-    import_module("gcprof_strategies").begin(watch, _write)
+    models.begin(watch, _write)
     replaced: Any = import_module("gcprof_replaced")
     replaced.begin(note)
     replaced.tell_missing(note)
@@ -265,7 +265,7 @@ class Watch:
             return
         if not self.held:
             if torch.is_grad_enabled():
-                name = type(module).__name__
+                name = models.name_of(module)
                 if name != self.module and any(one.requires_grad for one in module.parameters()):  # a loss is no model
                     self.module = name
                 if name == self.module:
@@ -302,7 +302,7 @@ class Watch:
             return None
         self.holders.knows(optimizer)
         if self.main() is None and (model := holding.model_of(self.root(), optimizer)) is not None:
-            self.module = type(model).__name__
+            self.module = models.name_of(model)
         self.mark("optimizer")
         _, *words = arguments
         words[:1] = [self._then_optimizer(word) for word in words[:1]]
@@ -332,12 +332,8 @@ class Watch:
     def _count_backward(self) -> None:
         """Count a backward pass, and what followed it, as a step where there is no optimizer to make any."""
         if self.is_by_hand is None:
-            found = [one for one in gc.get_objects() if issubclass(type(one), optimizers.Optimizer)]
-            model = self.root()  # in a notebook, where others may be left, the optimizer has parameters of this
-            ours = {id(parameter) for parameter in model.parameters()} if model is not None else set()
-            groups = (group for optimizer in found for group in getattr(optimizer, "param_groups", ()))
-            parameters = (parameter for group in groups for parameter in group["params"])
-            self.is_by_hand = not any(not _kept or id(parameter) in ours for parameter in parameters)
+            # in a notebook, where others may be left, the optimizer has parameters of this model
+            self.is_by_hand = not models.has_optimizer(self.root() if _kept else None)
             if self.is_by_hand:
                 _write({"kind": "by hand"})
         if self.is_by_hand:
