@@ -114,6 +114,11 @@ def test_what_is_live_before_counts_and_what_is_freed_before_the_peak_does_not()
     assert list(replayed.live) == [0, 4096]
 
 
+def test_modules_are_named_without_wrappers():
+    names = ("_orig_mod.h.3", "layers.0._checkpoint_wrapped_module", "_orig_mod")
+    assert [history.without_wrappers(name) for name in names] == ["h.3", "layers.0", ""]
+
+
 def test_holders_are_together_all_of_the_bytes():
     blocks = [history.Block(at, 512 * at, 1, line=f"a.py:{at}", category="other", module="m.0") for at in range(1, 9)]
 

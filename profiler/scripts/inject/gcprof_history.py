@@ -28,6 +28,7 @@ LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]")
 STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(HERE))) + os.sep  # no library where it is installed to edit
+WRAPPERS = re.compile(r"\.(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)")
 GENERATED = os.sep + "torchinductor_"  # folders of code that torch.compile made
 
 
@@ -185,6 +186,11 @@ def _cells() -> dict[str, int]:
     """Return the numbers of a notebook's cells by the names that their code has."""
     shell = getattr(builtins, "get_ipython", lambda: None)()
     return getattr(getattr(shell, "compile", None), "_filename_map", {})
+
+
+def without_wrappers(name: str) -> str:
+    """Return a module's name in the model without the wrappers of torch.compile, checkpoints and FSDP1."""
+    return WRAPPERS.sub("", f".{name}")[1:]
 
 
 def causes(error: BaseException | None) -> list[BaseException]:

@@ -366,8 +366,9 @@ class Holders:
 
 
 def _holder(name: str) -> str:
-    """Return the name of the module that holds a parameter or a buffer, without the wrapper of torch.compile."""
-    return name.replace("_orig_mod.", "").rpartition(".")[0]
+    """Return the name of the module that holds a parameter or a buffer."""
+    held: str = history.without_wrappers(name.rpartition(".")[0])
+    return held
 
 
 def _counted(stats: Stats) -> tuple[int, int]:

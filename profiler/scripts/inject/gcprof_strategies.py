@@ -29,6 +29,7 @@ import torch.utils.checkpoint as checkpoints
 from torch.optim import optimizer as optimizers
 from torch.utils.weak import WeakIdKeyDictionary
 
+lines: Any = import_module("gcprof_history")  # beside this file
 STRATEGY = os.environ.get("GCPROF_STRATEGY", "none")
 CHAIN_STEP = os.environ.get("GCPROF_CHAIN")  # the step, from 0, whose stages are costed for a plan
 PATTERN = os.environ.get("GCPROF_MODULE")  # of the modules that are changed
@@ -281,7 +282,7 @@ class _OwnCheckpoints:
         root = self.models.watch.root()
         paths = [path for path, one in root.named_modules() if one is module] if None not in (root, module) else []
         name = paths[0] if paths else getattr(function, "__qualname__", type(function).__name__)
-        name = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name.removeprefix("module.").removeprefix("_orig_mod."))
+        name = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", lines.without_wrappers(name.removeprefix("module.")))
         kind = self.models.watch.module or "no model"
         names = self.names.setdefault(kind, {})
         if name not in names:  # in which numbers of modules are `*`
