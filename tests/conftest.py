@@ -168,10 +168,22 @@ def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",)
     """A record of a trial that ran in this process."""
     from profiler.measuring.trial import measure
 
+    return measure(_trial(model, strategy, passes, **fields))
+
+
+def attempted(model: str, strategy: str, *, passes: tuple[str, ...] = ("equality",), **fields: Any) -> Record:
+    """As a worker runs it: what is raised is its outcome."""
+    from profiler.engines.worker import attempt
+    from profiler.measuring.trial import measure
+
+    return attempt(_trial(model, strategy, passes, **fields), on_pass=lambda name: None, by=measure)
+
+
+def _trial(model: str, strategy: str, passes: tuple[str, ...], **fields: Any) -> Trial:
     case = make.case(strategy, **{"model": Choice(model), "batch_size": 8, "warmup": 0, "samples": 1, **fields})
     compared = "equality" in passes and strategy != "none"
     digests = _digests(case.baseline, models.TABLE.get(case.model.name)) if compared else None
-    return measure(Trial(case=case, passes=passes, digests=digests))
+    return Trial(case=case, passes=passes, digests=digests)
 
 
 def notes(record: Record, code: str) -> list[str]:

@@ -58,15 +58,6 @@ def test_no_difference_is_called_one_that_is_below_what_other_processes_took(sha
     assert contrast.verdict == verdict
 
 
-def test_the_rounds_of_a_run_are_kept_apart():
-    apart = [record(round=number, slower=slower) for number, slower in ((1, 1.0), (2, 1.3))]
-
-    contrast = only(against(apart, apart)).cells[1].time
-
-    assert contrast.low < 0.7
-    assert contrast.verdict == "too noisy to tell"
-
-
 def test_an_axis_that_is_not_aligned_by_would_make_two_rows_one():
     twice = [record(), record(optimizer=Choice("adam"))]
 

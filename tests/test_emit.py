@@ -21,7 +21,7 @@ from profiler.training import strategies
 from profiler.training.strategies import carry_out
 from profiler.training.workload import Workload
 from tests.chain_models import workload
-from tests.pasted import BUILDS, LLAMA, apply, counting, in_place, named, planned, random_runs, same, stepped
+from tests.pasted import BUILDS, LLAMA, apply, counting, named, planned, random_runs, same, stepped
 from tests.plans import Saving, all_sorts, plan_of
 from tests.rooms import imports
 from tests.traced import traced
@@ -40,16 +40,6 @@ def test_emitted_code_computes_what_carrying_out_does_as_often_with_the_gradient
     assert calls == times
     assert max(calls) > 1
     assert same(found, plain)
-
-
-def test_an_in_place_activation_that_begins_a_run_would_write_over_its_input():
-    code = emit(planned(in_place(), [[1, 2]]), "python")
-
-    without = code.replace("first.inplace = False", "pass")
-
-    stepped(in_place, lambda built: apply(code, built.module))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        stepped(in_place, lambda built: apply(without, built.module))
 
 
 @pytest.mark.slow
@@ -380,14 +370,16 @@ def test_an_optimizer_of_each_parameter_calls_a_closure_and_saves_its_state(leve
         assert (one - other).abs().max() <= close
 
 
-def test_steps_in_the_backward_see_gradients_that_a_model_sets_to_zeros(monkeypatch):
+@pytest.mark.parametrize("by_model", [True, False])
+def test_steps_in_the_backward_see_gradients_that_are_set_to_zeros(by_model, monkeypatch):
+    """A part of the model that a step leaves out has its weights decay then, from its first gradient on."""
     monkeypatch.setattr(torch.nn.Module, "zero_grad", torch.nn.Module.zero_grad)  # which the code replaces
     net, changed, code = both("none+in-backward")
     make = partial(torch.optim.SGD, lr=0.1, weight_decay=0.5)
     levered = code["apply_levers"](changed, make(changed.parameters()))
     for model, optimizer in ((net, make(net.parameters())), (changed, levered)):
         for number in range(4):
-            model.zero_grad(set_to_none=False)
+            (model if by_model else optimizer).zero_grad(set_to_none=False)
             logits = model(BATCH[0]) if number % 2 else next(model.parameters())  # others have zeros then
             logits.square().mean().backward()
             optimizer.step()

@@ -1,32 +1,27 @@
 """What fails or differs under a checkpoint is told by its cause, and the way out that is named is one."""
 
 import re
+from typing import Any
 from weakref import WeakSet
 
 import pytest
 
-from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from profiler.engines.worker import attempt
 from profiler.measuring import failure_causes
-from profiler.measuring.trial import measure
 from profiler.training import called_blocks
 from profiler.workflows.planner import PlanRequest, plan
 from profiler.workflows.spec import Request
-from tests import make
+from tests.conftest import attempted
 from tests.user_models import causes, switched
 
 FILE = causes.__file__
 MISMATCH = "checkpoint mismatch: the recompute gives different tensors: "
 
 
-def under(strategy: str, factory: str, *passes: str, **fields: object) -> Record:
+def under(strategy: str, factory: str, **fields: Any) -> Record:
     """The record of a trial beside that of `none`."""
-    fields = {"model": Choice(f"{FILE}:make:kind={factory}"), "batch_size": 4, **fields}
-    none = measure(Trial(case=make.case("none", **fields), passes=("equality",)))
-    trial = Trial(case=make.case(strategy, **fields), passes=passes or ("equality",), digests=none.equality.digests)
-    return attempt(trial, on_pass=lambda name: None, by=measure)
+    return attempted(f"{FILE}:make:kind={factory}", strategy, **{"batch_size": 4, **fields})
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +32,7 @@ def no_marks(monkeypatch):
 
 def failed(strategy: str, factory: str) -> str:
     """Why a trial failed, which runs its steps without comparing them."""
-    case = make.case(strategy, model=Choice(f"{FILE}:make:kind={factory}"), batch_size=4)
-    record = attempt(Trial(case=case, passes=("memory",)), on_pass=lambda name: None, by=measure)
+    record = under(strategy, factory, passes=("memory",))
     assert record.outcome == "failed"
     return str(record.detail)
 
@@ -113,7 +107,7 @@ def test_a_loss_without_gradient_behind_a_reentrant_checkpoint_is_told_with_both
 @pytest.mark.slow
 def test_a_cache_of_keys_that_the_recompute_finds_filled_is_told_with_the_way_out():
     record, without = (
-        under("selective", "", model=Choice(f"{switched.__file__}:gpt2:use_cache={word}")) for word in ("true", "false")
+        attempted(f"{switched.__file__}:gpt2:use_cache={word}", "selective", batch_size=4) for word in ("true", "false")
     )
 
     assert "the layers fill a cache of keys (config.use_cache)" in record.detail

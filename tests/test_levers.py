@@ -134,17 +134,6 @@ def test_the_equality_pass_takes_rounding_and_levers_of_the_optimizer_for_no_fau
     assert record.equality.gradients_equal is not ("chunk-loss" in label)
 
 
-def test_a_bias_that_is_lost_is_found(monkeypatch):
-    init = chunked_loss.Logits.__new__
-    lost = lambda kind, hidden, weight, bias, *rest, **how: init(kind, hidden, weight, None, *rest, **how)  # noqa: E731
-    monkeypatch.setattr(chunked_loss.Logits, "__new__", lost)
-
-    record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=16,by=parts")
-
-    assert record.outcome == "invalid"
-    assert "head.bias" in record.detail
-
-
 @pytest.mark.parametrize("precision", ["amp-bf16", "bf16"])
 def test_rounding_in_half_precision_is_judged_by_the_norm_of_all_gradients(monkeypatch, precision):
     """Where single gradients differ by more than noise, as in a loss in parts on an H200."""
@@ -331,23 +320,6 @@ def test_a_bucket_steps_once_all_its_gradients_are_there_which_are_freed_then():
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     assert all(map(torch.equal, module.parameters(), plain.parameters()))
     assert torch.equal(unused, torch.ones(2))
-
-
-def test_a_bucket_steps_with_gradients_that_are_kept_as_zeros():
-    """A part of the model that a step leaves out has its weights decay then, from its first gradient on."""
-    modules = [torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))]
-    modules.append(copy.deepcopy(modules[0]))
-    first, plain = (torch.optim.AdamW(module.parameters(), weight_decay=0.5) for module in modules)
-    bucketed = optimizers.Buckets(first, 1)
-    optimizers.step_in_backward(bucketed)
-
-    for used in (0, 1, 0, 0):
-        for module, optimizer in zip(modules, (bucketed, plain), strict=True):
-            optimizer.zero_grad(set_to_none=False)
-            module[used](torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-
-    assert all(map(torch.equal, *(module.parameters() for module in modules)))
 
 
 def test_buckets_are_saved_loaded_and_scheduled_as_one_optimizer_is():

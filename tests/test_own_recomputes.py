@@ -3,12 +3,10 @@
 import pytest
 
 from profiler.core.case import Choice, Trial
-from profiler.engines.worker import attempt
 from profiler.measuring.meters.saved_graph import recompute_remark as remark
-from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from tests import make
-from tests.conftest import measured, notes
+from tests.conftest import attempted, measured, notes
 from tests.user_models import architectures, hooks, own_checkpoint, own_recompute
 
 FILE = own_recompute.__file__
@@ -57,9 +55,7 @@ def test_what_is_kept_for_a_recompute_is_not_advised_away(strategy):
 
 
 def test_what_such_a_recompute_raises_is_told_with_its_module():
-    case = make.case("none", model=model("raising"), batch_size=4)
-
-    record = attempt(Trial(case=case, passes=("memory",)), on_pass=lambda name: None, by=measure)
+    record = attempted(model("raising"), "none", passes=("memory",))
 
     assert record.outcome == "failed"
     assert ", raised in the backward, where the model's own code runs 'blocks.2.second'" in record.detail

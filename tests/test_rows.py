@@ -41,16 +41,6 @@ def test_rounds_are_compared_within_a_round_so_that_drift_cancels():
     assert row.readings.step_seconds == (0.12, 0.26)
 
 
-def test_steps_are_shown_by_their_ratio_to_plain_steps_that_alternated_with_them():
-    """Of a process that was slower as a whole: its medians lie 31 % apart, its pairs say -16 %."""
-    paired = make.record("all", seconds=(1.31,) * 8, plain_step_seconds=(1.31 / 0.84,) * 8)
-
-    none, row = rows([make.record("none", seconds=(1.0,) * 8), paired])
-
-    assert (none.shown_seconds, row.step_seconds) == (1.0, 1.31)
-    assert row.time_ratio == row.shown_seconds == pytest.approx(0.84)
-
-
 @pytest.mark.parametrize(
     ("records", "expected"),
     [
@@ -129,13 +119,3 @@ def test_the_frontier_is_what_its_definition_says(points):
 
     beaten = [any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in points) for one in points]
     assert [not row.on_frontier for row in rows(records)] == beaten
-
-
-def test_a_prediction_is_held_against_the_measurement_of_its_kind_of_device():
-    records = [
-        make.record("none", peak=100, device="cuda:0"),
-        make.record("none", peak=110, device="fake:cuda"),
-        make.record("all", peak=50, device="fake:cuda"),
-    ]
-
-    assert [row.prediction_error for row in rows(records)] == [110 / 100 - 1, 110 / 100 - 1, None]

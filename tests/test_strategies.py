@@ -122,13 +122,6 @@ def test_a_module_that_does_more_than_chain_its_blocks_is_unsupported_and_not_ch
     torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
 
 
-def test_blocks_that_run_twice_are_unsupported_in_a_run():
-    first = Counted()
-
-    with pytest.raises(Unsupported, match="do not run once each"):
-        checkpoint_segments(workload(nn.Sequential(first, first, Counted()), ("0", "2")), [[0, 1]])
-
-
 @pytest.mark.filterwarnings("error::FutureWarning")
 def test_hooks_around_blocks_get_what_a_selective_checkpoint_saves():
     """Of each block its input, 4 KiB, and the results of its two products, 16 KiB and 4 KiB."""

@@ -17,13 +17,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
 import profiler
-from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Record
-from profiler.engines.worker import attempt
-from profiler.measuring.trial import measure
 from profiler.training import kept_state
-from tests import make, trainings
+from tests import trainings
+from tests.conftest import attempted
 from tests.user_models import keeps, outside_of_blocks
 
 FUNCTIONS = {
@@ -217,11 +215,10 @@ def by_hand(build: Callable[[], Any], *, checkpointed: bool) -> list[torch.Tenso
 
 def checkpointed(factory: str, blocks: str | None) -> Record:
     """The record of `all` beside that of `none`, which is ok."""
-    fields = {"model": Choice(f"{outside_of_blocks.__file__}:{factory}"), "batch_size": None, "blocks": blocks}
-    none = measure(Trial(case=make.case("none", **fields), passes=("equality",)))
+    fields = {"batch_size": None, "blocks": blocks, "passes": ("equality",)}
+    none, every = (attempted(f"{outside_of_blocks.__file__}:{factory}", name, **fields) for name in ("none", "all"))
     assert none.outcome == "ok"
-    trial = Trial(case=make.case("all", **fields), passes=("equality",), digests=none.equality.digests)
-    return attempt(trial, on_pass=lambda name: None, by=measure)
+    return every
 
 
 @pytest.mark.parametrize(
