@@ -6,7 +6,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -177,6 +177,17 @@ def attempted(model: str, strategy: str, *, passes: tuple[str, ...] = ("equality
     from profiler.measuring.trial import measure
 
     return attempt(_trial(model, strategy, passes, **fields), on_pass=lambda name: None, by=measure)
+
+
+def measured_build(
+    build: Callable[[], Any], strategy: str = "none", *, passes: tuple[str, ...] = ("equality",), **fields: Any
+) -> Record:
+    """A record of a trial of what a function returns, as a factory of the user's does; `none` runs beside it."""
+    from profiler.measuring.trial import measure
+    from profiler.training.models.user import as_workload
+
+    case = make.case(strategy, model=Choice("own"), batch_size=None, warmup=0, samples=1, **fields)
+    return measure(Trial(case=case, passes=passes, digests={}), build=lambda: as_workload(build()))
 
 
 def _trial(model: str, strategy: str, passes: tuple[str, ...], **fields: Any) -> Trial:

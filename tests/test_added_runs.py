@@ -6,15 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.core.case import OPERATORS, PASSES, Choice, Trial
+from profiler.core.case import OPERATORS
 from profiler.core.record import Record
 from profiler.measuring import equality_pass, passes
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality, memory_growth, operators, saved_graph
-from profiler.measuring.trial import measure
 from profiler.training import kept_state
-from profiler.training.models.user import as_workload
-from tests import make
+from tests.conftest import measured_build
 from tests.user_models import gradients, grows, own_recompute
 
 KEPT = []  # batches that `keeping` keeps
@@ -30,11 +28,6 @@ def keeping() -> Any:
     return module, batch, loss
 
 
-def measured(build: Any, *, asked: tuple[str, ...] = PASSES, **fields: Any) -> Record:
-    case = make.case(model=Choice("own"), batch_size=None, warmup=0, samples=1, **fields)
-    return measure(Trial(case=case, passes=asked, digests={}), build=lambda: as_workload(build()))
-
-
 def unknown(record: Record) -> str:
     return next((note.text for note in record.notes if note.code == "GCP057"), "")
 
@@ -47,7 +40,7 @@ ADDED = {  # what is not known: the place of its run, the model whose step needs
     "where bytes are saved needlessly": (passes, "frozen_modules", gradients.tower, {}),
     "why parameters get no gradient": (equality_pass, "explanation", gradients.lossy, {}),
     "which modules the backward runs again": (saved_graph.OwnRecomputes, "names", own_recompute.make, {}),
-    "what operators take": (operators, "hidden_bytes", chain, {"asked": ("memory", OPERATORS)}),
+    "what operators take": (operators, "hidden_bytes", chain, {"passes": ("memory", OPERATORS)}),
     "whether the gradients are": (equality, "copied", chain, {}),
     "whether the gradients": (kept_state, "image", chain, {}),
 }
@@ -58,13 +51,13 @@ ERRORS = {ValueError: "planted", torch.OutOfMemoryError: "out of memory"}
 @pytest.mark.parametrize("what", ADDED)
 def test_a_run_that_was_not_asked_for_and_fails_is_a_note_on_a_row_whose_peak_stands(what, error, monkeypatch):
     where, name, build, more = ADDED[what]
-    peak = measured(build, **{**more, "asked": ("memory",)}).readings.peak_bytes
+    peak = measured_build(build, **{**more, "passes": ("memory",)}).readings.peak_bytes
 
     def failing(*_: object, **__: object) -> None:
         raise error("planted")
 
     monkeypatch.setattr(where, name, failing)
-    record = measured(build, **{"asked": ("equality", "flops", "memory"), **more})
+    record = measured_build(build, **{"passes": ("equality", "flops", "memory"), **more})
 
     assert (record.outcome, record.readings.peak_bytes) == ("ok", peak)
     assert what in unknown(record)

@@ -129,7 +129,6 @@ def test_the_line_of_the_first_page_explains_a_live_model_with_its_optimizer(mon
     shown = capsys.readouterr().out
 
     assert "AdamW, rtx-4090" in shown
-    assert "floor" in shown
 
 
 # --- users' steps that are easily read wrong: what gcprof says is true, and docs/tables/cases.md has both

@@ -71,13 +71,11 @@ def test_a_live_module_is_made_to_fit_and_pasted_code_has_the_bytes_and_gradient
     assert (again.peak_bytes, again.reserved_bytes) == (row.readings.peak_bytes, row.readings.reserved_bytes)
     assert (again.reserved_bytes or 0) <= whole * 7 // 10
     assert f"{(again.peak_bytes or 0) / 2**20:.1f}" in repr(fitted)
-    assert "SGD" in repr(fitted).splitlines()[0]
     assert not any(word in repr(fitted) for word in ("/tmp", "GCP009"))
 
 
 def test_nothing_is_fitted_where_nothing_can_be_rehearsed(hollow):
-    with pytest.raises(UserError, match="not possible here") as refused:
+    with pytest.raises(UserError, match="not possible here"):
         profiler.fit(nn.Linear(2, 2), torch.zeros(1, 2), "1GiB", device="cpu")
-    assert "t4" in str(refused.value.hint)
     with pytest.raises(UserError, match="not possible here: the module's output holds no loss"):
         profiler.fit(nn.Linear(2, 2), torch.zeros(1, 2), "1GiB", device="t4")

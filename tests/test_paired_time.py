@@ -11,7 +11,6 @@ from profiler.core.stats import RoundSteps, Sampling, calm_ratios, pair_ratios, 
 from profiler.engines.local import informed
 from profiler.measuring.meters import time as timing
 from tests import make
-from tests.conftest import measured
 from tests.scripted_steps import Scripted, step
 
 SETTLING = 2  # the first, and one of warm-up, which is without the strategy
@@ -126,16 +125,6 @@ def test_a_first_look_on_a_cpu_is_settled_by_the_step_that_takes_the_most_memory
     assert found["plain_warmup_seconds"] == (1.0,)
     assert (found["step_seconds"], found["plain_step_seconds"]) == ((1.5,), (1.0,))
     assert not device.is_on
-
-
-@pytest.mark.parametrize("strategy", ["none", "all", "segments:k=1", "offload"])
-def test_a_measured_step_has_a_neighbour_without_its_strategy(strategy):
-    record = measured("mlp", strategy, passes=("time",), samples=4, warmup=1)
-
-    readings = record.readings
-    assert len(readings.step_seconds) == len(readings.plain_step_seconds) == 4
-    assert len(readings.processor_seconds) == len(readings.plain_processor_seconds) == 4
-    assert all(seconds >= 0 for seconds in (*readings.processor_seconds, *readings.plain_processor_seconds))
 
 
 def test_a_baseline_that_failed_is_not_run_beside_its_strategies():

@@ -51,7 +51,6 @@ def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(mo
 
     assert done.returncode == 0, done.stderr
     stored = records(tmp_path / "run")
-    assert "rehearsed, not measured" in done.stdout
     for strategy in ("none", "all"):
         rehearsed, predicted = stored["rehearse:h100", strategy], stored["fake:h100", strategy]
         assert evidence(rehearsed.case, rehearsed.environment) == "rehearsed"
@@ -72,13 +71,11 @@ def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, t
     assert done.returncode == 1, done.stderr  # no row is ok
     assert record.outcome == "out_of_memory"
     assert record.detail.startswith("CUDA out of memory. Tried to allocate")
-    assert "total capacity of 128.00 MiB" in record.detail
     gcprof("rehearse", "mlp:width=4096", "--device", "t4", "--strategies", "none", "-o", "whole", cwd=tmp_path)
     readings = store.load(tmp_path / "whole").records[0].readings
     needed = f"its peak would be {bytes_text(readings.peak_bytes)}, and {bytes_text(readings.reserved_bytes)} reserved"
     assert record.detail.endswith(needed)
     assert record.environment.device_bytes == 128 * MIB
-    assert "out of memory (rehearsed)" in done.stdout
 
 
 @pytest.mark.parametrize("factory", ["make", "tried"])

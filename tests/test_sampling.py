@@ -24,12 +24,15 @@ def test_a_fixed_number_of_samples_is_kept_to_however_noisy_they_are():
     assert device.left == [100.0]
 
 
-def test_a_measured_record_tells_its_warm_up_and_why_it_ended():
-    record = measured("mlp", "none", passes=("time",), samples=3, warmup=1)
+@pytest.mark.parametrize("strategy", ["none", "all", "segments:k=1", "offload"])
+def test_a_measured_record_tells_its_warm_up_its_steps_without_the_strategy_and_why_it_ended(strategy):
+    record = measured("mlp", strategy, passes=("time",), samples=3, warmup=1)
 
     assert (len(record.readings.step_seconds), len(record.readings.warmup_seconds)) == (3, 1)
     assert record.readings.stopped == "samples"
-    assert len(record.readings.plain_step_seconds) == len(record.readings.processor_seconds) == 3
+    processor_seconds = record.readings.processor_seconds, record.readings.plain_processor_seconds
+    assert [*map(len, (record.readings.plain_step_seconds, *processor_seconds))] == [3] * 3
+    assert min(map(min, processor_seconds)) >= 0
     assert record.num_steps == 2 + 6 * record.readings.steps_per_sample  # each has a neighbour, as the first has
     first, last = record.readings.conditions
     assert last.at_seconds > first.at_seconds > 0

@@ -192,30 +192,8 @@ def test_the_example_of_the_page_is_what_is_printed(folder):
 # ---- a plan of a script
 
 
-PERCENT = 90  # of the script's own peak, most of which is cuBLAS's workspace in a model as small as this
-
-
 def planned(words, *options, cwd):
     return answered("plan", "--device", "t4", *options, command=words, cwd=cwd)
-
-
-@pytest.mark.slow
-def test_a_script_under_its_plan_takes_at_most_the_budget_evaluation_included(folder, kept):
-    words = TABLE["nanogpt_like"].words
-    (figures,) = control(words, cwd=folder, kept=kept).figures
-    budget = figures.peak_bytes * PERCENT // 100
-
-    plan = planned(words, "--budget", f"{PERCENT}%", "-o", "plan.json", "--json", cwd=folder)
-    done = rehearsed(words, "--strategies", "plan:file=plan.json", cwd=folder)
-
-    assert plan.exit_code == done.exit_code == 0, plan.said + done.said
-    assert plan.document["budget_bytes"] == pytest.approx(budget, abs=1)
-    (variant,) = done.document["variants"]
-    (under_plan,) = done.figures
-    assert variant["outcome"] == "ok"
-    assert under_plan.peak_bytes <= budget < figures.peak_bytes
-    assert done.printed == [under_plan.peak_bytes]
-    assert [applied["num_blocks"] > 0 for process in variant["processes"] for applied in process["applied"]] == [True]
 
 
 def test_segments_that_grow_are_tried_where_only_what_all_reserves_is_too_large():
@@ -267,6 +245,7 @@ for step in range(3):
     optimizer.zero_grad()  # of as many bytes as two activations
     loss.backward()
     optimizer.step()
+print("max memory allocated", torch.cuda.max_memory_allocated())
 """
 
 
@@ -280,7 +259,9 @@ def test_a_policy_that_acts_between_its_steps_is_planned_for_beside_its_target(h
     done = rehearsed(words, "--strategies", "plan:file=plan.json", cwd=here)
 
     assert plan.exit_code == done.exit_code == 0, plan.said + done.said
-    assert done.figures[0].peak_bytes <= alone.peak_bytes * 96 // 100
+    assert plan.document["budget_bytes"] == pytest.approx(alone.peak_bytes * 0.96, abs=1)
+    assert done.printed == [done.figures[0].peak_bytes]
+    assert done.figures[0].peak_bytes <= plan.document["budget_bytes"]
 
 
 @pytest.mark.nightly

@@ -1,7 +1,6 @@
 """Baselines that are wrong without a word: what plain PyTorch computes is held to float64 autograd written rightly."""
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,21 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.core.case import Choice, Trial
+from profiler.core.case import Choice
 from profiler.core.errors import Invalid
-from profiler.core.record import Record
 from profiler.measuring.meters import wrong_gradients
-from profiler.measuring.trial import measure
 from profiler.training.assemble import assemble
 from profiler.training.models.user import as_workload
 from tests import make
+from tests.conftest import measured_build
 from tests.user_models import optimizers, overwritten
-
-
-def measured(build: Callable[[], Any], strategy: str = "none", **fields: Any) -> Record:
-    case = make.case(strategy, model=Choice("own"), batch_size=None, **fields)
-    trial = Trial(case=case, passes=("equality",), digests=None if strategy == "none" else {})
-    return measure(trial, build=lambda: as_workload(build()))
 
 
 def test_a_baseline_whose_autocast_uses_an_old_cast_is_wrong_and_says_so():
@@ -42,7 +34,7 @@ def test_a_baseline_whose_autocast_uses_an_old_cast_is_wrong_and_says_so():
     truth, told = right.out.weight.grad, module.out.weight.grad
     assert float((truth - told).abs().max()) > 0.5 * float(torch.maximum(truth.abs().max(), told.abs().max()))
 
-    record = measured(overwritten.rescaled, precision="amp-bf16")
+    record = measured_build(overwritten.rescaled, precision="amp-bf16")
 
     assert record.outcome == "invalid"
     assert "autocast" in record.detail
@@ -58,7 +50,7 @@ def test_a_baseline_whose_autocast_uses_an_old_cast_is_wrong_and_says_so():
     ids=["what is on ctx is not written over", "a weight is only read where gradients are off", "without autocast"],
 )
 def test_a_baseline_that_looks_alike_and_is_right_is_ok(build, fields):
-    assert measured(build, **fields).outcome == "ok"
+    assert measured_build(build, **fields).outcome == "ok"
 
 
 SQUARES = {  # the gradient is twice the weight, in any arithmetic
@@ -111,6 +103,6 @@ def test_an_optimizer_that_steps_in_the_backward_of_each_micro_batch_is_refused(
     assert not all(map(torch.allclose, weights(2, True), weights(2, False)))
 
     with pytest.raises(Invalid, match="steps in the backward"):
-        measured(optimizers.in_backward, strategy, accumulate=2)
-    assert measured(optimizers.in_backward, strategy).outcome == "ok"
-    assert measured(PLAIN, strategy, accumulate=2).outcome == "ok"
+        measured_build(optimizers.in_backward, strategy, accumulate=2)
+    assert measured_build(optimizers.in_backward, strategy).outcome == "ok"
+    assert measured_build(PLAIN, strategy, accumulate=2).outcome == "ok"

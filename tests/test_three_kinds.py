@@ -157,7 +157,6 @@ def test_validate_and_merge_count_the_kinds_and_a_hollow_gpu_and_a_real_one_are_
     assert answer(["validate", str(tmp_path / "whole")]) == 0
 
     said = capsys.readouterr()
-    assert "wrote 6 records of 3 runs" in said.err
     assert ", 2 measured, 2 rehearsed, 2 predicted\n" in said.err
     assert ": 6 records, 2 measured, 2 rehearsed, 2 predicted, fine" in said.out
     examples.run(tmp_path / "hollow", [record("rehearsed", on=MEASURED_ON)])
