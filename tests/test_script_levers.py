@@ -398,7 +398,8 @@ def gradients(model, x):
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
-def test_a_wrapper_of_fsdp1_has_its_own_name():
+def test_a_wrapper_of_fsdp1_has_its_own_name(monkeypatch):
+    monkeypatch.syspath_prepend(launch.INJECT)
     name = runpy.run_path(str(launch.INJECT / "gcprof_strategies.py"))["_name"]
 
     assert name(FullyShardedDataParallel.__new__(FullyShardedDataParallel)) == "FullyShardedDataParallel"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +14,7 @@ from profiler.cli.output import (
     SCRIPT,
     Terminal,
     aside,
+    beside_code,
     interruptible,
     next_command,
     say,
@@ -131,7 +130,7 @@ def _answer(
             plot(fitted.curves, fitted.shown, chosen=fitted.chosen, limit=limit, path=output, force=force)
             aside(f"wrote {output}")
     if answer.code is None:
-        with redirect_stdout(sys.stderr if request.emit else sys.stdout):  # which is for code
+        with beside_code(request.emit):
             shown(json=json)
     else:
         say_bytes(answer.code.encode())
@@ -244,7 +243,7 @@ def fit_script(
     elif fitted.chosen and is_changed and emit is not None:
         say_bytes(fit_command.code(fitted.chosen, emit).encode())
     else:
-        with redirect_stdout(sys.stderr if emit else sys.stdout):  # which is for code
+        with beside_code(emit):
             _print_script(fitted, source="assumed" if context is None else "as asked")
     if output is not None and fitted.chosen:
         write_plan(fitted.chosen.plan, output, force=force)
@@ -295,7 +294,7 @@ def plan_script(
     if json:
         _say_plan(fitted)
     elif emit is None or made is None:
-        with redirect_stdout(sys.stderr if emit else sys.stdout):  # which is for code
+        with beside_code(emit):
             _print_script(fitted)
     else:
         say_bytes(code(made, emit, repair_batchnorm=repairs).encode())

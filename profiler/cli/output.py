@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -165,6 +165,11 @@ def folded(text: str, *, file: TextIO) -> str:
         return text
     columns = shutil.get_terminal_size().columns
     return textwrap.fill(text, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def beside_code(emit: str | None) -> AbstractContextManager[object]:
+    """Have what is printed within go to stderr where code is asked for, which stdout is then for."""
+    return redirect_stdout(sys.stderr if emit else sys.stdout)
 
 
 def write_plan(plan: PlanFile | None, path: Path, *, force: bool) -> None:

@@ -353,6 +353,7 @@ class Conclusion:
 
 
 def keep(variants: Sequence[Variant], *, output: Path | None, started: datetime) -> Path:
+    """Write the run folder of a command's variants; return it. Raises UserError."""
     from profiler.core.case import encode
     from profiler.runs import RESULTS, store
     from profiler.scripts import records

@@ -36,7 +36,7 @@ def run(work: Callable[[], T]) -> T:
     try:
         thread.start()
         return future.result()
-    except BaseException:
+    except BaseException:  # raised again
         interrupted.set()
         while not (future.cancel() or future.done()):
             with suppress(BaseException):  # a second interrupt waits as the first does

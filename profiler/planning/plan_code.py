@@ -305,7 +305,7 @@ def _functions(way: Way) -> str:
         calls.insert(chosen.index(alone[0]), f"optimizer = Buckets(optimizer{f', {mib} << 20' if mib else ''})")
         used += ["Buckets", *(IN_BUCKETS[name] for name in alone)]
     if "in-backward" in chosen:  # gcprof's own loops, and its lever for scripts, see that otherwise
-        calls.append("follow_zeros(optimizer)")
+        calls.append("follow_zeros(torch.nn.Module, optimizer.freed)")
         used.append("follow_zeros")
     parts += [measured("optimizers.py", *used)] if used else []
     plan = ""

@@ -127,7 +127,7 @@ class FakeTensors(FakeTensorMode):
         depth = len(self.enter_stack)
         try:
             return super().__enter__()
-        except BaseException:
+        except BaseException:  # raised again
             if len(self.enter_stack) > depth:
                 self.__exit__(None, None, None)
             raise

@@ -34,7 +34,7 @@ from profiler.training.block_segments import apply_strategy, checkpointed, norms
 from profiler.training.blocks import unroute
 from profiler.training.chunked_loss import FoundHeads, put_off
 from profiler.training.memory_levers import IS_LOOK, set_growing
-from profiler.training.optimizers import in_buckets
+from profiler.training.optimizers import follow_zeros, in_buckets
 from profiler.training.own_checkpoints import compiled_modules, is_left_alone
 from profiler.training.strategies import written
 from profiler.training.workload import Workload
@@ -194,7 +194,7 @@ def looking(module: nn.Module, batch: Any, *, instead: str = "") -> Iterator[Any
             yield pytree.tree_map_only(torch.Tensor, fake, batch)
         except Unsupported:
             raise
-        except Exception as error:
+        except Exception as error:  # the script's model may raise anything
             text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             raise Unsupported(f"its forward cannot be looked at without values ({text}){instead}") from error
         finally:
@@ -291,7 +291,7 @@ class _InBackward:
         self._stepped: Any = WeakIdKeyDictionary()  # by parameter that has stepped in this backward: with which options
         self._freed: Any = WeakIdKeyDictionary()  # by parameter whose gradient is freed: whether it would be zeros now
         for owner in (Optimizer, nn.Module):
-            self._follow_zeros(owner)
+            follow_zeros(owner, self._freed)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._refuse(torch.nn.utils, name, "clips gradients")
             self._refuse(torch.nn.utils.clip_grad, name, "clips gradients")
@@ -328,19 +328,6 @@ class _InBackward:
             return plain(first, *arguments, **keywords)
 
         setattr(owner, name, refuse)
-
-    def _follow_zeros(self, owner: Any) -> None:
-        """Know which gradients the script would have as zeros, with which its optimizer steps."""
-        plain = owner.zero_grad
-
-        @wraps(plain)
-        def zero_grad(one: Any, set_to_none: bool = True) -> None:
-            plain(one, set_to_none)
-            groups = one.param_groups if isinstance(one, Optimizer) else [{"params": one.parameters()}]
-            for parameter in (each for group in groups for each in group["params"] if each in self._freed):
-                self._freed[parameter] = not set_to_none
-
-        owner.zero_grad = zero_grad
 
     def _arrived(self, parameter: Any) -> None:
         made, number, bucket, arrived = self._places[parameter]

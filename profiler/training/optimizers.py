@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from types import FunctionType, MethodType
 from typing import Any
@@ -356,15 +356,16 @@ def step_in_backward(optimizer: Buckets) -> None:
             weight.register_post_accumulate_grad_hook(partial(_arrived, part, arrived, optimizer.freed))
 
 
-def follow_zeros(optimizer: Buckets) -> None:
-    """Step with gradients of zeros also where a model sets them: `model.zero_grad(set_to_none=False)`."""
-    owner: Any = torch.nn.Module
+def follow_zeros(owner: Any, freed: Any) -> None:
+    """Have `zero_grad` of modules, or of optimizers, note which of the freed gradients would be zeros now."""
     plain = owner.zero_grad
 
-    def zero_grad(module: Any, set_to_none: bool = True) -> None:
-        plain(module, set_to_none)
-        known = [weight for weight in module.parameters() if weight in optimizer.freed]
-        optimizer.freed.update(dict.fromkeys(known, not set_to_none))
+    @wraps(plain)
+    def zero_grad(one: Any, set_to_none: bool = True) -> None:
+        plain(one, set_to_none)
+        groups = one.param_groups if isinstance(one, Optimizer) else [{"params": one.parameters()}]
+        for weight in (each for group in groups for each in group["params"] if each in freed):
+            freed[weight] = not set_to_none
 
     owner.zero_grad = zero_grad
 

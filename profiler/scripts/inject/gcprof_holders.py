@@ -195,7 +195,10 @@ class Holders:
             return
         for tensor in _tensors(arguments):
             inputs = tensor.device.index, _addresses(tensor)
-            self._unread[-1].inputs.append(inputs) if self._unread else self._note_inputs(*inputs)
+            if self._unread:
+                self._unread[-1].inputs.append(inputs)
+            else:
+                self._note_inputs(*inputs)
         counted = {device: _counted(counters.stats(device)) for device in self.devices}
         if any(counted[device][0] - one.counted[0] > LOOK_AFTER for device, one in self.devices.items()):
             self.read(phase, line)
@@ -399,8 +402,7 @@ def _workspaces() -> dict[int, int]:
 def _describe_all(live: Mapping[int, Any], end: _End, workspaces: dict[int, int]) -> None:
     """Note what is known of blocks at the end of a phase."""
     for block in live.values():
-        if block.line is None:
-            _describe(block, end.line, workspaces)
+        _describe(block, end.line, workspaces)
         if named := end.known.get(block.address):
             block.category, block.module = named
         elif block.category is None and block.phase == "forward":
@@ -444,22 +446,6 @@ def _addresses(tensor: Any) -> list[int]:
         if local.is_cuda and (address := local.untyped_storage().data_ptr()):
             return [address]
     return []
-
-
-def model_of(part: Any, optimizer: Any) -> Any:
-    """Return the smallest module that has all that the part's optimizer trains; the part itself if there is none.
-
-    A model of which only methods are called, such as `agent.get_value(x)`, calls its parts.
-    """
-    own, trained = set(_ids(part)), {id(one) for group in optimizer.param_groups for one in group["params"]}
-    if own.isdisjoint(trained) or trained <= own:
-        return part
-    around = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and trained <= set(_ids(one))]
-    return min(around, key=lambda one: sum(1 for _ in one.modules()), default=part)
-
-
-def _ids(module: Any) -> Iterator[int]:
-    return map(id, () if module is None else module.parameters())
 
 
 def call_of(frame: Any) -> dict[str, Any]:

@@ -199,10 +199,26 @@ class _Models:
         self.write({**row, "why": None, **more})
 
 
+def model_of(part: Any, optimizer: Any) -> Any:
+    """Return the smallest module that has all that the part's optimizer trains; the part itself if there is none.
+
+    A model of which only methods are called, such as `agent.get_value(x)`, calls its parts.
+    """
+    own, trained = set(_ids(part)), {id(one) for group in optimizer.param_groups for one in group["params"]}
+    if own.isdisjoint(trained) or trained <= own:
+        return part
+    around = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and trained <= set(_ids(one))]
+    return min(around, key=lambda one: sum(1 for _ in one.modules()), default=part)
+
+
+def _ids(module: Any) -> Iterator[int]:
+    return map(id, () if module is None else module.parameters())
+
+
 def has_optimizer(model: Any) -> bool:
     """Whether there is an optimizer that has parameters: of this model, where one is given."""
     found = [one for one in gc.get_objects() if issubclass(type(one), optimizers.Optimizer)]
-    ours = None if model is None else {id(parameter) for parameter in model.parameters()}
+    ours = None if model is None else set(_ids(model))
     groups = (group for optimizer in found for group in getattr(optimizer, "param_groups", ()))
     return any(ours is None or id(parameter) in ours for group in groups for parameter in group["params"])
 

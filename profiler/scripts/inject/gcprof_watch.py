@@ -188,7 +188,7 @@ class Watch:
             if attach and not _observed:  # once and for all: PyTorch cannot take an observer away
                 _observed.append(lambda *words: [watch.out_of_memory(*words) for watch in _watches])
                 torch.cuda._lazy_call(partial(attach, _observed[0]))  # no sooner: who has begun to use CUDA cannot fork
-        except BaseException:
+        except BaseException:  # raised again
             self._remove()
             raise
 
@@ -301,7 +301,7 @@ class Watch:
         if self.held or not self._is_watched():
             return None
         self.holders.knows(optimizer)
-        if self.main() is None and (model := holding.model_of(self.root(), optimizer)) is not None:
+        if self.main() is None and (model := models.model_of(self.root(), optimizer)) is not None:
             self.module = models.name_of(model)
         self.mark("optimizer")
         _, *words = arguments
@@ -410,6 +410,7 @@ class Watch:
         os._exit(3)  # as where there is no GPU
 
     def out_of_memory(self, device: int, asked: int, total: int, free: int) -> None:
+        """Tell what is live where the allocator has no memory left."""
         sized = self.values.why_short() if self.values else None
         if sized:
             line = lines.line_now() or self.line
@@ -444,6 +445,7 @@ class Watch:
         self._tell()
 
     def end_process(self) -> None:
+        """Tell the last phase and what is known of the whole process, once."""
         if os.getpid() == self.process and not self.is_ended:
             self.is_ended = True
             with suppress(RuntimeError):  # CUDA may be gone
@@ -465,7 +467,7 @@ class Watch:
         def run_and_tell(self: Any) -> None:
             try:
                 run(self)
-            except BaseException as error:
+            except BaseException as error:  # raised again
                 if not isinstance(error, SystemExit):
                     watch.tell_raised(error)
                 elif error.code:
