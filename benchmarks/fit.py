@@ -36,7 +36,6 @@ SCRIPT = Path("tests/scripts/nanogpt_like.py")  # its batch is such that activat
 FILE = "benchmarks/fit_models.py"
 LLAMA = "hf:llama:sequence=2048,vocab_size=128256,hidden_size=2048,intermediate_size=8192,num_hidden_layers=16"
 LLAMA += ",num_attention_heads=32,num_key_value_heads=8,tie_word_embeddings=True"  # Llama 3.2 1B
-FOLDER = Path("results/fit")
 BUDGETS = (0.75, 0.5, 0.25)  # of a compiled budget besides 0, the largest that fits
 WAYS = (("as it is", "none"), ("all", "all"), ("save_on_cpu", "offload"))
 LADDER = ("chunk-loss", "fused", "offload-inputs", "in-backward", *(f"micro-batches:n={n}" for n in (2, 4, 8)))
@@ -90,10 +89,10 @@ class Twin(Struct, frozen=True, kw_only=True):
     verdict: str = ""
 
     @property
-    def interval(self) -> str:
-        """The ratio and its interval in words."""
+    def cells(self) -> tuple[str, ...]:
         ratio, low, high = self.ratio or (None, None, None)
-        return "" if ratio is None else f"{ratio:.3f}" if low is None else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+        told = "" if ratio is None else f"{ratio:.3f}" if low is None else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+        return self.name, f"{self.limit:.0%}", self.ours, self.other, told, self.verdict
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -115,9 +114,6 @@ class Fits(Struct, frozen=True, kw_only=True):
     """One step under its limit, by each way; the first is the step as it is, the second gcprof's."""
 
     name: str
-    model: str
-    batch_size: int
-    precision: str
     limit_bytes: int
     results: tuple[Result, ...]
     floor_bytes: int | None = None  # if gcprof finds no way: what any of its plans needs at least
@@ -127,7 +123,7 @@ def main() -> int:
     arguments = parser(__doc__, "of steps")
     arguments.add_argument("--twins", action="store_true", help="measure small steps on this CPU, on quiet cores")
     asked = arguments.parse_args()
-    folder = asked.output or FOLDER
+    folder = asked.output or Path("results/fit")
     folder.mkdir(parents=True, exist_ok=True)
     known = {one.name: one for one in kept(folder / "fit.jsonl", Fits)}
     for name in asked.names or [step.name for step in STEPS]:
@@ -149,10 +145,7 @@ def judged(name: str) -> Fits:
     """Run the step by each way."""
     (step,) = (step for step in STEPS if step.name == name)
     limit, results, floor = _scripted() if name == SCRIPT.stem else _by_each(step)
-    return Fits(
-        name=name, model=step.model, batch_size=step.batch_size, precision=step.precision, limit_bytes=limit,
-        results=tuple(results), floor_bytes=floor,
-    )  # fmt: skip
+    return Fits(name=name, limit_bytes=limit, results=tuple(results), floor_bytes=floor)
 
 
 def _by_each(step: Step) -> tuple[int, list[Result], int | None]:
@@ -289,26 +282,21 @@ class Rivals:
 
 def _page(folder: Path, known: dict[str, Fits]) -> str:
     """Return the page of all that is kept."""
-    steps = [known[step.name] for step in STEPS if step.name in known]
-    heads = [(f"{one.name}, {one.batch_size}, {one.precision}", bytes_text(one.limit_bytes)) for one in steps]
-    rows = [
-        (*(head if result is one.results[0] else ("", "")), *result.cells)
-        for head, one in zip(heads, steps, strict=True)
-        for result in one.results
-    ]
+    steps, rows = [known[step.name] for step in STEPS if step.name in known], []
+    for step in STEPS:
+        if one := known.get(step.name):
+            head = f"{step.name}, {step.batch_size}, {step.precision}", bytes_text(one.limit_bytes)
+            rows += [(*head, *one.results[0].cells), *(("", "", *result.cells) for result in one.results[1:])]
     text = f"# What fits\n\n{made('fit')} On a rehearsed {DEVICE.upper()}. Limits are of what the allocator reserves.\n"
     text += "Bytes are rehearsed; times are estimated for the GPU, and none are measured.\n\n"
     text += f"{table('step | limit: | way | with | reserved: | time: | fits', rows)}\n{_summary(steps)}"
     twins = {one.name: one for one in kept(folder / "twins.jsonl", Twin)}
     if not twins:
         return text
-    measured = [(one.name, f"{one.limit:.0%}", one.ours, one.other, one.interval, one.verdict)
-                for one in map(twins.get, TWINS) if one]  # fmt: skip
     text += "\n## Measured on a CPU\n\nSmall steps of the same families, each at the same part of its own peak. "
     text += "Nothing is moved to the host, which a CPU's memory is; nothing is compiled.\n\n"
-    return text + table(
-        "twin | limit: | gcprof fit | fastest other that fits | ratio of step times: | gcprof is", measured
-    )
+    head = "twin | limit: | gcprof fit | fastest other that fits | ratio of step times: | gcprof is"
+    return text + table(head, (twins[name].cells for name in TWINS if name in twins))
 
 
 def _summary(steps: list[Fits]) -> str:

@@ -40,18 +40,14 @@ class Attention(nn.Module):
         return self.out((weights @ values).transpose(1, 2).reshape(batch, time, width))
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(nn.LayerNorm):
     """A layer norm by hand."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean = x.mean(dim=-1, keepdim=True)
         variance = x.var(dim=-1, keepdim=True, unbiased=False)
         normal = (x - mean) / torch.sqrt(variance + 1e-5)
-        return self.scale * normal + self.shift
+        return self.weight * normal + self.bias
 
 
 class Dropped(nn.Sequential):

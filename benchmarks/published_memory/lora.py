@@ -16,12 +16,11 @@ SHAPES = {  # layers, width, heads, rotating part of a head, inner width, vocabu
 }
 
 
-class LoraProjection(nn.Module):
+class LoraProjection(nn.Linear):
     """One projection to queries, keys and values, and the update of the first and the last."""
 
     def __init__(self, width: int, *, bias: bool) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, 3 * width, bias=bias)
+        super().__init__(width, 3 * width, bias=bias)
         self.down = nn.Parameter(torch.randn(2 * RANK, width))
         self.up = nn.Parameter(torch.zeros(2 * width, RANK))
         self.dropout = nn.Dropout(0.05)
@@ -30,11 +29,11 @@ class LoraProjection(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         low = functional.linear(self.dropout(x), self.down).transpose(-2, -1)  # (batch, 2 rank, time)
         update = functional.conv1d(low, self.up.unsqueeze(-1), groups=2).transpose(-2, -1)
-        return self.linear(x) + self.padded(update.transpose(0, 1)).transpose(0, 1) * 2.0
+        return super().forward(x) + self.padded(update.transpose(0, 1)).transpose(0, 1) * 2.0
 
     def padded(self, update: torch.Tensor) -> torch.Tensor:
         """Return the update with zeros for the keys."""
-        shape = (*update.shape[:-1], self.linear.out_features)
+        shape = (*update.shape[:-1], self.out_features)
         blank = update.new_zeros(shape).view(-1, shape[-1])
         places = torch.tensor(self.places, device=blank.device)
         return blank.index_copy(1, places, update.reshape(-1, len(self.places))).view(shape)
@@ -46,12 +45,8 @@ def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.
     return ((x * cosine) + (turned * sine)).type_as(x)
 
 
-class RmsNorm(nn.Module):
+class RmsNorm(nn.RMSNorm):
     """An RMS norm in fp32 whatever the type of its input, as LitGPT's is since 24 October 2023."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()

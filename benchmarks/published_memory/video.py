@@ -1,7 +1,7 @@
 """Video recognition as MMAction2 trains it: ResNets over frames, inflated ResNets, C3D."""
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -10,10 +10,8 @@ from torch.nn import functional
 from torchvision.models.resnet import Bottleneck, ResNet
 
 DEPTHS = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3]}
-C3D = (  # channels in and out of each convolution, and the pooling after it
-    *((3, 64, (1, 2, 2)), (64, 128, 2), (128, 256, 0), (256, 256, 2)),
-    *((256, 512, 0), (512, 512, 2), (512, 512, 0), (512, 512, 2)),
-)
+# channels out of each convolution, and the pooling after it
+C3D = ((64, (1, 2, 2)), (128, 2), (256, 0), (256, 2), (512, 0), (512, 2), (512, 0), (512, 2))
 PIXELS = 224
 
 
@@ -111,7 +109,7 @@ def slow_only(batch_size: int = 8, frames: int = 4) -> Any:
 def c3d(batch_size: int = 30, frames: int = 16, classes: int = 101) -> Any:
     """C3D on clips of 112 pixels: eight convolutions over time and space, and two wide layers."""
     layers: list[nn.Module] = []
-    for inward, width, pool in C3D:
+    for (inward, _), (width, pool) in pairwise([(3, 0), *C3D]):
         layers += [nn.Conv3d(inward, width, 3, padding=1), nn.ReLU(inplace=True)]
         layers += [nn.MaxPool3d(pool, pool)] if pool else []
     layers[-1].padding = (0, 1, 1)
