@@ -10,23 +10,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from profiler.analysis import pairing
 from profiler.analysis.advice import SideAdvice, advise_sides
-from profiler.analysis.pairing import (
-    MEANING,
-    QUANTITIES,
-    Contrast,
-    Key,
-    Side,
-    SideSummary,
-    by_group,
-    peak_of,
-    peaks,
-    refuse_mixed,
-    seconds_of,
-    times,
-    unequal,
-    value,
-)
+from profiler.analysis.pairing import QUANTITIES, Contrast, Side, peaks, refuse_mixed
 from profiler.analysis.rows import Row, samples
 from profiler.core.case import SETTINGS, Choice
 from profiler.core.errors import UserError
@@ -89,7 +75,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of several runs; the first side is the baseline."""
 
-    sides: tuple[SideSummary, ...]
+    sides: tuple[pairing.SideSummary, ...]
     differences: tuple[Difference, ...]
     same: tuple[Difference, ...]
     matches: tuple[Match, ...]
@@ -104,7 +90,7 @@ def compare_sides(compared: Sequence[Side], *, align: Sequence[str], allowed: Se
     baseline = compared[0]
     differences = list(_circumstances(compared))
 
-    def cell(side: Side, key: Key) -> Cell | None:
+    def cell(side: Side, key: pairing.Key) -> Cell | None:
         row, before = side.points.get(key), baseline.points.get(key) if side is not baseline else None
         if row is None:
             return None
@@ -113,10 +99,10 @@ def compare_sides(compared: Sequence[Side], *, align: Sequence[str], allowed: Se
             detail=row.detail,
             predicted=row.case.is_predicted,
             evidence=row.evidence,
-            peak_bytes=peak_of(row),
-            step_seconds=seconds_of(row),
+            peak_bytes=pairing.peak_of(row),
+            step_seconds=pairing.seconds_of(row),
             peak=peaks(before, row) if before else None,
-            time=times(before, row) if before else None,
+            time=pairing.times(before, row) if before else None,
         )
 
     return Comparison(
@@ -145,12 +131,12 @@ def _circumstances(sides: Sequence[Side]) -> Iterator[Difference]:
         return device if row.case.is_rehearsed and Choice(device).name != device else ""
 
     environment = [name for name in Environment.__struct_fields__ if name != "started"]  # which always differs
-    settings = (name for name in (*MEANING, "verify", "warmup", "samples") if name not in ("model", "strategy"))
+    settings = (name for name in (*pairing.MEANING, "verify", "warmup", "samples") if name not in ("model", "strategy"))
     readers: dict[str, Callable[[Row], str]] = {
         "how": lambda row: row.evidence,
         "rehearsed on": sized_gpu,
         **{name: partial(of_environment, name=name) for name in environment},
-        **{name: partial(value, name=name) for name in settings},
+        **{name: partial(pairing.value, name=name) for name in settings},
     }
     for name, read in readers.items():
         texts = [dict.fromkeys(text for row in side.rows if (text := read(row))) for side in sides]
@@ -163,7 +149,7 @@ def _circumstances(sides: Sequence[Side]) -> Iterator[Difference]:
 
 def _orders(sides: Sequence[Side], align: Sequence[str]) -> Iterator[Order]:
     """Yield the order of each side against the first, by peak and time, of groups with two strategies to order."""
-    baseline, *others = (by_group(side, align) for side in sides)
+    baseline, *others = (pairing.by_group(side, align) for side in sides)
     for group, rows in baseline.items():
         for side, points in zip(sides[1:], others, strict=True):
             shared = [(row, points[group][key]) for key, row in rows.items() if key in points.get(group, {})]
@@ -207,7 +193,7 @@ def _remarks(compared: Sequence[Side], allowed: Sequence[str]) -> Iterator[str]:
     if apart:
         kinds = f"{baseline.label} is {baseline.evidence}, {' and '.join(apart)}"
         yield f"{kinds}: peaks of different kinds differ by their errors, and neither is better or worse"
-    idle = [name for name in allowed if not any(unequal(baseline, side, name) for side in others)]
+    idle = [name for name in allowed if not any(pairing.unequal(baseline, side, name) for side in others)]
     if idle:
         yield f"--allow-different {','.join(idle)} has no effect: it does not differ"
 

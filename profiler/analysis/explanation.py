@@ -11,22 +11,9 @@ import msgspec
 from profiler.analysis import live_bytes
 from profiler.analysis.live_bytes import OUTSIDE, Holder, Peak, Share, nbytes, recomputes, stage_of
 from profiler.analysis.peak_floor import Floor, floor
+from profiler.core import trace_data
 from profiler.core.record import Readings
-from profiler.core.trace_data import (
-    GRANULE,
-    STATIC,
-    WORKSPACES,
-    Allocation,
-    BlockChoice,
-    BlockChoices,
-    Followed,
-    Life,
-    Trace,
-    by_category,
-    held_at,
-    live,
-    summed,
-)
+from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Followed, Life, Trace
 from profiler.core.units import bytes_text, count_text
 
 NUM_MODULES = 10  # how many of the largest are named
@@ -90,7 +77,7 @@ def explain(
     least = floor(plain or trace, blocks=blocks)
     if least.nbytes > highest.nbytes:
         least = floor(trace, blocks=blocks)
-    held = held_at(trace, highest.number) if any(storage.line for storage in trace.allocations) else []
+    held = trace_data.held_at(trace, highest.number) if any(storage.line for storage in trace.allocations) else []
     why = reason(trace, baseline=plain, blocks=blocks) if plain else None
     return Explanation(
         peak=highest,
@@ -165,10 +152,10 @@ def remedies(
     If there `are_too_many` checkpoints, the way to the floor is fewer of them: `coarser` instead of
     `checkpointing`. `half_batch_bytes` is the peak of the step with half the batch, where it is known.
     """
-    highest = max(live(trace))
+    highest = max(trace_data.live(trace))
     peaks = {"coarser" if are_too_many else "checkpointing": floor_bytes}
     for kind, change in _changes(trace).items():
-        held = summed(chain.from_iterable(map(change, trace.allocations)), len(trace.operators))
+        held = trace_data.summed(chain.from_iterable(map(change, trace.allocations)), len(trace.operators))
         halved = kind == "batch"  # then operators hide fewer bytes too
         hidden = (0, *(operator.hidden_bytes - halved * operator.batch_bytes for operator in trace.operators))
         peaks[kind] = max(bytes_ + more for bytes_, more in zip(held, hidden, strict=True))
@@ -183,7 +170,7 @@ def remedies(
 
 def _changes(trace: Trace) -> dict[str, Change]:
     """Return the possible remedies, each with the lifetimes that it leaves to a storage of the step."""
-    granule = GRANULE if trace.device == "cuda" else 1
+    granule = trace_data.GRANULE if trace.device == "cuda" else 1
     first: dict[str, int] = {}  # the first operator of each module's backward
     for number, operator in enumerate(trace.operators, start=1):
         if operator.phase == "backward":
@@ -292,20 +279,20 @@ def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason 
 
 def _reasons(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield the kind and the text of each reason that applies, the first ones first."""
-    peak, stage, lives = live_bytes.peak(trace), stage_of(blocks), by_category(trace)
-    held = held_at(trace, peak.number)
+    peak, stage, lives = live_bytes.peak(trace), stage_of(blocks), trace_data.by_category(trace)
+    held = trace_data.held_at(trace, peak.number)
     ran = [  # every recompute: its first operator, and the blocks that it ran, in order
         (first, list(dict.fromkeys(stage(operator.module) for operator in trace.operators[first - 1 : last])))
         for first, last in recomputes(trace)
     ]
-    saved, plain_saved = max(lives["saved"]), max(by_category(baseline)["saved"])
-    workspace = nbytes(storage for storage in held if storage.category == WORKSPACES)
+    saved, plain_saved = max(lives["saved"]), max(trace_data.by_category(baseline)["saved"])
+    workspace = nbytes(storage for storage in held if storage.category == trace_data.WORKSPACES)
     if peak.number:  # also what the operator hides that does not grow with the batch
         operator = trace.operators[peak.number - 1]
         workspace += max(0, operator.hidden_bytes - 2 * operator.batch_bytes)
     static, gradients, again, activations = (
         nbytes(storage for storage in held if storage.category in categories)
-        for categories in (STATIC, ("gradients",), ("recomputed",), ("saved", "recomputed"))
+        for categories in (trace_data.STATIC, ("gradients",), ("recomputed",), ("saved", "recomputed"))
     )
     segment = next(([block for block in run if block] for first, run in reversed(ran) if first <= peak.number), [])
     of = f"of the peak's {bytes_text(peak.nbytes)}"
@@ -320,7 +307,7 @@ def _reasons(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> Iterator
         yield "workspace", f"{bytes_text(workspace)} {of} {text}"
     if peak.phase == "optimizer":
         text = "the peak is in the optimizer's step, which checkpointing does not touch"
-        all_static = static + nbytes(storage for storage in held if storage.category == WORKSPACES)
+        all_static = static + nbytes(storage for storage in held if storage.category == trace_data.WORKSPACES)
         own = bytes_text(peak.nbytes - all_static)
         yield "optimizer", f"{text}: {bytes_text(all_static)} is static, and the step itself takes {own}"
     if peak.phase in ("backward", "recompute") and gradients >= max(max(lives["gradients"]) / 2, activations):
@@ -350,7 +337,7 @@ def _largest(
     """Return what holds most of the non-static bytes at the peak, as the reason."""
     parts, outside = Counter[str](), Counter[str]()
     for storage in held:
-        if storage.category in (*STATIC, WORKSPACES):
+        if storage.category in (*trace_data.STATIC, trace_data.WORKSPACES):
             continue
         block, is_saved = stage(storage.module), storage.category == "saved"
         is_input = is_saved and block and stage(trace.operators[storage.died - 1].module) in recomputed

@@ -9,25 +9,11 @@ from typing import Any
 
 import msgspec
 
-from profiler.core import by_key
+from profiler.core import by_key, trace_data
 from profiler.core.errors import UserError
 from profiler.core.record import Readings
 from profiler.core.stats import highest
-from profiler.core.trace_data import (
-    ALLOCATED,
-    BUCKETS,
-    GATHERED,
-    GIVEN,
-    GRANULE,
-    TAKEN_BACK,
-    Allocation,
-    Trace,
-    by_category,
-    held_at,
-    line,
-    live,
-    summed,
-)
+from profiler.core.trace_data import ALLOCATED, BUCKETS, GATHERED, Allocation, Trace, line, live
 from profiler.core.units import bytes_text
 
 OUTSIDE = ""  # outside of all blocks: embeddings, head, loss, optimizer
@@ -98,7 +84,7 @@ def modules_at(trace: Trace, operator: int, *, blocks: tuple[str, ...]) -> tuple
 
 def _shares(trace: Trace, operator: int, *, of: Callable[[Allocation], str], hidden: str) -> tuple[Share, ...]:
     sizes = Counter[str]()
-    for storage in held_at(trace, operator):
+    for storage in trace_data.held_at(trace, operator):
         sizes[of(storage)] += storage.nbytes
     if operator and trace.operators[operator - 1].hidden_bytes:
         sizes[hidden] += trace.operators[operator - 1].hidden_bytes
@@ -137,7 +123,9 @@ def curve(trace: Trace, *, num_points: int) -> tuple[list[int], dict[str, list[i
     They are where the most bytes are live in every stretch, so that the peak is always among them.
     """
     chosen = highest(live(trace), num_points)
-    return chosen, {category: [values[at] for at in chosen] for category, values in by_category(trace).items()}
+    return chosen, {
+        category: [values[at] for at in chosen] for category, values in trace_data.by_category(trace).items()
+    }
 
 
 def recomputes(trace: Trace) -> tuple[tuple[int, int], ...]:
@@ -280,9 +268,9 @@ def _explain(all_segments: Sequence[Fields], traces: Sequence[Sequence[Fields]])
             placed.append((block.get("address") or address, block))
             address += block["size"]
     at_end = {address: block for address, block in placed if block["state"] == ALLOCATED}
-    events = [entry for entry in entries if entry["action"] in (GIVEN, TAKEN_BACK)]
+    events = [entry for entry in entries if entry["action"] in (trace_data.GIVEN, trace_data.TAKEN_BACK)]
     lives = _lives(events, at_end)
-    live = summed(((life.nbytes, life.born, life.died) for life in lives), len(events))
+    live = trace_data.summed(((life.nbytes, life.born, life.died) for life in lives), len(events))
     peak = max(range(len(live)), key=live.__getitem__)
     at_peak = [life for life in lives if life.born <= peak <= life.died]
     categories = Counter[str]()
@@ -340,8 +328,8 @@ def _lives(events: Sequence[Fields], at_end: Mapping[int, Fields]) -> list[_Life
     given: list[_Life] = []
     unfreed: dict[int, _Life] = {}
     for number, entry in enumerate(events, start=1):
-        address, rounded = entry.get("addr", 0), -(-entry.get("size", 0) // GRANULE) * GRANULE
-        if entry["action"] == GIVEN:
+        address, rounded = entry.get("addr", 0), -(-entry.get("size", 0) // trace_data.GRANULE) * trace_data.GRANULE
+        if entry["action"] == trace_data.GIVEN:
             life = _Life(nbytes=rounded, born=number, died=len(events), frames=entry.get("frames", ()))
             unfreed[address] = life
             given.append(life)
