@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import Terminal, aside, next_command, refuse_flags, say, say_bytes, say_json, screen_width
+from profiler.cli.output import Terminal, aside, next_command, refuse_flags, say, say_json, screen_width
 from profiler.cli.script import ON_SCRIPT, named_script, under
 from profiler.core.device_choice import SEVERAL
 from profiler.core.errors import UserError
@@ -45,7 +45,7 @@ def explain(
     """
     from profiler.core.record import evidence
     from profiler.runs import is_run
-    from profiler.views.tables.explanation import document, tables
+    from profiler.views.tables.explanation import tables
     from profiler.workflows.explain import assumed, heading
     from profiler.workflows.explain import explain as work
 
@@ -63,7 +63,8 @@ def explain(
     words = msgspec.structs.replace(words, strategies=chosen, device=device or SEVERAL)
     step, why = work(target, words, Terminal(is_quiet=quiet))
     if json:
-        say_bytes(document(why, strategy=str(step.case.label), evidence=evidence(step.case, None)))
+        kind = evidence(step.case, None)
+        say_json({"strategy": str(step.case.label), "evidence": kind, **msgspec.to_builtins(why)})
         return
     title = heading(step.case, step.followed, with_strategy=True, is_assumed=is_assumed)
     say(*tables(why, title=title, width=screen_width()))
@@ -102,7 +103,8 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     refuse_flags(("--snapshot", "--json"), "on a snapshot", hint=hint)
     recording = explain_snapshot(load_snapshot(path))
     if json:
-        say_bytes(views.snapshot_document(recording))
+        facts = msgspec.to_builtins(recording)
+        say_json({"evidence": "recorded", **facts, "free_bytes": recording.free_bytes})
         return
     say(*views.snapshot(recording, title=f"{path.name}, cuda:{recording.device}: recorded"))
 

@@ -9,16 +9,7 @@ import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import (
-    Terminal,
-    aside,
-    interruptible,
-    next_command,
-    refuse_flags,
-    say,
-    say_bytes,
-    write_plan,
-)
+from profiler.cli.output import Terminal, aside, interruptible, next_command, refuse_flags, say, say_bytes, write_plan
 from profiler.core.errors import UserError, one_of
 from profiler.core.units import bytes_text, count_text
 from profiler.workflows.spec import Request

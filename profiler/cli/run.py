@@ -12,7 +12,17 @@ import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import Terminal, aside, folded, interruptible, next_command, say, say_bytes, shard_text
+from profiler.cli.output import (
+    Terminal,
+    aside,
+    folded,
+    interruptible,
+    next_command,
+    say,
+    say_bytes,
+    say_json,
+    shard_text,
+)
 from profiler.core.errors import UserError, one_of, refuse_idle
 from profiler.core.units import count_text, parse_bytes, parse_memory
 from profiler.workflows.spec import Request
@@ -377,9 +387,7 @@ def _print(reproduced: Reproduced, *, json: bool) -> None:
 
     figures = reproduced.reproduction
     if json:
-        say_bytes(
-            comparison.published_document(figures, run=reproduced.run.folder.name, exit_code=reproduced.exit_code)
-        )
+        say_json({"run": reproduced.run.folder.name, "exit_code": reproduced.exit_code, "reproduction": figures})
     else:
         say(comparison.published_table(figures))
 

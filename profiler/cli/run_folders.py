@@ -160,6 +160,6 @@ def validate(
             verdict = f"damaged in {count_text(damage, 'place')}" if damage else "fine"
             records = f"{count_text(report.num_records, 'record')}{counted(report.evidence)}"
             say(Table(above=(f"{report.run}: {records}, {verdict}",)))
-    if any(report.is_damaged for report in reports):
+    if any(finding.is_damage for report in reports for finding in report.findings):
         raise typer.Exit(4)
     next_command("gcprof", "show", reports[-1].run)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from profiler.cli import options, script
-from profiler.cli.output import aside, next_command, read_run, say, say_bytes, shard_text
+from profiler.cli.output import aside, next_command, read_run, say, say_bytes, say_json, shard_text
 from profiler.core.errors import UserError, one_of, refuse_idle
 from profiler.core.units import change_range_text, change_text, count_text
 
@@ -141,7 +141,7 @@ def compare(
     compared = compare_sides(sides, align=names, allowed=allowed)
     judgement = judge(sides, rules, align=names, allowed=allowed) if rules else None
     code = script.TRIPPED if judgement and judgement.tripped else 0
-    document = view.document(compared, judgement=judgement, exit_code=code)
+    document = {"schema": view.SCHEMA, "exit_code": code, "comparison": compared, "gate": judgement}
     _say(view.tables(compared), document, lambda: view.csv(compared), format=format, columns=columns)
     if judgement:
         _tell(judgement)
@@ -161,20 +161,23 @@ def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str,
     compared = records.compare(sides)
     texts = records.tripped(compared, limits)
     code = script.TRIPPED if texts else 0
-    document = view.script_document(compared, gate=texts if limits else None, exit_code=code)
+    facts = {"comparisons": view.script_document(compared), "gate": texts if limits else None}
+    document = {"schema": view.SCHEMA, "exit_code": code, **facts}
     _say(view.script_tables(compared), document, lambda: view.script_csv(compared), format=format, columns=columns)
     for line in texts or ([NOTHING_OVER] if limits else []):
         aside(f"gate: {line}")
     return code
 
 
-def _say(tables: Sequence[Table], document: bytes, csv: Callable[[], str], *, format: str, columns: int | None) -> None:
+def _say(tables: Sequence[Table], document: Any, csv: Callable[[], str], *, format: str, columns: int | None) -> None:
     from profiler.views.export import markdown
 
     if format == "table":
         say(*tables, columns=columns)
+    elif format == "json":
+        say_json(document)
     else:
-        say_bytes(document if format == "json" else (markdown(tables) if format == "md" else csv()).encode())
+        say_bytes((markdown(tables) if format == "md" else csv()).encode())
 
 
 def _listed(text: str, choices: tuple[str, ...], *, flag: str) -> list[str]:

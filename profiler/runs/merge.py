@@ -175,10 +175,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     evidence: dict[Evidence, int] = {}  # the number of records by evidence
     findings: tuple[Finding, ...]
 
-    @property
-    def is_damaged(self) -> bool:
-        return any(finding.is_damage for finding in self.findings)
-
 
 def validate(folder: Path) -> Report:
     """Check every line of a run folder. What is wrong in it becomes findings, never an exception."""

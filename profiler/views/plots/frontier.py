@@ -16,19 +16,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.simulator import KINDS, Cost, largest_stage, none
 from profiler.planning.solver import Point
 from profiler.views.plots import Plot, alike, picture, theme, write
-from profiler.views.plots.theme import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LINE_COLOURS,
-    ORANGE,
-    PURPLE,
-    VERMILLION,
-    Label,
-    Pair,
-    sized,
-)
+from profiler.views.plots.theme import BLUE, GREY, Label, Pair, sized
 from profiler.views.tables.columns import heading, is_point, marked
 
 CROWD = 100  # points
@@ -36,9 +24,9 @@ ALL_NAMED = 14  # up to this many points are all labeled; of more, only the fron
 SIZE = (8.5, 5.4)  # inches, of the pictures of plans
 MOST_PLANS = 60  # of more, only the step line is drawn
 RIVALS = {  # in different sizes, since they often coincide
-    "uniform": ("uniform splits", "o", ORANGE, 9),
-    "first": ("the first N", "^", GREEN, 5),
-    "every": ("every j-th", "s", PURPLE, 6),
+    "uniform": ("uniform splits", "o", theme.ORANGE, 9),
+    "first": ("the first N", "^", theme.GREEN, 5),
+    "every": ("every j-th", "s", theme.PURPLE, 6),
 }
 assert tuple(RIVALS) == KINDS, "every kind of rival has its mark"
 Curve = Sequence[tuple[int, float]]  # bytes of the peak, and the time as a ratio to the step as it is
@@ -128,7 +116,7 @@ def _points(axes: Axes, rows: Sequence[Row], at: Mapping[Case, Pair], spans: Map
     kinds: dict[tuple[str, str, str], list[Case]] = {}
     for row in sorted(rows, key=lambda row: (row.case.label != "none", not row.on_frontier)):
         kind = ("on the frontier", BLUE, "o") if row.on_frontier else ("surely beaten in memory and time", GREY, "o")
-        kind = ("no checkpointing", INK, "s") if row.case.label == "none" else kind
+        kind = ("no checkpointing", theme.INK, "s") if row.case.label == "none" else kind
         kinds.setdefault(kind, []).append(row.case)
     for (label, colour, marker), cases in kinds.items():
         x, y = zip(*(at[case] for case in cases), strict=True)
@@ -156,7 +144,7 @@ def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> list[Label]:
     axes.set_xlim(left, x + 0.2 * (x - left))
     bottom, top = axes.get_ylim()
     ys = [bottom + (top - bottom) * (index + 0.5) / len(out) for index in range(len(out))]
-    look = {"color": VERMILLION, "marker": "x", "linewidths": sized(2), "label": "out of memory, no time"}
+    look = {"color": theme.VERMILLION, "marker": "x", "linewidths": sized(2), "label": "out of memory, no time"}
     axes.scatter([x] * len(out), ys, s=theme.area(52), zorder=4, **look)  # type: ignore[arg-type]
     return [Label(x, y, theme.name(row), len(rows) <= ALL_NAMED) for y, row in zip(ys, out, strict=True)]
 
@@ -222,20 +210,20 @@ def _levers(
     for number, (name, curve) in enumerate(curves.items()):
         drawn.append(theme.stairs([(nbytes / size, (ratio - 1) * 100) for nbytes, ratio in curve]))
         is_last = number == len(curves) - 1
-        look = {"color": INK, "linewidth": sized(2.4)} if is_last else {
-            "color": LINE_COLOURS[number % len(LINE_COLOURS)], "linewidth": sized(1.5)
+        look = {"color": theme.INK, "linewidth": sized(2.4)} if is_last else {
+            "color": theme.LINE_COLOURS[number % len(theme.LINE_COLOURS)], "linewidth": sized(1.5)
         }  # fmt: skip
         axes.plot(*zip(*drawn[-1], strict=True), label=f"plans {name}", zorder=3, **look)  # type: ignore[arg-type]
     ran = [row for row in rows if row.time_ratio is not None and row.readings.peak_bytes]
     at = [((row.readings.peak_bytes or 0) / size, ((row.time_ratio or 1.0) - 1) * 100) for row in ran]
     axes.plot(*zip(*at, strict=True), "o", color=GREY, ms=sized(6), mec="white", label="was run", zorder=4)
     axes.axvline(
-        limit / size, color=VERMILLION, linewidth=sized(1.2), linestyle="--", label="to fit, all that is reserved"
+        limit / size, color=theme.VERMILLION, linewidth=sized(1.2), linestyle="--", label="to fit, all that is reserved"
     )
     labels = [Label(*place, theme.name(row)) for row, place in zip(ran, at, strict=True)]
     for row, place in zip(ran, at, strict=True):
         if row is chosen:
-            axes.plot(*place, "*", color=VERMILLION, ms=sized(15), mec="white", label="chosen", zorder=5)
+            axes.plot(*place, "*", color=theme.VERMILLION, ms=sized(15), mec="white", label="chosen", zorder=5)
     known = "estimated" if rows[0].case.has_estimated_times else "by the costs of stages"
     axes.set(xlabel=f"{marked('peak memory', rows)} ({unit})", ylabel=f"extra time of a step (%), {known}")
     axes.margins(x=0.08, y=0.12)

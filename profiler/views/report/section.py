@@ -17,21 +17,11 @@ from profiler.analysis.advice import Advice, BudgetPoint, advise, budget_frontie
 from profiler.analysis.live_bytes import most_of_peak, peak_parts
 from profiler.analysis.rows import TIMES, Row, foretells
 from profiler.analysis.time_ratio import VARYING
-from profiler.core import by_key
+from profiler.core import by_key, units
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import PHASES, Environment
 from profiler.core.stats import spread
-from profiler.core.units import (
-    MISSING,
-    byte_unit,
-    bytes_text,
-    change_range_text,
-    change_text,
-    error_text,
-    few,
-    seconds_text,
-    spread_text,
-)
+from profiler.core.units import MISSING, bytes_text, few, seconds_text
 from profiler.views.plots import draw
 from profiler.views.plots.frontier import positions
 from profiler.views.plots.steps import MEMORY, SAMPLES, draw_steps, recorded
@@ -225,7 +215,7 @@ def _first(advice: Advice, rows: Sequence[Row]) -> str:
     more = f"{abs(slowness - 1) * 100:.0f} % {'more' if slowness >= 1 else 'less'} time"
     limits = chosen.time_ratio_range
     of = "at 95 %" if chosen.time and chosen.time.num_pairs else "over the rounds"
-    over = f" ({change_range_text(limits)} % {of})" if limits and limits[0] < limits[1] else ""
+    over = f" ({units.change_range_text(limits)} % {of})" if limits and limits[0] < limits[1] else ""
     cost = {
         "missing": "at a cost in time that is not known here",
         "estimated": f"for an estimated {more}",
@@ -290,7 +280,7 @@ def _predictions(pairs: Sequence[Pair]) -> Table | None:
     for pair in pairs:
         peaks = [bytes_text(row.readings.peak_bytes) for row in pair]
         times = [seconds_text(row.step_seconds) for row in pair]
-        lines.append((strategy_label(pair[0].case.label), *peaks, error_text(pair[1].prediction_error), *times))
+        lines.append((strategy_label(pair[0].case.label), *peaks, units.error_text(pair[1].prediction_error), *times))
     return _table(f"Predicted and {against}", shown, [line[: len(shown)] for line in lines], texts=1)
 
 
@@ -320,7 +310,7 @@ def _samples(rows: Sequence[Row], *, most: int) -> Table | None:
             if times := samples_of(row, name):
                 more = f" and {len(times) - most:,} more" if len(times) > most else ""
                 shown = " ".join(f"{value:.6g}" for value in times[:most]) + more
-                figures = seconds_text(median(times)), spread_text(spread(times))
+                figures = seconds_text(median(times)), units.spread_text(spread(times))
                 lines.append((strategy_label(row.case.label), name, shown, *figures))
     return _table("Raw samples", heads, lines, texts=3)
 
@@ -377,7 +367,7 @@ def frontier(rows: Sequence[Row], anchor: str) -> Picture | None:
 
     (low, high), (first, last) = axes.get_xlim(), axes.get_ylim()
     (left, bottom), (right, top) = place((low, first)), place((high, last))
-    size, _ = byte_unit(row.readings.peak_bytes for row in shown)
+    size, _ = units.byte_unit(row.readings.peak_bytes for row in shown)
     at, _ = positions(shown)
     points = [
         {"case": row.case.id, "at": place(at[row.case]), "said": said(row), "peak_bytes": row.readings.peak_bytes}
@@ -391,10 +381,10 @@ def frontier(rows: Sequence[Row], anchor: str) -> Picture | None:
 def said(row: Row) -> str:
     """Return a row in words, with its change against `none`."""
     is_baseline = row.case.label == "none"
-    change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
+    change = f" ({units.change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
     slower = f" ({ratio_text(row)})" if row.time_ratio and not is_baseline else ""
     step = f", {_estimated(row)}step {seconds_text(row.shown_seconds)}{slower}" if row.shown_seconds is not None else ""
-    noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
+    noise = f", spread {units.spread_text(row.step_spread)}" if row.step_spread is not None else ""
     return f"{name(row)}: {peak_name(row)} {_peak(row)}{change}{step}{noise}"
 
 

@@ -146,7 +146,6 @@ def _paragraph(text: str, paper: Paper, *, style: str = "") -> list[Line]:
 
 def _body(table: Table, paper: Paper) -> list[Line]:
     """Lay out the columns of a table: in as few pieces as the width allows, else as a block for each row."""
-
     num_rows, columns = len(table.columns[0].cells), list[Column]()
     for column in table.columns:
         plain_of = {text: plain(text, encoding=paper.encoding) for text in {*column.head, *column.cells}}  # only few
@@ -334,7 +333,6 @@ def _addresses() -> dict[str, str]:
 
 def listing(entries: Sequence[Entry], *, title: str = "") -> Table:
     """Return a line per name: its options with their defaults, and what it is about."""
-
     options = [
         " ".join(f"{one.name}={f'<{one.kind}>' if one.default is None else one.default}" for one in entry.options)
         for entry in entries

@@ -10,24 +10,12 @@ from msgspec.structs import replace
 from profiler.analysis.axes import Axis
 from profiler.analysis.rows import Row, is_all_out_of_memory, smallest_request
 from profiler.analysis.time_ratio import NOISY
-from profiler.core import by_key
+from profiler.core import by_key, units
 from profiler.core.case import SWITCHES, Case, Choice
 from profiler.core.gpu_specs import FAKE, HOLLOW, MOST_BYTES, parse
 from profiler.core.plan_file import files_of_labels, strategy_label, strategy_labels
 from profiler.core.record import IN_BUILD, Environment, Evidence
-from profiler.core.units import (
-    MISSING,
-    batch_text,
-    bytes_text,
-    change_range_text,
-    change_text,
-    count_text,
-    error_text,
-    few,
-    scaled,
-    second_unit,
-    spread_text,
-)
+from profiler.core.units import MISSING, bytes_text, change_text, count_text, spread_text
 from profiler.views.tables import Column, Table, byte_columns, numbers, telling, words
 
 SAVES = 0.995  # of the peak without checkpointing: a saving below half a percent is not marked as one
@@ -83,9 +71,9 @@ def group_table(rows: Sequence[Row], *, is_bare: bool = False) -> Table:
     )
     time: tuple[Column, ...] = ()  # a rehearsal has none; a prediction has one if the rates of its device are known
     if any(row.evidence == "measured" or row.step_seconds is not None for row in rows):
-        size, unit = second_unit([row.shown_seconds for row in rows])
+        size, unit = units.second_unit([row.shown_seconds for row in rows])
         time = (
-            numbers("step", unit, [scaled(row.shown_seconds, size) for row in rows]),
+            numbers("step", unit, [units.scaled(row.shown_seconds, size) for row in rows]),
             numbers("spread", "", [spread_text(row.step_spread) for row in rows]),
             numbers("time", "against none", [_against_none(row, row.step_seconds, time_change(row)) for row in rows]),
         )
@@ -179,7 +167,7 @@ def remarks(rows: Iterable[Row]) -> list[str]:
     lines = []
     for code, those in noted.items():
         strategies, texts = [label for label, _ in those], dict.fromkeys(text for _, text in those)
-        named = few([*map(strategy_label, strategies[:MAX_NAMED]), *strategies[MAX_NAMED:]], MAX_NAMED)
+        named = units.few([*map(strategy_label, strategies[:MAX_NAMED]), *strategies[MAX_NAMED:]], MAX_NAMED)
         example = "for example: " if len(texts) > 1 else ""  # where texts differ from row to row, one is quoted
         lines.append(f"{code} {named}: {example}{next(iter(texts))}")
     return lines
@@ -210,12 +198,12 @@ def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
         return ()
     errors = [row.prediction_error for row in rows]
     if all(row.prediction_against != "rehearsed" for row in rows):
-        return (numbers("predicted", "peak off by", list(map(error_text, errors))),)
+        return (numbers("predicted", "peak off by", list(map(units.error_text, errors))),)
     blind = any(note.code == "GCP015" for row in rows for note in row.notes)
     if not blind and all(row.evidence == "predicted" for row in rows):
         off = [MISSING if error is None else f"±{abs(error) * 100:.2f} %" if error else "the byte" for error in errors]
         return (numbers("peak within", "by rehearsal", off),)
-    off = ["equal" if error == 0 else error_text(error) for error in errors]
+    off = ["equal" if error == 0 else units.error_text(error) for error in errors]
     return (numbers("predicted peak", "off rehearsed by", off),)
 
 
@@ -233,7 +221,7 @@ def time_change(row: Row) -> str:
     if limits is None or limits[0] == limits[1] or time.is_noisy:
         return ratio_text(row)
     change = UNSURE if row.time_verdict == CLOSE else change_text(time.ratio)
-    return f"{change} ({change_range_text(limits)})"
+    return f"{change} ({units.change_range_text(limits)})"
 
 
 def ratio_text(row: Row) -> str:
@@ -261,7 +249,7 @@ def setting(rows: Sequence[Row]) -> list[str]:
     brings_own = {any(note.code == "GCP009" for note in row.notes) for row in rows if row.built}
     at_work = "" if len(brings_own) > 1 else optimizer(case, is_own=True in brings_own)
     words = {
-        "batch_size": batch_text(case.batch_size),
+        "batch_size": units.batch_text(case.batch_size),
         "optimizer": at_work,
         "precision": case.precision if case.precision != "fp32" else "",
         "accumulate": f"accumulate {case.accumulate}" if case.accumulate != 1 else "",

@@ -6,24 +6,11 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Judgement, Match, Order
+from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Match, Order
 from profiler.analysis.pairing import Contrast, SideSummary
 from profiler.analysis.reproduction import ComparedFigure, Reproduction
-from profiler.core import by_key
-from profiler.core.case import encode
-from profiler.core.units import (
-    MIB,
-    MISSING,
-    byte_unit,
-    bytes_text,
-    change_range_text,
-    change_text,
-    count_text,
-    in_unit_text,
-    scaled,
-    second_unit,
-    spread_text,
-)
+from profiler.core import by_key, units
+from profiler.core.units import MISSING, change_text, in_unit_text, scaled
 from profiler.scripts.records import QUANTITIES, WHOLE
 from profiler.scripts.records import Comparison as ScriptComparison
 from profiler.views.export import csv_text, safe
@@ -57,11 +44,6 @@ def csv(comparison: Comparison) -> str:
         if cell
     ]
     return csv_text([*map(list, lines[:1]), *(map(safe, one.values()) for one in lines)])
-
-
-def document(comparison: Comparison, *, judgement: Judgement | None, exit_code: int) -> bytes:
-    """Return one JSON document: the whole comparison, and the result of --fail-on."""
-    return encode({"schema": SCHEMA, "exit_code": exit_code, "comparison": comparison, "gate": judgement}) + b"\n"
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -123,7 +105,7 @@ def _quantity(comparison: Comparison, group: str, matches: Sequence[Match], quan
     first, is_time, is_mixed = comparison.sides[0], quantity == "step", _is_mixed(comparison)
     read: Callable[[Cell], Any] = attrgetter("step_seconds" if is_time else "peak_bytes")
     known = [read(cell) for match in matches for cell in match.cells if cell]
-    size, unit = second_unit(known) if is_time else byte_unit(known)
+    size, unit = units.second_unit(known) if is_time else units.byte_unit(known)
     if is_time and not any(known):
         return Table()
     baselines, *_ = cells = [*zip(*(match.cells for match in matches), strict=True)]
@@ -166,14 +148,14 @@ def _peak_change(baseline: Cell | None, cell: Cell | None) -> str:
     if before is None or after is None or cell is None:
         return MISSING
     is_small = before != after and abs(after - before) < SMALLEST * before
-    return f"{'+' if after > before else ''}{bytes_text(after - before)}" if is_small else _change(cell.peak)
+    return f"{'+' if after > before else ''}{units.bytes_text(after - before)}" if is_small else _change(cell.peak)
 
 
 def _change(contrast: Contrast | None) -> str:
     if contrast is None or contrast.verdict == "too noisy to tell":
         return "too noisy" if contrast else MISSING
     text, low, high = change_text(contrast.ratio), contrast.low, contrast.high
-    return text if low is None or high is None else f"{text} ({change_range_text((low, high))})"
+    return text if low is None or high is None else f"{text} ({units.change_range_text((low, high))})"
 
 
 def _troubles(comparison: Comparison, match: Match) -> list[str]:
@@ -200,7 +182,7 @@ def _agreement(order: Order) -> str:
         return f"{f'all {num_apart} pairs' if num_apart > 1 else 'the one pair'} in the same order{close}"
     named = "; ".join(" and ".join(pair) for pair in order.swapped[:MAX_SWAPPED])
     more = f"; and {len(order.swapped) - MAX_SWAPPED} more" if len(order.swapped) > MAX_SWAPPED else ""
-    share = f"{order.num_same} of {count_text(num_apart, 'pair')} in the same order (tau {order.tau:.2f})"
+    share = f"{order.num_same} of {units.count_text(num_apart, 'pair')} in the same order (tau {order.tau:.2f})"
     return f"{share}; swapped: {named}{more}{close}"
 
 
@@ -213,12 +195,12 @@ def _advice(comparison: Comparison) -> list[Table]:
     groups = by_key((side_advice.group, side_advice) for side_advice in comparison.advice)
     shown = []
     for group, advice in groups.items():
-        size, unit = second_unit(side_advice.step_seconds for side_advice in advice)
+        size, unit = units.second_unit(side_advice.step_seconds for side_advice in advice)
         columns = (
             words("on", "", [names[one.label] for one in advice]),
             words("use", "", [one.strategy or one.reason or MISSING for one in advice]),
-            numbers("memory", "MiB", [scaled(one.memory_bytes, MIB) for one in advice]),
-            numbers("needs", "MiB", [scaled(one.needed_bytes, MIB) for one in advice]),
+            numbers("memory", "MiB", [scaled(one.memory_bytes, units.MIB) for one in advice]),
+            numbers("needs", "MiB", [scaled(one.needed_bytes, units.MIB) for one in advice]),
             numbers("step", unit, [scaled(one.step_seconds, size) for one in advice]),
         )
         of_group = f": {', '.join(group)}" if len(groups) > 1 and group else ""
@@ -233,7 +215,9 @@ def script_tables(comparisons: Sequence[ScriptComparison]) -> list[Table]:
     """
     tables = []
     for compared in comparisons:
-        size, unit = byte_unit(one.peak_bytes for pair in compared.pairs for one in (pair.before, pair.after) if one)
+        size, unit = units.byte_unit(
+            one.peak_bytes for pair in compared.pairs for one in (pair.before, pair.after) if one
+        )
         keys = {at: {pair.key[at] for pair in compared.pairs} for at in range(len(SCRIPT_KEYS))}
         varying = [at for at, values in keys.items() if len(values) > 1 or at == 4]
         figure_heads = [head for quantity in QUANTITIES for head in (f"{quantity} {unit}", "now", "change")]
@@ -267,9 +251,9 @@ def script_csv(comparisons: Sequence[ScriptComparison]) -> str:
     return csv_text([safe(value) for value in line] for line in lines)
 
 
-def script_document(comparisons: Sequence[ScriptComparison], *, gate: Sequence[str] | None, exit_code: int) -> bytes:
-    """Return one document: each pair with its key's parts by name; `gate` is what --fail-on found, None without it."""
-    runs = [
+def script_document(comparisons: Sequence[ScriptComparison]) -> list[dict[str, Any]]:
+    """Return what a document has of each comparison: each pair with its key's parts by name."""
+    return [
         {
             "run": compared.after,
             "against": compared.before,
@@ -281,7 +265,6 @@ def script_document(comparisons: Sequence[ScriptComparison], *, gate: Sequence[s
         }
         for compared in comparisons
     ]
-    return encode({"schema": SCHEMA, "exit_code": exit_code, "comparisons": runs, "gate": gate}) + b"\n"
 
 
 # ---- published figures beside ours
@@ -321,11 +304,6 @@ def published_table(reproduction: Reproduction) -> Table:
     return Table(title=title, columns=columns, below=tuple(below))
 
 
-def published_document(reproduction: Reproduction, *, run: str | None, exit_code: int) -> bytes:
-    """Return the same as one JSON document, with unrounded numbers."""
-    return encode({"run": run, "exit_code": exit_code, "reproduction": reproduction}) + b"\n"
-
-
 def _published(line: ComparedFigure) -> str:
     if line.published is None:
         return "not given"
@@ -343,7 +321,7 @@ def _ours(line: ComparedFigure) -> str:
         return line.ours
     unit = "MiB" if line.unit == "M" else line.unit
     ours = in_unit_text(line.ours, unit, signed=line.kind == "change")
-    return ours if line.spread is None else f"{ours} {spread_text(line.spread)}"
+    return ours if line.spread is None else f"{ours} {units.spread_text(line.spread)}"
 
 
 def _difference(line: ComparedFigure) -> str:

@@ -14,23 +14,12 @@ from profiler.analysis import axes, progress
 from profiler.analysis.advice import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.axes import Space, grid, nearest_growth, two
 from profiler.analysis.rows import TIMES, Row, rows
-from profiler.core import catalogue
+from profiler.core import catalogue, units
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Evidence, ModelSummary, RankBytes, evidence
 from profiler.core.stats import spread, uncertainty
-from profiler.core.units import (
-    MISSING,
-    byte_unit,
-    bytes_text,
-    bytes_texts,
-    count_text,
-    few,
-    in_unit_text,
-    scaled,
-    second_unit,
-    spread_text,
-)
+from profiler.core.units import MISSING, count_text, few, scaled, second_unit, spread_text
 from profiler.runs import REFERENCE, read_tags, reference, reference_names, runs
 from profiler.runs.store import load
 from profiler.training import models
@@ -48,7 +37,7 @@ from profiler.views.tables.columns import (
 )
 
 OUT, BEYOND = "OOM", "*"
-RATE_TEXT = partial(in_unit_text, unit="")
+RATE_TEXT = partial(units.in_unit_text, unit="")
 BATCHES = {"batch_size", "strategy"}  # the axes over which the throughput frontier is shown too
 STOPPED = {
     "target": "sure enough",
@@ -163,7 +152,7 @@ def _plane(rows: Sequence[Row]) -> Iterator[Table]:
     across, up = two(space)
     cells = grid(rows, space, across, up)
     yield Table(title=heading(rows))
-    size, unit = byte_unit(row.readings.peak_bytes for row in rows)
+    size, unit = units.byte_unit(row.readings.peak_bytes for row in rows)
     second, second_name = second_unit(row.step_seconds for row in rows)
     in_bytes, in_seconds = partial(scaled, size=size), partial(scaled, size=second)
     peak, saved = (f"{marked(name, rows)} ({unit})" for name in ("peak memory", "saved memory"))
@@ -193,14 +182,14 @@ def _plane(rows: Sequence[Row]) -> Iterator[Table]:
         yield Table(title=title, columns=tuple(columns), cuts=tuple(range(1, len(columns))))
     if {across.name, up.name} == BATCHES and (best := throughput_frontier(rows)):
         stairs = (
-            numbers("from", "", bytes_texts([row.readings.peak_bytes for row in best])),
+            numbers("from", "", units.bytes_texts([row.readings.peak_bytes for row in best])),
             words("strategy", "", [str(row.case.label) for row in best]),
             numbers("batch", "size", [str(row.case.batch_size) for row in best]),
             numbers("samples", "a second", [RATE_TEXT(samples_per_second(row) or 0.0) for row in best]),
         )
         yield Table(title="the most samples a second up to a peak", columns=stairs)
     device_bytes = device_memory(rows)
-    memory = "the device's memory" if device_bytes is None else f"the device's {bytes_text(device_bytes)}"
+    memory = "the device's memory" if device_bytes is None else f"the device's {units.bytes_text(device_bytes)}"
     beyond = any(row.outcome == "ok" and holds(row) is False for row in rows)
     signs = [f"{BEYOND} does not fit {memory}, {COUNTED}"] if beyond else []
     signs += [f"{OUT}: ran out of memory"] if any(row.outcome == "out_of_memory" for row in rows) else []

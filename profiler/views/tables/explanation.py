@@ -10,8 +10,6 @@ import msgspec
 from profiler.analysis.explanation import CHUNKS, Explanation
 from profiler.analysis.live_bytes import HIDDEN as TEMPORARIES
 from profiler.analysis.live_bytes import Holder, Peak, SnapshotExplanation, peak
-from profiler.core.case import encode
-from profiler.core.record import Evidence
 from profiler.core.trace_data import BlockChoice, BlockChoices, Trace
 from profiler.core.units import byte_unit, bytes_text, bytes_texts, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
@@ -90,11 +88,6 @@ def tables(explained: Explanation, *, title: str, notes: Sequence[str] = (), wid
         columns.append(numbers(unit, "", [*(scaled(nbytes, size) for _, nbytes in shares), *blank]))
     live = Table(title=title, above=tuple(lines), columns=tuple(columns), cuts=(0, 2))
     return [live, Table(columns=largest if found else (), below=tuple(f"note: {note}" for note in notes))]
-
-
-def document(explained: Explanation, *, strategy: str, evidence: Evidence = "predicted") -> bytes:
-    """Return the explanation with its strategy and kind of evidence as one JSON document; sizes are in bytes."""
-    return encode({"strategy": strategy, "evidence": evidence, **msgspec.to_builtins(explained)}) + b"\n"
 
 
 def where(peak: Peak) -> str:
@@ -178,9 +171,3 @@ def snapshot(explained: SnapshotExplanation, *, title: str) -> list[Table]:
         if held
     ]
     return [Table(title=title, above=tuple(lines)), *parts]
-
-
-def snapshot_document(explained: SnapshotExplanation) -> bytes:
-    """Return the explanation of a snapshot as one JSON document."""
-    fields = {"evidence": "recorded", **msgspec.to_builtins(explained), "free_bytes": explained.free_bytes}
-    return encode(fields) + b"\n"

@@ -12,22 +12,11 @@ import msgspec
 
 from profiler.analysis.advice import Rung
 from profiler.analysis.rows import Row
-from profiler.core import by_key
+from profiler.core import by_key, units
 from profiler.core.case import Case, encode_indented
 from profiler.core.gpu_specs import parse
 from profiler.core.plan_file import files_of_labels, strategy_labels
-from profiler.core.units import (
-    MISSING,
-    byte_unit,
-    bytes_text,
-    bytes_texts,
-    change_range_text,
-    change_text,
-    error_text,
-    scaled,
-    second_unit,
-    seconds_text,
-)
+from profiler.core.units import MISSING, bytes_text, bytes_texts, change_text, scaled
 from profiler.planning.chain import Chain, Plan, Stage, render
 from profiler.planning.chain import words as words_of
 from profiler.planning.simulator import Way
@@ -150,14 +139,14 @@ def table(lines: Sequence[ComparedPlan], chain: Chain, *, title: str, none: Way,
         texts = [outcome or text for outcome, text in zip(bad, bytes_texts(_seen(known), *costs), strict=True)]
         peaks = [numbers("peak", ", ".join(kinds) or "predicted", texts)]
     if kinds not in ([], ["rehearsed"]):
-        errors = [error_text(row.prediction_error if row else None) for row in rows]
+        errors = [units.error_text(row.prediction_error if row else None) for row in rows]
         peaks.append(numbers("predicted", "off by", errors))
         seconds = [none.cost.step_seconds * ((row and row.time_ratio) or 0.0) for row in rows]  # as was measured
         off = [_change(line.way.cost.step_seconds, one) for line, one in zip(lines, seconds, strict=True)]
         ratios = [ratio_text(row) if row and row.time else MISSING for row in rows]
         ranges = []
         for time in (row.time if row else None for row in rows):
-            known_range = change_range_text(time.interval if time else None)
+            known_range = units.change_range_text(time.interval if time else None)
             ranges.append("too noisy" if time and time.interval and time.is_noisy else known_range)
         times = [
             numbers("time", "measured", [UNSURE if ratio == NOISE else ratio for ratio in ratios]),  # the range says so
@@ -202,9 +191,9 @@ def stages(chain: Chain, *, title: str) -> Table:
     """Return one line per stage: its memory and its times."""
     listed = chain.stages
     counts = {head: [getattr(stage, name) for stage in listed] for head, name in STAGE_BYTES.items()}
-    size, unit = byte_unit(count for column in counts.values() for count in column)
+    size, unit = units.byte_unit(count for column in counts.values() for count in column)
     taken = {name: [getattr(stage, f"{name}_seconds") for stage in listed] for name in ("forward", "backward")}
-    ticks, second = second_unit(together.from_iterable(taken.values()))
+    ticks, second = units.second_unit(together.from_iterable(taken.values()))
 
     def options(stage: Stage) -> str:
         named = [f"{option.name} {scaled(option.saved_bytes, size)} {unit}" for option in stage.options]
@@ -352,7 +341,7 @@ def sizes_table(
             numbers("its", "memory", [bytes_text(rung.place.limit if rung.reach else None) for rung in rungs]),
             needed,
             words("next smaller", "", map(_beyond, rungs)),
-            numbers("step", kind, [seconds_text(rung.row.step_seconds if rung.row else None) for rung in rungs]),
+            numbers("step", kind, [units.seconds_text(rung.row.step_seconds if rung.row else None) for rung in rungs]),
         ]
     mark = words("", "", [FITS if rung is chosen else "" for rung in rungs])
     reasons = [f"{label}: {_why(rung)}" for label, rung in zip(labels, rungs, strict=True) if not rung.reach]

@@ -11,20 +11,11 @@ import msgspec
 
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
-from profiler.core import gpu_specs
+from profiler.core import gpu_specs, units
 from profiler.core.errors import UserError
 from profiler.core.record import AppliedToModel, Gradients
 from profiler.core.stats import num_warmup, num_warmup_pairs, pair_ratios, ratio_of_pairs
-from profiler.core.units import (
-    MISSING,
-    Choice,
-    bytes_text,
-    change_range_text,
-    change_text,
-    count_text,
-    few,
-    seconds_text,
-)
+from profiler.core.units import MISSING, Choice, bytes_text, change_text, count_text, seconds_text
 from profiler.scripts.report import IN_STEPS, Process, Variant, estimate_caveat, name_of, phase_name, phase_text
 from profiler.views.tables import Table, byte_columns, numbers, telling, words
 from profiler.views.tables.columns import CLOSE, NOISE, UNSURE
@@ -79,7 +70,7 @@ def tables(variants: Sequence[Variant]) -> list[Table]:
         found.append(Table(above=(sentence(variant, variants),)))
         lines = []  # what a strategy did to each model, and what the script checkpoints by itself
         for applied in (applied for process in variant.processes for applied in process.applied):
-            own = f"its own checkpoints: {few(list(applied.own), MOST_NAMED)}" if applied.own else ""
+            own = f"its own checkpoints: {units.few(list(applied.own), MOST_NAMED)}" if applied.own else ""
             what = f"left as it is: {applied.why}" if applied.why else f"{applied.strategy}, {what_was_done(applied)}"
             kept = own if Choice(applied.strategy).parts[0] in KEEP_OWN or applied.why else f"instead of {own}"
             done = own if applied.strategy == "none" else f"{what}{f'; {kept}' if own else ''}"
@@ -166,7 +157,7 @@ def _assumed(variant: Variant) -> Iterator[str]:
     """Yield where sizes were assumed, and between which bounds the peak is then."""
     if not variant.sized_at:
         return
-    yield f"; assumed: sizes depend on values at {few(list(variant.sized_at), MOST_NAMED)}"
+    yield f"; assumed: sizes depend on values at {units.few(list(variant.sized_at), MOST_NAMED)}"
     peaks = {bound.values: bound.peak_bytes for bound in variant.bounds if bound.outcome == "ok" and bound.peak_bytes}
     if len({*peaks.values(), variant.largest.peak_bytes}) > 1:
         bounds = [f"{bytes_text(peak)} with --values {values}" for values, peak in peaks.items()]
@@ -220,7 +211,7 @@ def _ratio_text(ratio: TimeRatio) -> str:
         return UNSURE if ratio.ratio < 1 else f"{change_text(ratio.ratio)} ({UNSURE}: one round)"
     verdict = time_ratio.verdict(ratio)
     change = {"too noisy to tell": NOISE, CLOSE: UNSURE}.get(verdict, change_text(ratio.ratio))
-    return f"{change} ({change_range_text(ratio.interval)})"
+    return f"{change} ({units.change_range_text(ratio.interval)})"
 
 
 def _equality(equality: Gradients, *, is_plain: bool) -> str:
