@@ -47,11 +47,7 @@ class EngineChoice(Choice):
 
 
 def connect(
-    text: str = "local",
-    *,
-    stage_seconds: float | None = None,
-    plan: Sequence[Trial] = (),
-    measures: bool = True,
+    text: str = "local", *, stage_seconds: float | None = None, plan: Sequence[Trial] = (), measures: bool = True
 ) -> Engine:
     """Return the engine of that name, with its options, as a context manager.
 

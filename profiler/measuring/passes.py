@@ -21,16 +21,8 @@ from profiler.core.units import bytes_text, count_text, few
 from profiler.measuring.bench import Bench, switches
 from profiler.measuring.devices import environment
 from profiler.measuring.failure_causes import explained
-from profiler.measuring.meters import operators
+from profiler.measuring.meters import operators, saved_graph
 from profiler.measuring.meters import time as timing
-from profiler.measuring.meters.saved_graph import (
-    OwnRecomputes,
-    SavedByBlocks,
-    frozen_modules,
-    kept_on_ctx,
-    needless_bytes,
-    recompute_remark,
-)
 from profiler.training.assemble import Assembled, assemble_beside
 from profiler.training.known_values import NOT_REAL, WHOLE, ZEROS, ValueReads, unknown_masks
 from profiler.training.own_checkpoints import compiled_modules
@@ -100,17 +92,17 @@ def counted_step(
     """Run a step that counts what its operators do; note what it shows of the model and its strategy."""
     bench.num_steps += 1
     calls[:] = [0] * len(calls)
-    reads, recomputes, kept = ValueReads(), OwnRecomputes(), dict[str, int]()
+    reads, recomputes, kept = ValueReads(), saved_graph.OwnRecomputes(), dict[str, int]()
     case, workload = built.case, built.workload
     is_found = bool(workload.blocks) and not (case.blocks or case.parallel or workload.calls)  # not named by anyone
     is_plain = case == case.baseline and is_found and not compiled_modules(workload.module)
-    by_blocks = SavedByBlocks(workload) if is_plain else None
+    by_blocks = saved_graph.SavedByBlocks(workload) if is_plain else None
     unknown_masks.clear()
 
     def look(loss: torch.Tensor) -> None:
         if bench.trial.case != bench.trial.case.baseline:
-            kept.update(kept_on_ctx(loss, built.workload))
-        elif nbytes := needless_bytes(loss, built.workload):
+            kept.update(saved_graph.kept_on_ctx(loss, built.workload))
+        elif nbytes := saved_graph.needless_bytes(loss, built.workload):
             needless = partial(_tell_needless, bench, nbytes, built.workload)
             bench.extra("where bytes are saved needlessly", needless)
         if by_blocks and (text := by_blocks.remark(loss)):
@@ -133,7 +125,7 @@ def counted_step(
     if bench.trial.case == bench.trial.case.baseline and any(bench.group.gather(bool(recomputes.modules))):
         look_again = partial(recomputes.names, built.workload)
         if names := bench.extra("which modules the backward runs again", look_again):
-            bench.note("GCP064", recompute_remark(names))
+            bench.note("GCP064", saved_graph.recompute_remark(names))
     _tell_kept(bench, kept, recomputes.functions)
     return readings
 
@@ -166,7 +158,7 @@ def _tell_kept(bench: Bench, kept: dict[str, int], recomputing: Collection[str])
 
 
 def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:
-    modules = frozen_modules(workload)
+    modules = saved_graph.frozen_modules(workload)
     named = f" in {few(modules, MOST_NAMED)}" if modules else " before the first parameter that trains"
     text = f"{bytes_text(nbytes)} are saved for gradients that reach no parameter: nothing trains{named}, and"
     way = "leave off what makes it need one (requires_grad_(), enable_input_require_grads()), or run it under no_grad"

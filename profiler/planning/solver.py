@@ -8,23 +8,9 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from profiler.planning import dp_table
 from profiler.planning.chain import Chain, Item, Plan
-from profiler.planning.dp_table import (
-    LARGEST,
-    Costs,
-    Cuts,
-    Inner,
-    KeptIntervals,
-    ParetoFront,
-    Points,
-    Sides,
-    Table,
-    Whole,
-    lowest,
-    merged,
-    single,
-    thinned,
-)
+from profiler.planning.dp_table import LARGEST, Costs, ParetoFront, Points, Whole, lowest
 from profiler.planning.simulator import simulate
 
 DEEPEST = 8  # every level nests a checkpoint call, and a hundred of them end in RecursionError
@@ -72,7 +58,7 @@ class Frontier:
         return Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan)
 
 
-def _plan(costs: Costs, tables: Sequence[Inner], nbytes: int) -> Plan:
+def _plan(costs: Costs, tables: Sequence[dp_table.Inner], nbytes: int) -> Plan:
     """Return the fastest plan within so many bytes.
 
     `tables[n]` solves depth n: 0 the whole chain, 1 a checkpointed segment, ...; the last serves deeper ones.
@@ -127,11 +113,11 @@ def frontier(
         offloading = OffloadTable(costs, edges, points=points, waiting=waiting)
         return Frontier(chain, costs, offloading.whole, offloading.plan)
     whole = costs.num_stages
-    inner: list[Inner] = [] if levels is None else [KeptIntervals(costs)]
+    inner: list[dp_table.Inner] = [] if levels is None else [dp_table.KeptIntervals(costs)]
     for _ in range(1 if levels is None else levels - 1):  # of any depth: one table that serves itself
-        deeper = Table(costs, edges, inner=inner[0] if inner else None, points=points)
+        deeper = dp_table.Table(costs, edges, inner=inner[0] if inner else None, points=points)
         inner.insert(0, deeper.fill(range(1, whole + 1)))
-    end = Table(costs, edges, inner=inner[0], points=points).fill([whole + 1])
+    end = dp_table.Table(costs, edges, inner=inner[0], points=points).fill([whole + 1])
     return Frontier(chain, costs, end.of(1, whole + 1), partial(_plan, costs, (end, *inner)))
 
 
@@ -165,7 +151,7 @@ class OffloadTable:
         """`waiting`: only inputs of segments that begin at stages up to this one may wait in host memory."""
         self._costs, self._edges, self._points = costs, edges, points
         self._waiting = costs.num_stages if waiting is None else waiting
-        self._inner = KeptIntervals(costs)
+        self._inner = dp_table.KeptIntervals(costs)
         self._output = np.array(costs.output)
         self._base = OPTIONS + max(map(len, costs.keeps))  # above every treatment + 1
         self._by_held: list[dict[int, ParetoFront]] = [{} for _ in costs.output]  # [s][what the output of s - 1 holds]
@@ -208,7 +194,7 @@ class OffloadTable:
     def _solve(self, first: int) -> None:
         """Find the fronts of all plans from this stage on."""
         costs, before = self._costs, self._costs.output[first - 1]
-        here = self._here(first) if first <= costs.num_stages else {LONGER: single(0, 0, 0)}
+        here = self._here(first) if first <= costs.num_stages else {LONGER: dp_table.single(0, 0, 0)}
         helds = {before, *(way.freed for way in costs.keeps[first - 1])}
         away = {held: self._away(first, held, max(helds), here) for held in helds}
         lost = self._lost
@@ -233,7 +219,7 @@ class OffloadTable:
     def _front(self, parts: list[Points], lost: int) -> ParetoFront:
         front = lowest(parts)
         front.lost = lost
-        front = thinned(front, self._points)
+        front = dp_table.thinned(front, self._points)
         self._lost = max(self._lost, front.lost)
         return front
 
@@ -286,11 +272,13 @@ class OffloadTable:
             if not len(cuts):
                 continue
             numbers = start + cuts
-            outer = Sides(fronts=rows.fronts, numbers=numbers, counts=rows.counts, held=self._output[after[cuts] - 1])
-            made = Cuts(
+            outer = dp_table.Sides(
+                fronts=rows.fronts, numbers=numbers, counts=rows.counts, held=self._output[after[cuts] - 1]
+            )
+            made = dp_table.Cuts(
                 outer=outer, inner=None, floors=floors[cuts], ticks=ticks[cuts], times=rows.times[numbers], lost=cuts
             )
-            for points in merged(made, [rivals[treatment]] if treatment in rivals else [], self._edges):
+            for points in dp_table.merged(made, [rivals[treatment]] if treatment in rivals else [], self._edges):
                 cut = int(cuts[points.choice - 1])
                 choice = int(lengths[cut]) * self._base + (held is not None) * (1 + int(rows.treatments[start + cut]))
                 parts.setdefault(treatment, []).append(Points(nbytes=points.nbytes, ticks=points.ticks, choice=choice))

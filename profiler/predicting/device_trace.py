@@ -16,35 +16,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from profiler.core import trace_data
 from profiler.core.allocator_history import Space
 from profiler.core.case import Case
 from profiler.core.errors import Unsupported
-from profiler.core.trace_data import (
-    GIVEN,
-    GRANULE,
-    TAKEN_BACK,
-    WORKSPACES,
-    Operator,
-    Trace,
-    blocks_in_use,
-    line,
-    live,
-    summed,
-)
+from profiler.core.trace_data import Operator, Trace, blocks_in_use, line, live, summed
 from profiler.core.units import bytes_text
 from profiler.measuring.devices import open_device
 from profiler.measuring.meters.operators import copied_bytes, kind_of
-from profiler.predicting.step_tracer import (
-    Assumed,
-    BlockLife,
-    BlockLives,
-    Held,
-    StepTracer,
-    is_in_place,
-    is_sum_in_place,
-    linear,
-    plain_tensors,
-)
+from profiler.predicting import step_tracer
+from profiler.predicting.step_tracer import Assumed, BlockLife, Held, StepTracer, linear
 from profiler.training.assemble import Assembled, assemble
 from profiler.training.known_values import NOT_REAL, ZEROS, ValueReads
 from profiler.training.observed_forward import Seen, remembering
@@ -102,7 +83,7 @@ class DeviceTracer(StepTracer):
         number = len(self.ran) + 1
         self.bounds.append((self._num_events - self._num_first, number, False))
         torch._C._cuda_resetPeakMemoryStats(self._device)
-        is_written = is_in_place(func, args) or is_sum_in_place(func, args)
+        is_written = step_tracer.is_in_place(func, args) or step_tracer.is_sum_in_place(func, args)
         if is_written:  # as autograd does where no dispatch mode is on
             in_place = getattr(torch.ops.aten, f"{func._overloadpacket.__name__}_")
             out = getattr(in_place, func._overloadname)(*args, **kwargs).detach()
@@ -159,7 +140,7 @@ class DeviceTracer(StepTracer):
         return int(counts["allocated_bytes"]["all"]["peak"])
 
     def storages(self, tree: Any) -> list[int]:
-        parts = (part for tensor in plain_tensors(tree) for part in dense_parts(tensor) if part.is_cuda)
+        parts = (part for tensor in step_tracer.plain_tensors(tree) for part in dense_parts(tensor) if part.is_cuda)
         storages = (part.untyped_storage() for part in parts)
         return list(dict.fromkeys(storage.data_ptr() for storage in storages if storage.nbytes()))
 
@@ -180,7 +161,7 @@ class DeviceTracer(StepTracer):
                 operator,
                 hidden_bytes=hidden,
                 unsplit=hidden - (self.blocks.asked_peaks[number] - asked[number]),
-                batch_bytes=hidden // 2 // GRANULE * GRANULE if grows else 0,
+                batch_bytes=hidden // 2 // trace_data.GRANULE * trace_data.GRANULE if grows else 0,
             )
             operators.append(own)
         return msgspec.structs.replace(trace, operators=tuple(operators))
@@ -201,7 +182,7 @@ def snapshot(device: int | None = None) -> dict[str, Any]:
             del vars(torch)["_inductor"]
 
 
-class DeviceBlocks(BlockLives):
+class DeviceBlocks(step_tracer.BlockLives):
     """All blocks of a step on a device, by the allocator's history."""
 
     def __init__(self, tracer: DeviceTracer) -> None:
@@ -216,8 +197,8 @@ class DeviceBlocks(BlockLives):
         self._number, self._is_ended = 0, True  # of the operator that runs, or ran last
         num_events = 0  # blocks given or taken back
         for event in tracer.events:
-            taken, is_given = space.follow(event), event["action"] == GIVEN
-            if not is_given and event["action"] != TAKEN_BACK:
+            taken, is_given = space.follow(event), event["action"] == trace_data.GIVEN
+            if not is_given and event["action"] != trace_data.TAKEN_BACK:
                 continue
             bound = None
             while bounds and bounds[0][0] <= num_events:
@@ -292,7 +273,7 @@ def trace_case(
     in_use = blocks_in_use(snapshot()["segments"])
     torch._C._cuda_clearCublasWorkspaces()
     left = {block.address for block in blocks_in_use(snapshot()["segments"])}
-    workspaces = {block.address: (WORKSPACES, "") for block in in_use if block.address not in left}
+    workspaces = {block.address: (trace_data.WORKSPACES, "") for block in in_use if block.address not in left}
     trace = tracer.trace(workspaces | before, after, dropped)
     if max(live(trace)) != peak_bytes:  # a third step may find the allocator's free blocks elsewhere than a second
         for parameter in workload.module.parameters():

@@ -12,20 +12,11 @@ from torch import nn
 
 from profiler.analysis import live_bytes
 from profiler.analysis.live_bytes import OUTSIDE, nbytes, stage_of
+from profiler.core import trace_data
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import PHASES, Note, PhaseBytes, Readings, Record, timeline
-from profiler.core.trace_data import (
-    STATIC,
-    Followed,
-    Trace,
-    by_category,
-    live,
-    resting,
-    roofline_seconds,
-    scaled,
-    stated_error,
-)
+from profiler.core.trace_data import Followed, Trace, resting, roofline_seconds
 from profiler.measuring.devices import open_device, versions
 from profiler.measuring.meters import saved_graph
 from profiler.predicting import device_trace
@@ -74,7 +65,7 @@ def predict(trial: Trial, *, on_pass: Callable[[str], None] = lambda name: None,
     peak = live_bytes.peak(trace)
     largest = live_bytes.modules_at(trace, peak.number, blocks=built.workload.blocks)[:NUM_LARGEST]
     shown = timeline(
-        by_category(trace),
+        trace_data.by_category(trace),
         [(phase, first) for phase, first, last in trace.spans() if first <= last],
         operator=peak.operator,
         module=peak.module,
@@ -152,13 +143,13 @@ def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | Non
     if measured is not None:
         bare = trace if case == case.baseline else trace_case(case.baseline, build=build)[1]
         estimated = roofline_seconds(bare.operators, rates, case.precision)["step"]
-        estimate = scaled(estimate, measured=measured, estimated=estimated)
+        estimate = trace_data.scaled(estimate, measured=measured, estimated=estimated)
     return {f"{phase}_seconds": (value,) for phase, value in estimate.items()}
 
 
 def memory_readings(trace: Trace) -> dict[str, Any]:
     """Return the memory fields (bytes) and FLOP fields of Readings; what the allocator reserves is not known."""
-    alive, peaks = live(trace), list[tuple[str, int, int]]()
+    alive, peaks = trace_data.live(trace), list[tuple[str, int, int]]()
     for name, first, last in trace.spans():
         at = max(
             range(first, last + 1), key=alive.__getitem__, default=last
@@ -170,7 +161,7 @@ def memory_readings(trace: Trace) -> dict[str, Any]:
     return {
         "static_bytes": {
             category: nbytes(item for item in before if item.category == category)
-            for category in dict.fromkeys((*STATIC, *(item.category for item in before)))
+            for category in dict.fromkeys((*trace_data.STATIC, *(item.category for item in before)))
         },
         "start_bytes": resting(trace, forwards[0][0] - 1),
         "saved_bytes": max(  # what a forward allocates and leaves; older bytes that it frees do not count
@@ -192,7 +183,9 @@ def _stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
     """Return the notes on what limits the accuracy of a prediction."""
     texts = {
         "GCP015": ESTIMATED[device_kind(trial.case)] if trial.calibration is None else None,
-        "GCP016": stated_error(rates, trial.case.precision, is_scaled=_measured_seconds(trial, rates) is not None)
+        "GCP016": trace_data.stated_error(
+            rates, trial.case.precision, is_scaled=_measured_seconds(trial, rates) is not None
+        )
         if rates and not assumed.is_unfused
         else None,
         "GCP017": GUESSED if assumed.num_guesses else None,

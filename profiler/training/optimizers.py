@@ -86,11 +86,6 @@ def _own_attributes(part: torch.optim.Optimizer) -> list[Any]:
     return [value for name, value in vars(part).items() if name not in of_all]
 
 
-def own_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return the tensors in attributes of these optimizers, outside of any state: Lookahead's slow weights."""
-    return tensors([_own_attributes(part) for part in wrapped(optimizer)])
-
-
 def states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, Mapping[str, Any]]]:
     """Yield each parameter that has state with that state, once for each optimizer that keeps some."""
     for state in {id(part.state): part.state for part in wrapped(optimizer)}.values():  # Buckets share one
@@ -114,7 +109,8 @@ def between_steps(workload: Workload, optimizer: torch.optim.Optimizer) -> Itera
         yield parameter.grad, "gradients", owner
     for one, state in states(optimizer):
         yield dict(state), "optimizer", owned.get(one, "")
-    yield own_tensors(optimizer), "optimizer", ""
+    for part in wrapped(optimizer):
+        yield tensors(_own_attributes(part)), "optimizer", ""  # outside of any state: Lookahead's slow weights
 
 
 def hooks_of(parameter: torch.Tensor) -> dict[int, Callable[..., Any]]:

@@ -22,15 +22,7 @@ from profiler.views.tables import Table
 from profiler.views.tables import plans as view
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.explain import peak_place
-from profiler.workflows.fit_search import (
-    CONSENTS,
-    IN_BACKWARD,
-    OFFLOAD,
-    Levers,
-    Search,
-    proved_floors,
-    timed,
-)
+from profiler.workflows.fit_search import CONSENTS, IN_BACKWARD, OFFLOAD, Levers, Search, proved_floors, timed
 from profiler.workflows.planner import GATE, file_of
 from profiler.workflows.spec import Request
 from profiler.workflows.stages import ModelOnDevice, Step, context_of, limit_of, roomy, way_of

@@ -26,23 +26,13 @@ from profiler.planning.solver import Point
 from profiler.scripts import launch
 from profiler.scripts.report import NOT_MET, WITHIN, Asked, Ended, Variant, phase_text, phases_of
 from profiler.training import label_of
-from profiler.workflows.fit_search import (
-    ALL,
-    EACH_IN_BACKWARD,
-    EXPANDABLE,
-    FUSED,
-    IN_BACKWARD,
-    LOSS,
-    NO_FOREACH,
-    NONE,
-    PLAN,
-    Levers,
-)
+from profiler.workflows import fit_search
+from profiler.workflows.fit_search import ALL, LOSS, NONE, PLAN, Levers
 from profiler.workflows.plan_fitting import TriedPlan, fastest, written
 from profiler.workflows.planner import ANY, GATE
 from profiler.workflows.stages import context_alone, limit_of
 
-KERNELS = (FUSED, NO_FOREACH)  # the latter where the optimizer has no fused kernels
+KERNELS = (fit_search.FUSED, fit_search.NO_FOREACH)  # the latter where the optimizer has no fused kernels
 LEAST = 0.01  # of a peak: what takes less off it is tried where nothing else fits
 RAN = ("ok", "out_of_memory")
 PLANNED = ("forward", "backward")  # phases whose memory a plan changes
@@ -226,11 +216,14 @@ class Search:
 
     def _torn(self, tier: list[Levers]) -> list[Levers]:
         """Return those of which only what is reserved is too large, with segments that grow."""
-
         labels = {chosen: [label_of(one, chosen) for one in (NONE, PLAN, ALL)] for chosen in tier}
         peaks = {way.label: way.variant.largest.peak_bytes or ANY for way in self.ways}
         room = self.limit_bytes - self._context
-        return [(*chosen, EXPANDABLE) for chosen in tier if any(peaks.get(one, ANY) <= room for one in labels[chosen])]
+        return [
+            (*chosen, fit_search.EXPANDABLE)
+            for chosen in tier
+            if any(peaks.get(one, ANY) <= room for one in labels[chosen])
+        ]
 
     def _tiers(self, kernels: Levers) -> Iterator[list[Levers]]:
         """Yield combinations of levers, those that cost least first."""
@@ -240,7 +233,7 @@ class Search:
         if not helps and self._as_it_is(loss):
             self.left_out.pop(LOSS, None)
             yield [loss]
-        for back in (IN_BACKWARD, EACH_IN_BACKWARD):
+        for back in (fit_search.IN_BACKWARD, fit_search.EACH_IN_BACKWARD):
             yield [(*(loss if self._as_it_is(loss) else kernels), back)]
 
     def _kernels(self) -> Levers:

@@ -22,17 +22,7 @@ from profiler.runs import RESULTS, store
 from profiler.training import label_of, refuse_conflicts
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.fit import ROUNDS, FitRequest
-from profiler.workflows.fit_search import (
-    ALL,
-    EACH_IN_BACKWARD,
-    FUSED,
-    LOSS,
-    NO_FOREACH,
-    NONE,
-    PLAN,
-    Levers,
-    Search,
-)
+from profiler.workflows.fit_search import ALL, EACH_IN_BACKWARD, FUSED, LOSS, NO_FOREACH, NONE, PLAN, Levers, Search
 from profiler.workflows.plan_fitting import MEMORY
 from profiler.workflows.planner import GATE, file_of
 from profiler.workflows.spec import flags

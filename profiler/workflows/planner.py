@@ -286,13 +286,7 @@ def file_of(folder: Path, label: str) -> Path:
 
 
 def paired_trials(
-    case: Case,
-    chain: Chain,
-    ways: Sequence[Way],
-    folder: Path,
-    *,
-    rounds: int,
-    calibration: Calibration | None = None,
+    case: Case, chain: Chain, ways: Sequence[Way], folder: Path, *, rounds: int, calibration: Calibration | None = None
 ) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, PlanFile]]:
     """Return the cases by label, `none` first; their trials, with so many rounds of times; and the files they read.
 

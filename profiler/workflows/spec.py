@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from profiler import training
 from profiler.core import catalogue, device_choice, plan_file, safe_files, schedule
 from profiler.core.case import SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
 from profiler.core.catalogue import Entry, Option
@@ -20,25 +21,16 @@ from profiler.core.gpu_specs import parse
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
 from profiler.core.units import bytes_text, parse_percent
-from profiler.training import (
-    DISTRIBUTED,
-    LEVERS,
-    OPTIMIZERS,
-    STRATEGIES,
-    models,
-    refuse_conflicts,
-    refuse_unknown_optimizer,
-    resolved_label,
-)
+from profiler.training import OPTIMIZERS, models
 from profiler.training.models import meant
 from profiler.workflows import COMMAND
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # defaults besides `none`: for chains, and for other models
 TABLES = {  # for the fields of a case that are Choices
     "model": models.TABLE,
-    "strategy": STRATEGIES,
+    "strategy": training.STRATEGIES,
     "optimizer": OPTIMIZERS,
-    "parallel": DISTRIBUTED,
+    "parallel": training.DISTRIBUTED,
 }
 MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # a family's member: resnet18, vit_base_patch16_224.augreg
 WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # the value of an option of our own: own, 224, matmul+gelu, 16+32
@@ -202,7 +194,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     named = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(list(map(_known_optimizer, named)), "optimizer")
     for choice in optimized:
-        refuse_unknown_optimizer(choice)
+        training.refuse_unknown_optimizer(choice)
     sizes: list[int | None] = [*numbers("batch_size", request.batch_size)] or [None]
     micro_batches = numbers("accumulate", request.accumulate) or [1]
     words = ["fp32"] if request.precision is None else [word.strip() for word in request.precision.split(",")]
@@ -244,7 +236,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
         for device, model, optimizer, size, accumulate, precision, (way, ranks), label in points
     ]
     for case in cases:
-        refuse_conflicts(case)
+        training.refuse_conflicts(case)
     return CheckedRequest(trials=_trials(request, cases, rounds), data_directory=request.data, remarks=tuple(remarks))
 
 
@@ -254,7 +246,7 @@ def strategies_of(request: Request) -> list[Choice]:
     By default they are SEGMENTS if all models are chains, else OF_BLOCKS.
     """
     labels = [] if request.strategies is None else split_choices(request.strategies)
-    named = [resolved_label(label) for label in labels]
+    named = [training.resolved_label(label) for label in labels]
     segments = request.segments
     if segments is None and not named:
         is_chain = request.model is None or all(one.name in models.CHAINS for one in split_choices(request.model))
@@ -451,7 +443,7 @@ def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:
         text = getattr(asked, key)
         if not text or getattr(typed, key):
             continue
-        known = {**TABLES.get(FLAGS.get(key, ""), {}), **LEVERS}  # a lever leads nowhere, nor does one alone
+        known = {**TABLES.get(FLAGS.get(key, ""), {}), **training.LEVERS}  # a lever leads nowhere, nor does one alone
         if key == "data" or not all(is_plain(choice.parts[0], known) for choice in split_choices(text)):
             message = f"{path}: {key} = '{text}' names code or a place that is not gcprof's own"
             raise UserError(message, hint=f"if it is meant, type it: --{key} '{text}'")

@@ -122,12 +122,7 @@ class ModelOnDevice:
         return record if has_own and record.outcome == "ok" and peak is not None and peak <= budget_bytes else None
 
     def run(
-        self,
-        folder: Path,
-        trials: tuple[Trial, ...],
-        *,
-        plans: Mapping[Path, PlanFile],
-        ready: Sequence[Record] = (),
+        self, folder: Path, trials: tuple[Trial, ...], *, plans: Mapping[Path, PlanFile], ready: Sequence[Record] = ()
     ) -> tuple[int, Run]:
         """Run the trials in a new run folder, with the plans that they read; return an exit code and the run.
 

@@ -20,11 +20,7 @@ LEAST_SCALE = 2.0**-8  # of the model's largest gradient; fp32 rounds a 0 to up 
 
 
 def difference(
-    reference: torch.Tensor | None,
-    other: torch.Tensor | None,
-    *,
-    least_scale: float = 0.0,
-    device: torch.device = HOST,
+    reference: torch.Tensor | None, other: torch.Tensor | None, *, least_scale: float = 0.0, device: torch.device = HOST
 ) -> float:
     """Return the relative difference of two tensors, from 0 to 2, reduced on the device.
 

@@ -12,20 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from profiler.core import stats
 from profiler.core.errors import Unsupported
 from profiler.core.record import PHASES, Conditions
-from profiler.core.stats import (
-    FIRST_LOOK,
-    MOST_STEPS,
-    SHORTEST,
-    Sampling,
-    is_look,
-    num_least,
-    num_warmup,
-    num_warmup_pairs,
-    step_order,
-    stop_reason,
-)
 from profiler.measuring.devices import Device
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training.workload import Step
@@ -94,18 +83,20 @@ class _Series:
             self.first.append(self.take(sample))
             warmup -= 1
 
-    def stop_reason(self, sampling: Sampling | UnsetType, *, samples: int, least_pairs: int | UnsetType) -> str | None:
+    def stop_reason(
+        self, sampling: stats.Sampling | UnsetType, *, samples: int, least_pairs: int | UnsetType
+    ) -> str | None:
         """Return why sampling of this strategy ends here; None to go on."""
         own, plain = _steps(self.own), _steps(self.plain)
         if not sampling:
             return "samples" if len(own) >= samples else None
-        least = num_least(samples, least_pairs) if plain else samples
-        return stop_reason(own, sampling, least=least, without=plain)
+        least = stats.num_least(samples, least_pairs) if plain else samples
+        return stats.stop_reason(own, sampling, least=least, without=plain)
 
     def readings(self, device: Device, times: int, *, finds_warmup: bool, waits_for_ranks: bool) -> dict[str, Any]:
         """Return the time fields of Readings; timed steps that turn out to be warm-up are moved to the warm-up."""
         own, plain = _steps(self.own), _steps(self.plain)
-        settling = (num_warmup_pairs(own, plain) if plain else num_warmup(own)) if finds_warmup else 0
+        settling = (stats.num_warmup_pairs(own, plain) if plain else stats.num_warmup(own)) if finds_warmup else 0
         steady = self.own[settling:]
         plain_first = None if self.plain_first is None else _steps(self.plain_first) + plain[:settling]
         shares = [sample.launch_seconds / sample.seconds for sample in self.own if sample.seconds]
@@ -134,7 +125,7 @@ def read(
     *,
     warmup: int,
     samples: int,
-    sampling: Sampling | UnsetType = UNSET,
+    sampling: stats.Sampling | UnsetType = UNSET,
     least_pairs: int | UnsetType = UNSET,
     round_number: int = 1,
     until: float | None = None,
@@ -184,18 +175,18 @@ def read(
             one.first, one.plain_first = [one.take(sample)], series[0].plain_first
         one.warm_up(sample, warmup, lambda slowest: is_late(2 * slowest))
     fastest = min(sample.seconds for one in series for sample in (*one.first[-1:], *(one.plain_first or ())))
-    least = max(SHORTEST, TICKS * device.tick_seconds)  # seconds of a sample
-    times = min(MOST_STEPS, max(1, ceil(least / fastest))) if fastest else MOST_STEPS
+    least = max(stats.SHORTEST, TICKS * device.tick_seconds)  # seconds of a sample
+    times = min(stats.MOST_STEPS, max(1, ceil(least / fastest))) if fastest else stats.MOST_STEPS
     began = _spent_elsewhere(group)
     conditions = [_conditions(device, group, began)]
     cycles: list[float] = []
     while timed := [one for one in series if one.stopped is None]:
-        order = step_order(len(cycles), len(timed), round_number=round_number)
+        order = stats.step_order(len(cycles), len(timed), round_number=round_number)
         cycles.append(_run_cycle(timed, partial(sample, times), order, partial(plain, times)))
         reasons = [one.stop_reason(sampling, samples=samples, least_pairs=least_pairs) for one in timed]
         is_over = None in reasons and is_late(times * max(cycles))
         waits = bool(sampling and sampling.ends_together) and None in reasons and not is_over
-        if is_over or any(reasons) or (len(cycles) >= FIRST_LOOK and is_look(len(cycles))):
+        if is_over or any(reasons) or (len(cycles) >= stats.FIRST_LOOK and stats.is_look(len(cycles))):
             conditions.append(_conditions(device, group, began))
         for one, reason in zip(timed, reasons, strict=True):
             one.stopped = None if waits else reason or ("limit" if is_over else None)

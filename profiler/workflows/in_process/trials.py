@@ -34,17 +34,8 @@ from profiler.views.tables.plans import ComparedPlan, workspace_text
 from profiler.workflows import SILENT
 from profiler.workflows.explain import assumed, heading
 from profiler.workflows.fit import FitRequest, Fitted, searched
-from profiler.workflows.in_process.answering import (
-    Given,
-    Model,
-    NotRehearsed,
-    Optimizer,
-    answer,
-    named,
-    refuse_other_strategies,
-    rehearsed,
-    undisturbed,
-)
+from profiler.workflows.in_process import answering
+from profiler.workflows.in_process.answering import Given, Model, Optimizer, answer, named, rehearsed
 from profiler.workflows.in_process.results import Fit, PeakMemory, Plan, ShownRecord, StepExplanation, Timeline
 from profiler.workflows.plan_fitting import frontiers, written
 from profiler.workflows.planner import GATE, Planned, fitted_plan
@@ -54,7 +45,7 @@ from profiler.workflows.stages import Step, block_choices, followed, limit_of, r
 REHEARSED = "by='predicted' rehearses a GPU where that is possible"
 
 
-@undisturbed
+@answering.undisturbed
 def measure(
     model: Model,
     batch: Any = None,
@@ -90,7 +81,7 @@ def measure(
         record = gcprof.measure(build, strategy="segments:k=4")
         record.readings.saved_bytes, record.equality.gradients_equal
     """
-    refuse_other_strategies(strategy)
+    answering.refuse_other_strategies(strategy)
     words = Request(
         device=device, precision=precision, blocks=blocks, rounds=1, warmup=warmup, samples=samples, seed=seed
     )
@@ -147,7 +138,7 @@ def predict(
         before = gcprof.predict(build, device="h100", precision="bf16").readings.peak_bytes
         after = gcprof.predict(build, strategy="segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
-    refuse_other_strategies(strategy)
+    answering.refuse_other_strategies(strategy)
     given = Given(model, batch, loss, optimizer)
 
     def ask(engine: Engine, case: Case) -> Record:
@@ -247,7 +238,7 @@ def _steps(
 
     `words` are as of `answer`. With choices, the first step also has what other blocks come to.
     """
-    refuse_other_strategies(*strategies)
+    answering.refuse_other_strategies(*strategies)
 
     def ask(engine: Engine, case: Case) -> list[tuple[Case, Followed]]:
         steps = []
@@ -279,12 +270,7 @@ BY: dict[str, Callable[..., Record]] = {"predicted": predict, "measured": measur
 
 
 def peak_memory(
-    model: Model,
-    batch: Any = None,
-    strategy: str | PlanFile | Path = "none",
-    *,
-    by: str = "predicted",
-    **settings: Any,
+    model: Model, batch: Any = None, strategy: str | PlanFile | Path = "none", *, by: str = "predicted", **settings: Any
 ) -> PeakMemory:
     """Returns the peak of one training step; predicted, or measured on a device that is here.
 
@@ -450,7 +436,7 @@ def fit(
 
     try:
         return rehearsed(ask, given, device=device, precision=precision, blocks=blocks, seed=seed)
-    except NotRehearsed as error:
+    except answering.NotRehearsed as error:
         why = str(error)
         hint = None if why else 'name a GPU that need not be here: device="t4"'
         message = f"fit rehearses every way, which is not possible here{why and f': {why}'}"
