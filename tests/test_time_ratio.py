@@ -13,17 +13,7 @@ from profiler.analysis import time_ratio
 from profiler.analysis.advice import BudgetPoint, advise, budget_frontier
 from profiler.analysis.pairing import ALIGN, read_sides, times
 from profiler.analysis.rows import SURE, Row, flat_row, is_beaten, rows, time_verdict_of
-from profiler.analysis.time_ratio import (
-    TimeRatio,
-    estimated,
-    of_pairs,
-    of_rounds,
-    of_samples,
-    quotient,
-    sample,
-    units,
-    verdict,
-)
+from profiler.analysis.time_ratio import TimeRatio, of_pairs, of_rounds, quotient, sample, units, verdict
 from profiler.core.record import Record
 from profiler.core.stats import Sampling, centre, num_warmup_pairs, pair_ratios, step_order, stop_reason
 from profiler.views.report.section import budget, said, sentence
@@ -295,7 +285,7 @@ SHAPES = ((1, 10), (1, 30), (3, 5), (3, 10), (5, 5), (10, 5))  # rounds, and sam
 
 
 def against(*sides: list[list[float]]) -> TimeRatio:
-    return of_samples(*(sample(tuple(map(tuple, side))) for side in sides))
+    return time_ratio.of_samples(*(sample(tuple(map(tuple, side))) for side in sides))
 
 
 @pytest.mark.parametrize(
@@ -342,8 +332,12 @@ def test_samples_that_do_not_vary_or_are_zero_or_alone_divide_nothing_by_zero():
 
     assert (same.ratio, verdict(same), same.interval) == (1.0, "same", (pytest.approx(1.0), pytest.approx(1.0)))
     assert (verdict(other), other.interval) == ("slower", (pytest.approx(1.5), pytest.approx(1.5)))
-    assert against([[0.0, 0.0]], [[0.1, 0.1]]) is estimated(0.0, 0.1) is None
+    assert against([[0.0, 0.0]], [[0.1, 0.1]]) is time_ratio.estimated(0.0, 0.1) is None
     assert against([[0.1, 0.1]], [[0.0, 0.1]]).interval is None
     assert against([[0.1]], [[0.2, 0.2]]) == TimeRatio(ratio=2.0)
-    assert [verdict(estimated(1.0, seconds)) for seconds in (1.009, 1.011, 0.9)] == ["same", "slower", "faster"]
+    assert [verdict(time_ratio.estimated(1.0, seconds)) for seconds in (1.009, 1.011, 0.9)] == [
+        "same",
+        "slower",
+        "faster",
+    ]
     assert (of_rounds([1.1, 1.3, 1.2]).interval, of_rounds([1.1]).interval) == ((1.1, 1.3), None)

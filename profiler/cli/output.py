@@ -68,10 +68,7 @@ DEFINING = (
 
 
 def _does_something(file: str) -> bool:
-    """Whether a Python file does more than to define names when it is run; False where it cannot be read.
-
-    One that does not is a file of functions, of which one makes the model.
-    """
+    """Whether a Python file does more than to define functions and names; False where it cannot be read."""
     try:
         done = [one for one in ast.parse(Path(file).read_bytes()).body if not isinstance(one, DEFINING)]
     except (OSError, SyntaxError, ValueError):

@@ -294,10 +294,7 @@ def _tree(target: str) -> tuple[Path, ast.Module]:
 
 
 def _bound_to(name: str, tree: ast.Module, path: Path) -> str | None:
-    """Return what a name is an alias of, by `name = other` or `from module import other as name`; None if it is none.
-
-    A module is looked for only in the file's own folder; nothing is imported.
-    """
+    """Return what a name is an alias of, by `name = other` or `from module import other as name`; None if of none."""
     for node in reversed(tree.body):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
             targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
@@ -305,7 +302,7 @@ def _bound_to(name: str, tree: ast.Module, path: Path) -> str | None:
                 return f"{path}:{node.value.id}"
         elif isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
             original = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), None)
-            module = path.parent.joinpath(*node.module.split("."))
+            module = path.parent.joinpath(*node.module.split("."))  # beside the file alone; no import
             for file in (module.with_suffix(".py"), module / "__init__.py"):
                 if original and file.is_file():
                     return f"{file}:{original}"

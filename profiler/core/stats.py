@@ -253,11 +253,8 @@ def num_least(samples: int, least_pairs: int | UnsetType) -> int:
 
 
 def _is_sure(ratios: Sequence[float], target: float) -> bool:
-    """Whether three such rounds together can be expected to reach the target precision.
-
-    Two pairs have no interval: they must be within half the target of each other.
-    """
-    if len(ratios) == LEAST_PAIRS:
+    """Whether three such rounds together can be expected to reach the target precision."""
+    if len(ratios) == LEAST_PAIRS:  # which have no interval: they must be within half the target of each other
         return max(ratios) - min(ratios) <= target / 2 * min(ratios)
     ratio, limits = ratio_of_pairs(ratios, level=LOOK_LEVEL)
     return limits is not None and max(ratio - limits[0], limits[1] - ratio) <= target * ratio

@@ -207,10 +207,7 @@ class Local:
         return replace(record, detail=f"{(record.detail or '').rstrip('.')}; {need}")
 
     def _sharing(self, entry: str, trials: list[Trial]) -> Iterator[Record]:
-        """Run trials in one child; one that goes wrong there is run again by itself, and so are timed ones after it.
-
-        Predictions of one baseline end with its refusal.
-        """
+        """Run trials in one child; one that goes wrong there is run again by itself, and so are timed ones after it."""
         is_timed = entry == RUN_TOGETHER
         while trials:
             for record in (records := self._in_one_child(entry, trials)):
@@ -219,7 +216,7 @@ class Local:
                     break
                 trials = trials[1:]
                 yield record
-                if progress.is_refusal(record):
+                if progress.is_refusal(record):  # as of a prediction, which is that of its whole baseline
                     return
             if is_timed and trials:  # the next waits for its memory
                 self._ended_on = trials[0].case.torch_device

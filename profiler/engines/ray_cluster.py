@@ -284,12 +284,9 @@ def ask(entry: str, text: str, failing: str, stage_seconds: float, rehearses: bo
 
 
 def _local(stage_seconds: float) -> Local:
-    """Return this worker's engine.
-
-    A task with another GPU than the last one needs another server, since children inherit the server's environment.
-    """
+    """Return this worker's engine."""
     key = (os.environ.get(VISIBLE), stage_seconds)
-    if key not in _engines:
+    if key not in _engines:  # another GPU takes another server, whose environment its children inherit
         while _engines:
             _engines.popitem()[1].__exit__()
         engine = Local(stage_seconds=stage_seconds).__enter__()

@@ -296,10 +296,7 @@ def _names(stage: Stage) -> list[str]:
 
 
 def _pieces(plan: Plan, names: Sequence[Sequence[str]], items: tuple[Item, ...] | None = None) -> list[str | Segment]:
-    """Return a plan as blocks and segments; `names` are the blocks of each stage.
-
-    A segment whose input waits in host memory says where it is fetched.
-    """
+    """Return a plan as blocks and segments, and where inputs are fetched; `names` are the blocks of each stage."""
     options, pieces = dict(plan.options), list[str | Segment]()
     for item in plan.items if items is None else items:
         if isinstance(item, int):

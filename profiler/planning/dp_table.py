@@ -152,13 +152,10 @@ def _one_sided(cuts: Cuts, cut: int, limits: Whole) -> Points:
 
 
 def _two_sided(cuts: Cuts, inner: Sides, alive_cuts: Whole, alive: npt.NDArray[np.bool_], edges: Whole) -> Points:
-    """Return the points of all cuts, each from the first to the last cell in which it is alive; they are unsorted.
-
-    The memory of cut number i is shifted by i times more than the largest memory, so that one search serves all cuts.
-    """
+    """Return the points of all cuts, each from the first to the last cell in which it is alive; they are unsorted."""
     first = alive.argmax(axis=1)
     last = alive.shape[1] - alive[:, ::-1].argmax(axis=1)
-    apart = np.arange(len(alive_cuts)) * (edges[-1] + 1)
+    apart = np.arange(len(alive_cuts)) * (edges[-1] + 1)  # shifts each cut, so that one search serves all
     sides = [_between(side, alive_cuts, first, last, apart) for side in (inner, cuts.outer)]
     lowest = cuts.floors[alive_cuts]
     for side in (inner, cuts.outer):

@@ -12,19 +12,8 @@ from math import fsum, hypot
 
 import msgspec
 
-from profiler.planning.chain import (
-    INNER,
-    RECOMPUTED,
-    Chain,
-    Item,
-    Plan,
-    SaveOption,
-    Stage,
-    fault,
-    fetches,
-    flat,
-    segments,
-)
+from profiler.planning import chain as chains
+from profiler.planning.chain import INNER, RECOMPUTED, Chain, Item, Plan, SaveOption, Stage, flat, segments
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +34,7 @@ def simulate(chain: Chain, plan: Plan) -> Cost:
 
     Raises ValueError if this is no plan of this chain.
     """
-    wrong = fault(plan, len(chain.stages)) or _fault_of_chain(chain, plan)
+    wrong = chains.fault(plan, len(chain.stages)) or _fault_of_chain(chain, plan)
     if wrong:
         raise ValueError(wrong)
     machine = _Machine(chain, plan)
@@ -96,7 +85,7 @@ def _fault_of_chain(chain: Chain, plan: Plan) -> str | None:
     if ends and not chain.host_rate:
         return "the rate of copies to host memory is not known"
     for end in ends:
-        if not fetches(chain, end + 1):
+        if not chains.fetches(chain, end + 1):
             return f"stage {end + 2} has no block where an input could be fetched from host memory"
     return None
 

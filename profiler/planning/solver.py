@@ -59,16 +59,13 @@ class Frontier:
 
 
 def _plan(costs: Costs, tables: Sequence[dp_table.Inner], nbytes: int) -> Plan:
-    """Return the fastest plan within so many bytes.
-
-    `tables[n]` solves depth n: 0 the whole chain, 1 a checkpointed segment, ...; the last serves deeper ones.
-    """
+    """Return the fastest plan within so many bytes; `tables` are of the whole chain, a segment of it, and so on."""
     options: list[tuple[int, str]] = []
 
     def best_items(first: int, target: int, nbytes: int, level: int) -> tuple[Item, ...]:
         items: list[Item] = []
         while first < target:
-            front = tables[min(level, len(tables) - 1)].of(first, target)
+            front = tables[min(level, len(tables) - 1)].of(first, target)  # the last serves all deeper levels
             at = front.at(nbytes)
             nbytes, choice = int(front.nbytes[at]), int(front.choices[at])
             if choice > 0:

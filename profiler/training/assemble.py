@@ -212,13 +212,10 @@ def assemble_beside(built: Assembled, case: Case) -> Assembled:
 def _applied(
     case: Case, workload: Workload, own_calls: OwnCalls
 ) -> tuple[Workload, Applied, Callable[[bool], None] | None]:
-    """Apply the case's strategy and levers; also return its switch, which has the model's own checkpoints with it.
-
-    If the case is parallel, which may shard modules, blocks stay modules.
-    """
+    """Apply the case's strategy and levers; also return its switch, which has the model's own checkpoints with it."""
     compiled = compiled_modules(workload.module)
     apply, options = catalogue.load(case.strategy, STRATEGIES)
-    if case.parallel:
+    if case.parallel:  # which may shard modules, so that blocks stay modules
         applied = apply(workload, **options)
     else:
         workload, applied = apply_strategy(workload, case.strategy.name, partial(apply, **options))

@@ -138,12 +138,10 @@ def _flattened(module: nn.Module) -> list[str]:
 
 
 def _open(name: str, module: nn.Module) -> Iterator[str]:
-    """Yield the module's children, recursively, if it only runs them in sequence; else the module itself.
-
-    A subclass of Sequential that holds only single operators (convolution, norm, activation) is one block.
-    """
+    """Yield the module's children, recursively, if it only runs them in sequence; else the module itself."""
     kind = own_class(module)
     is_sequential = issubclass(kind, nn.Sequential) and kind.forward is nn.Sequential.forward
+    # a subclass that holds only single operators (convolution, norm, activation) is one block
     if is_sequential and (kind is nn.Sequential or not name or _is_composite(module)):
         for key, child in module.named_children():
             yield from _open(f"{name}.{key}" if name else key, child)

@@ -24,14 +24,8 @@ from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import GROUPS, PlanFile, operators
 from profiler.core.record import Applied, Note
-from profiler.training.block_segments import (
-    Checkpoint,
-    Indices,
-    checkpoint_without_reentry,
-    checkpointed,
-    recompute,
-    segment_of,
-)
+from profiler.training import block_segments
+from profiler.training.block_segments import Indices, checkpoint_without_reentry, checkpointed, recompute, segment_of
 from profiler.training.blocks import refuse_none
 from profiler.training.memory_levers import offload_inputs
 from profiler.training.observed_forward import ChainBytes, observe
@@ -319,7 +313,7 @@ def selective(workload: Workload, *, save: str = "matmul") -> Applied:
     )
 
 
-def saving(save: str, met: set[str] | None = None) -> Checkpoint:
+def saving(save: str, met: set[str] | None = None) -> block_segments.Checkpoint:
     """Return a checkpoint function that keeps these operators' results, and adds the names of all it meets to `met`.
 
     Raises Unsupported for a name that is not in aten.

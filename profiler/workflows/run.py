@@ -394,10 +394,7 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
 
 
 def _predicted(cases: Sequence[Case], data: str | None) -> Iterator[Record | None]:
-    """Yield the prediction of each case; None once no time is left.
-
-    Ranks are predicted as one process alone, without what they send each other.
-    """
+    """Yield the prediction of each case; None once no time is left."""
     if not cases:
         return
     with engines.connect(stage_seconds=PATIENCE_SECONDS, measures=False) as local:
@@ -406,6 +403,6 @@ def _predicted(cases: Sequence[Case], data: str | None) -> Iterator[Record | Non
             if time.monotonic() > until:
                 yield None
                 continue
-            alone = msgspec.structs.replace(case, parallel=UNSET, ranks=UNSET, sampling=UNSET)
+            alone = msgspec.structs.replace(case, parallel=UNSET, ranks=UNSET, sampling=UNSET)  # one rank
             (record,) = local.run([Trial(case=alone, passes=("memory",), data_directory=data)])
             yield record

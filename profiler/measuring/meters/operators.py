@@ -25,12 +25,9 @@ Look = Callable[[torch.Tensor], None]  # is called with the loss before the back
 
 
 def _formulas() -> Any:
-    """Return PyTorch's FLOP formulas by operator, importing their module without triton if triton is not imported yet.
-
-    The module uses only triton's type of user-written kernels, whose import takes 0.1 s.
-    """
+    """Return PyTorch's FLOP formulas by operator, importing their module without triton unless it is there already."""
     is_late = KERNELS not in sys.modules and find_spec("triton") is not None
-    if is_late:
+    if is_late:  # the module needs only its type of user-written kernels, and its import takes 0.1 s
         kernels = sys.modules[KERNELS] = ModuleType(KERNELS)
         vars(kernels).update(JITFunction=_LateKernel("JITFunction", (), {}))
     try:

@@ -337,11 +337,8 @@ def side(word: str, own: int) -> int:
 
 
 def _fitting(make: Callable[[], nn.Module], name: str, shape: tuple[int, ...]) -> nn.Module:
-    """Return the model. Raises Unsupported if it cannot be built for, or run on, images of this shape.
-
-    It is run once on the meta device, which costs neither memory nor time.
-    """
-    try:
+    """Return the model. Raises Unsupported if it cannot be built for, or run on, images of this shape."""
+    try:  # on the meta device, which costs neither memory nor time
         module = make().train()
         kept = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in kept.items()}

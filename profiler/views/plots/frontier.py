@@ -88,11 +88,7 @@ def positions(rows: Sequence[Row]) -> tuple[dict[Case, Pair], dict[Case, Pair]]:
 
 
 def _frontier(axes: Axes, cases: Sequence[Case], at: Mapping[Case, Pair], spans: Mapping[Case, Pair]) -> list[Pair]:
-    """Draw the frontier as a step line to the edges, since slower or larger is always possible; return its corners.
-
-    The band around it, in which points cannot be told apart, lies between the step lines of the fast and the slow ends
-    of the intervals.
-    """
+    """Draw the frontier as a step line to the edges, since slower or larger is always possible; return its corners."""
 
     def line(points: Sequence[Pair]) -> list[Pair]:
         lowest: list[Pair] = []  # those that no other point is both left of and below
@@ -101,6 +97,7 @@ def _frontier(axes: Axes, cases: Sequence[Case], at: Mapping[Case, Pair], spans:
                 lowest.append(point)
         return theme.stairs([(lowest[0][0], axes.get_ylim()[1]), *lowest, (axes.get_xlim()[1], lowest[-1][1])])
 
+    # the band between the step lines of the fast and the slow ends of the intervals
     fast, slow = ([(at[case][0], spans[case][end]) for case in cases] for end in (0, 1))
     if fast != slow:
         around = [*line(fast), *reversed(line(slow))]

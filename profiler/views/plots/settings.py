@@ -36,10 +36,7 @@ LOGARITHMIC = 8  # a memory axis is logarithmic if the largest peak is more than
 
 
 def _heat(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
-    """Draw a cell with its peak for each pair of values, and a line between cells that fit the device and others.
-
-    All panels share one color scale.
-    """
+    """Draw a cell with its peak for each pair of values, and a line between cells that fit the device and others."""
     space = space_of(rows)
     across, up = two(space)
     plane = grid(rows, space, across, up)
@@ -47,7 +44,7 @@ def _heat(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     cells = {(x, y): plane.get((x_value, y_value)) for (x, x_value), (y, y_value) in values}
     peaks = [row.readings.peak_bytes or 0 for row in among if row.has_peak]
     size, unit = byte_unit(peaks)
-    norm = LogNorm(min(peaks), max(peaks) + 1)
+    norm = LogNorm(min(peaks), max(peaks) + 1)  # of all panels
     shades = LinearSegmentedColormap.from_list("peak", colormaps["Blues"](SHADES))
     shown = {at: (row.readings.peak_bytes or 0) if row and row.has_peak else nan for at, row in cells.items()}
     columns, lines = (range(len(axis.values)) for axis in (across, up))

@@ -131,11 +131,8 @@ def _named(
     axes: Axes, rows: Sequence[Row], drawn: dict[int, Row], label: str, *, ends: Mapping[int, float] = {},
     said: Mapping[int, str] = {},
 ) -> None:  # fmt: skip
-    """Label the axes, values across and strategies down, the first on top; say why a row is not drawn.
-
-    What is `said` of a bar stands behind its end.
-    """
-    for at, text in said.items():
+    """Label the axes, values across and strategies down, the first on top; say why a row is not drawn."""
+    for at, text in said.items():  # behind the end of its bar
         theme.note(axes, text.rstrip(), (ends[at], at), offset=(7, 0), va="center")
     if ends:
         axes.set_xlim(0, 1.2 * max(ends.values()))

@@ -192,13 +192,10 @@ def _grid(columns: Sequence[Column], widths: Sequence[int], bases: Sequence[str]
 
 
 def _block(columns: Sequence[Column], row: int, width: int | None, base: str) -> list[Line]:
-    """Return one row as its name and lines of `label  value`, for widths at which no table fits.
-
-    If most of the values were not measured, those are left out.
-    """
+    """Return one row as its name and lines of `label  value`, for widths at which no table fits."""
     name, *rest = columns
     measured = [column for column in rest if column.cells[row] != MISSING]
-    rest = measured if len(measured) < len(rest) / 2 else rest
+    rest = measured if len(measured) < len(rest) / 2 else rest  # where most values are missing, those are left out
     labels = max((_length(column.label) for column in rest), default=0)
     digits = max((_length(column.cells[row]) for column in rest if column.is_number), default=0)
     room = 10**9 if width is None else max(1, width - labels - len(GAP))
@@ -251,10 +248,7 @@ def _sizes(column: Column, width: int | None) -> tuple[int, int]:
 
 
 def _widths(sizes: Sequence[tuple[int, int]], width: int | None) -> list[int] | None:
-    """Return the widths of columns of these sizes, the widest shrunk; None if a number or a word would have to be cut.
-
-    `sizes` are the width that each column takes, and the least to which it may shrink.
-    """
+    """Return the widths of columns of these `_sizes`, the widest shrunk; None if a number or a word would be cut."""
     room = 10**9 if width is None else width - len(GAP) * (len(sizes) - 1)
 
     def capped(most: int) -> list[int]:

@@ -189,16 +189,13 @@ def lines_below(rows: Sequence[Row]) -> list[str]:
 
 
 def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Return the error of predicted peaks against the measured or else the rehearsed ones, if a run has both.
-
-    The error against its rehearsal is shown as the uncertainty of a prediction, unless it was not calibrated (GCP015):
-    then neither includes what kernels allocate besides their results.
-    """
+    """Return the error of predicted peaks against the measured or else the rehearsed ones, if a run has both."""
     if all(row.prediction_error is None for row in rows):
         return ()
     errors = [row.prediction_error for row in rows]
     if all(row.prediction_against != "rehearsed" for row in rows):
         return (numbers("predicted", "peak off by", list(map(units.error_text, errors))),)
+    # not calibrated, neither a prediction nor its rehearsal has what kernels allocate besides their results
     blind = any(note.code == "GCP015" for row in rows for note in row.notes)
     if not blind and all(row.evidence == "predicted" for row in rows):
         off = [MISSING if error is None else f"±{abs(error) * 100:.2f} %" if error else "the byte" for error in errors]

@@ -97,11 +97,7 @@ def _named(side: SideSummary) -> str:
 
 
 def _quantity(comparison: Comparison, group: str, matches: Sequence[Match], quantity: str) -> Table:
-    """Return the table of peaks or of step times: a column of values per side, then the changes against the first.
-
-    A side that was rehearsed has no times, and no columns for them. The title names the sides whose kind of evidence is
-    not the first one's.
-    """
+    """Return the table of peaks or of step times: a column of values per side, then the changes against the first."""
     first, is_time, is_mixed = comparison.sides[0], quantity == "step", _is_mixed(comparison)
     read: Callable[[Cell], Any] = attrgetter("step_seconds" if is_time else "peak_bytes")
     known = [read(cell) for match in matches for cell in match.cells if cell]
@@ -109,7 +105,7 @@ def _quantity(comparison: Comparison, group: str, matches: Sequence[Match], quan
     if is_time and not any(known):
         return Table()
     baselines, *_ = cells = [*zip(*(match.cells for match in matches), strict=True)]
-    sides = [
+    sides = [  # of times without those that were rehearsed, which have none
         (side, own)
         for side, own in zip(comparison.sides, cells, strict=True)
         if not is_time or side.evidence != "rehearsed" or any(cell and cell.step_seconds for cell in own)

@@ -84,10 +84,7 @@ def tables(variants: Sequence[Variant]) -> list[Table]:
 
 
 def _alike(processes: Sequence[Process], *more: str) -> Collection[list[Process]]:
-    """Return groups of processes whose steps took the same; one of a group may also evaluate and save.
-
-    `more` are attributes in which they are equal too.
-    """
+    """Return groups of processes of equal steps and attributes `more`; one of a group may also evaluate and save."""
     groups: dict[tuple[Any, ...], list[Process]] = {}
     for process in processes:
         steps = [phase for phase in process.phases if phase.name in IN_STEPS]

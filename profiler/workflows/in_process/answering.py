@@ -229,10 +229,7 @@ def _copies(parts: tuple[Any, ...]) -> Callable[[], Any]:
 
 
 def _faking() -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that makes fake tensors of real ones: shapes, types, strides and shared storages are theirs.
-
-    Small ones without a gradient keep their values, such as sizes and rates, which a traced forward can read.
-    """
+    """Return a function that makes fake tensors of real ones: shapes, types, strides and shared storages are theirs."""
     storages: dict[int, torch.Tensor] = {}
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
@@ -241,7 +238,7 @@ def _faking() -> Callable[[torch.Tensor], torch.Tensor]:
         if key not in storages and size == tensor.numel() and tensor.is_contiguous():
             if tensor.requires_grad or is_parameter or size > KNOWN:
                 made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            else:
+            else:  # the traced forward may read its values, such as sizes and rates
                 with no_dispatch():
                     values = tensor.detach().tolist()
                 made = torch.tensor(values, dtype=tensor.dtype, device="cpu")
