@@ -8,7 +8,7 @@ from torch import nn
 
 from profiler.core.case import OPERATORS
 from profiler.core.record import Record
-from profiler.measuring import equality_pass, passes
+from profiler.measuring import equality_pass
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality, memory_growth, operators, saved_graph
 from profiler.training import kept_state
@@ -37,7 +37,7 @@ ADDED = {  # what is not known: the place of its run, the model whose step needs
     "how far this precision is from fp32": (equality, "apart", chain, {"precision": "amp-bf16"}),
     "whether memory grows": (memory_growth, "read", lambda: grows.make(how="outputs"), {}),
     "what keeps the bytes": (Bench, "_keeper", keeping, {}),
-    "where bytes are saved needlessly": (passes, "frozen_modules", gradients.tower, {}),
+    "where bytes are saved needlessly": (saved_graph, "frozen_modules", gradients.tower, {}),
     "why parameters get no gradient": (equality_pass, "explanation", gradients.lossy, {}),
     "which modules the backward runs again": (saved_graph.OwnRecomputes, "names", own_recompute.make, {}),
     "what operators take": (operators, "hidden_bytes", chain, {"passes": ("memory", OPERATORS)}),

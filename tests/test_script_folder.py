@@ -252,3 +252,24 @@ def test_a_rehearsal_writes_a_run_below_the_results_that_says_what_the_script_sa
     phases = [one["phases"] for one in stored["records"]]
     assert phases == [one["processes"][0]["phases"] for one in document["variants"]]
     assert str(folder) not in json.dumps(stored)
+
+
+STEP = """import sys, torch
+model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))).cuda()
+model(torch.randn(min(int(sys.argv[1]), int(sys.argv[2])), 256, device="cuda")).sum().backward()"""
+
+
+@pytest.mark.slow
+def test_the_largest_batch_of_a_script_fits_and_the_next_does_not(tmp_path):
+    (tmp_path / "train.py").write_text(STEP)
+    asked, script = ("rehearse", "--device", "t4", "--memory", "800MiB", "--quiet"), ("--", "python", "train.py")
+
+    found = gcprof(*asked, "--json", "-L", "batch max:4096", *script, "{batch}", "1000000000", cwd=tmp_path)
+    (variant,) = json.loads(found.stdout)["variants"]
+    most = int(variant["words"]["batch"])
+
+    assert (found.returncode, variant["outcome"], most % 4096) == (0, "ok", 0)
+    for batch, code in ((most, 0), (most + 4096 + most // 100, 1)):
+        assert gcprof(*asked, *script, str(batch), "1000000000", cwd=tmp_path).returncode == code
+    short = gcprof(*asked, "-L", "batch max:4096", *script, "{batch}", "5000", cwd=tmp_path)
+    assert (short.returncode, "no more" in short.stderr) == (2, True)

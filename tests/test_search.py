@@ -40,6 +40,8 @@ def test_bytes_that_grow_by_the_same_with_every_sample_take_few_steps(fixed, eac
 
     assert found == answer
     assert len(asked) == len(set(asked)) <= 8
+    near = largest_that_fits(lambda number: fixed + each * number, limit=limit, start=start, within=0.1)
+    assert near <= answer <= 1.1 * near + (near == answer)
 
 
 @pytest.mark.parametrize(

@@ -270,15 +270,17 @@ def _side_advice(rows: Sequence[Row], advice: SideAdvice) -> SideAdvice:
     return replace(advice, strategy=strategy, needed_bytes=taken_bytes(best), step_seconds=best.step_seconds)
 
 
-def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start: int) -> int:
-    """Return the largest n >= 1 with needed(n) <= limit, where `needed` grows; 0 if there is none.
+def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start: int, within: float = 0.0) -> int:
+    """Return the largest n >= 1 with needed(n) <= limit, where `needed` grows, or one smaller by up to `within` of it.
+
+    0 if there is none.
 
     None from `needed` is more than any limit. The next guess is where a line through the two nearest known points, of
     one point and 0, meets the limit, or the middle if that does not narrow it down.
     """
     sizes: dict[int, int] = {}
     low, high, guess, slow = 0, MOST_TRIED + 1, min(start, MOST_TRIED), 0
-    while high - low > 1:
+    while high - low > max(1, within * low):
         width, before = high - low, low
         size = needed(guess)
         if size is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -29,9 +30,14 @@ BOUNDS = ("none", "all")  # of the peak, where sizes depend on them
 CONTEXT = "600MiB"
 NO_SUCH_GPU = "invalid device ordinal"  # of CUDA's error
 BARE = re.compile(r"(?:[^={}]*=)?\{([A-Za-z_]\w*)\}")  # a word of the command that is a name to be filled in
+MOST = re.compile(r"max(?::([1-9]\d*))?")  # in place of values: the largest that fits, a multiple of what follows
+FIRST = 8  # of a largest value, what is tried first
 
 Axes = Annotated[
-    list[str] | None, typer.Option("-L", "--list", help="Run it for each value: 'batch 16,32' fills in {batch}.")
+    list[str] | None,
+    typer.Option(
+        "-L", "--list", help="Run it for each value: 'batch 16,32' fills in {batch}; 'batch max': the most that fits."
+    ),
 ]
 Module = Annotated[
     str | None, typer.Option(help="Which model or part of it: a class, a variable, a name in it; * matches all.")
@@ -82,6 +88,7 @@ def rehearse(
     import msgspec
 
     from profiler.scripts.report import Asked
+    from profiler.views.tables import Table
     from profiler.views.tables import script as view
 
     one_of(values, ASSUMED, flag="--values")
@@ -96,11 +103,15 @@ def rehearse(
     ends: list[Ended] = []
     for gpu, (filling, words), strategy in product(gpus, filled(axes or [], asked.words), names):
         one = msgspec.structs.replace(asked, words=words, gpus=gpu, strategy=strategy)
-        end, variant = _rehearsed(one, filling, is_json=json, quiet=quiet)
+        largest = next((name for name, value in filling.items() if MOST.fullmatch(value)), None)
+        if largest:
+            end, variant, found = _largest(one, filling, largest, quiet=quiet)
+        else:
+            end, variant = _rehearsed(one, filling, stdout=2 if json else None, quiet=quiet)
         variants.append(variant)
         ends.append(end)
         if not json:
-            say(*view.tables([variant]))
+            say(*view.tables([variant]), *([Table(below=(found,))] if largest else []))
         if end.is_stopped:
             break
     if len(variants) > 1 and not json:
@@ -113,7 +124,7 @@ def _refuse_module(module: str | None, *, has_strategies: bool) -> None:
         raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
 
 
-def _rehearsed(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bool) -> tuple[Ended, Variant]:
+def _rehearsed(asked: Asked, values: dict[str, str], *, stdout: int | None, quiet: bool) -> tuple[Ended, Variant]:
     """Run one variant, and once more without a limit of memory where it had too little.
 
     Where sizes depend on values that are assumed, it is run with these assumed otherwise, too. Raises UserError.
@@ -126,7 +137,7 @@ def _rehearsed(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bo
 
     tell = aside if not quiet else lambda text: None
     has_end = any((asked.steps, asked.batches, asked.limit_seconds))
-    end = launch.run(asked, on_line=Live(tell, has_end=has_end), stdout=2 if is_json else None)
+    end = launch.run(asked, on_line=Live(tell, has_end=has_end), stdout=stdout)
     variant = Variant.of(end, asked, values)
     gpu, words = asked.gpus, " ".join(asked.words)
     assert gpu
@@ -138,12 +149,12 @@ def _rehearsed(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bo
         aside(f"hint: a process asked for a GPU that is not there: --device {gpu.name}:{count} has {count}")
     if variant.outcome == "out_of_memory" and not end.interrupted:
         tell("out of memory: once more without a limit of memory, to see what it needs")
-        whole = launch.run(launch.unlimited(asked), stdout=2)
+        whole = launch.run(launch.unlimited(asked), stdout=stdout or 2)
         variant = variant.with_need(whole)
         end = whole if whole.interrupted else end
     for bound in BOUNDS if variant.sized_at and variant.outcome == "ok" and asked.values is None else ():
         tell(f"sizes depend on values that are assumed: once more with --values {bound}")
-        other = launch.run(msgspec.structs.replace(asked, values=bound), stdout=2)
+        other = launch.run(msgspec.structs.replace(asked, values=bound), stdout=stdout or 2)
         if other.interrupted:
             end = other
             break
@@ -151,6 +162,57 @@ def _rehearsed(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bo
     for torch in end.unverified:
         aside(f"gcprof: unverified on torch {torch}")
     return end, variant
+
+
+def _largest(asked: Asked, values: dict[str, str], name: str, *, quiet: bool) -> tuple[Ended, Variant, str]:
+    """Find the largest number, to 1 %, that fills in {name} so that the command fits; if none does, take the smallest.
+
+    Return it as `_rehearsed` does, and a sentence. Raises UserError where the command fails otherwise, makes no step,
+    or takes the same with twice the number.
+    """
+    import msgspec
+
+    from profiler.analysis.advice import largest_that_fits
+    from profiler.core.gpu_specs import find
+    from profiler.core.units import bytes_text
+
+    assert asked.gpus
+    unit, limit = int(values[name].partition(":")[2] or 1), asked.gpus.bytes or find(asked.gpus.name).memory_bytes
+    ran: dict[int, tuple[Ended, Variant]] = {}
+    steps: dict[int, list[tuple[str, int | None]]] = {}  # the phases of what fits, and their peaks
+
+    def needed(count: int) -> int | None:
+        number = str(count * unit)
+        words = tuple(word.replace(f"{{{name}}}", number) for word in asked.words)
+        one = msgspec.structs.replace(asked, words=words)
+        end, variant = ran[count] = _rehearsed(one, {**values, name: number}, stdout=DEVNULL, quiet=True)
+        if end.interrupted:
+            raise UserError(f"interrupted: the largest {name} is not known", exit_code=end.exit_code)
+        if variant.outcome == "out_of_memory":
+            size = variant.needed_bytes
+            taken = f"does not fit{f': it needs {bytes_text(size)}' if size else ''}"
+        else:
+            peaks = [(phase.name, phase.peak_bytes) for process in variant.processes for phase in process.phases]
+            same = next((n * unit for n, found in steps.items() if 2 * n <= count and found == peaks), None)
+            why = "" if variant.outcome == "ok" else variant.why or variant.outcome.replace("_", " ")
+            why = why or ("" if any(phase == "backward" for phase, _ in peaks) else "it made no step of training")
+            why = why or (f"it takes what it takes with {same}; its data may be no more" if same else "")
+            if why:
+                fits = f"{max(steps) * unit} fits; " if steps else ""
+                hint = f"-L '{name} 16,32' tries what you name, 'max:8' multiples of 8; --steps 3 makes it short"
+                raise UserError(f"-L '{name} max': {fits}with {number}: {why}", hint=hint)
+            steps[count] = peaks
+            size = (variant.largest.reserved_bytes or 0) + variant.context_bytes
+            taken = f"fits: it needs {bytes_text(size)}"
+        if not quiet:
+            aside(f"{name}={number}: {taken}")
+        return size
+
+    count = largest_that_fits(needed, limit=limit, start=max(1, FIRST // unit), within=0.01)
+    beyond = min(number for number in ran if number > count)
+    size = ran[beyond][1].needed_bytes
+    found = f"the largest {name} that fits is {count * unit}" if count else f"no {name} fits"
+    return *ran[count or beyond], f"{found}: {beyond * unit} {f'needs {bytes_text(size)}' if size else 'does not'}"
 
 
 def gpus_of(text: str, *, memory: str | None, context: str | None) -> list[Device]:
@@ -205,12 +267,15 @@ def filled(axes: list[str], words: Sequence[str]) -> list[tuple[dict[str, str], 
     if bare:
         hint = f"-L '{bare} 16,32' fills it in, once for each value; -L '{bare} {{{bare}}}' leaves it as it is"
         raise UserError(f"the command has {{{bare}}}, and nothing says what it is", hint=hint)
+    if sum(bool(MOST.fullmatch(values[0])) for values in lists.values()) > 1:
+        raise UserError("-L: the largest of one name can be found, not of several", hint="give the others values")
     made = []
     for combination in product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
         typed = [*words]
         for name, value in chosen.items():
-            typed = [word.replace(f"{{{name}}}", value) for word in typed]
+            if not MOST.fullmatch(value):  # else it is looked for
+                typed = [word.replace(f"{{{name}}}", value) for word in typed]
         made.append((chosen, tuple(typed)))
     return made
 
@@ -281,6 +346,8 @@ def run(
     tell = aside if not quiet else lambda text: None
     sessions: list[Session] = []
     for values, words in filled(axes or [], asked.words):
+        if any(map(MOST.fullmatch, values.values())):
+            raise UserError("-L NAME max is found by a rehearsal", hint="gcprof rehearse -L 'batch max' -- COMMAND")
         asked = msgspec.structs.replace(asked, words=words)
         first = {"on_line": Live(tell, has_end=True), "stdout": 2 if json else None}
         sessions.append(measure(asked, names, rounds=rounds, values=values, say=tell, **first))
