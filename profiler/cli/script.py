@@ -31,7 +31,6 @@ CONTEXT = "600MiB"
 NO_SUCH_GPU = "invalid device ordinal"  # of CUDA's error
 BARE = re.compile(r"(?:[^={}]*=)?\{([A-Za-z_]\w*)\}")  # a word of the command that is a name to be filled in
 MOST = re.compile(r"max(?::([1-9]\d*))?")  # in place of values: the largest that fits, a multiple of what follows
-FIRST = 8  # of a largest value, what is tried first
 
 Axes = Annotated[
     list[str] | None,
@@ -103,15 +102,11 @@ def rehearse(
     ends: list[Ended] = []
     for gpu, (filling, words), strategy in product(gpus, filled(axes or [], asked.words), names):
         one = msgspec.structs.replace(asked, words=words, gpus=gpu, strategy=strategy)
-        largest = next((name for name, value in filling.items() if MOST.fullmatch(value)), None)
-        if largest:
-            end, variant, found = _largest(one, filling, largest, quiet=quiet)
-        else:
-            end, variant = _rehearsed(one, filling, stdout=2 if json else None, quiet=quiet)
+        end, variant, found = _variant(one, filling, is_json=json, quiet=quiet)
         variants.append(variant)
         ends.append(end)
         if not json:
-            say(*view.tables([variant]), *([Table(below=(found,))] if largest else []))
+            say(*view.tables([variant]), *([Table(below=(found,))] if found else []))
         if end.is_stopped:
             break
     if len(variants) > 1 and not json:
@@ -164,55 +159,27 @@ def _rehearsed(asked: Asked, values: dict[str, str], *, stdout: int | None, quie
     return end, variant
 
 
-def _largest(asked: Asked, values: dict[str, str], name: str, *, quiet: bool) -> tuple[Ended, Variant, str]:
-    """Find the largest number, to 1 %, that fills in {name} so that the command fits; if none does, take the smallest.
-
-    Return it as `_rehearsed` does, and a sentence. Raises UserError where the command fails otherwise, makes no step,
-    or takes the same with twice the number.
-    """
+def _variant(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bool) -> tuple[Ended, Variant, str]:
+    """Run one variant; of a largest value, that which is found, with a sentence on it. Raises UserError."""
     import msgspec
 
-    from profiler.analysis.advice import largest_that_fits
-    from profiler.core.gpu_specs import find
-    from profiler.core.units import bytes_text
+    from profiler.workflows import fit_command
 
+    name = next((name for name, value in values.items() if MOST.fullmatch(value)), None)
+    if name is None:
+        return *_rehearsed(asked, values, stdout=2 if is_json else None, quiet=quiet), ""
+
+    def run(number: int) -> tuple[Ended, Variant]:
+        one = msgspec.structs.replace(asked, words=_with_value(asked.words, name, str(number)))
+        return _rehearsed(one, {**values, name: str(number)}, stdout=DEVNULL, quiet=True)
+
+    unit = int(values[name].partition(":")[2] or 1)
     assert asked.gpus
-    unit, limit = int(values[name].partition(":")[2] or 1), asked.gpus.bytes or find(asked.gpus.name).memory_bytes
-    ran: dict[int, tuple[Ended, Variant]] = {}
-    steps: dict[int, list[tuple[str, int | None]]] = {}  # the phases of what fits, and their peaks
+    return fit_command.largest(run, name, asked.gpus, unit=unit, say=(lambda text: None) if quiet else aside)
 
-    def needed(count: int) -> int | None:
-        number = str(count * unit)
-        words = tuple(word.replace(f"{{{name}}}", number) for word in asked.words)
-        one = msgspec.structs.replace(asked, words=words)
-        end, variant = ran[count] = _rehearsed(one, {**values, name: number}, stdout=DEVNULL, quiet=True)
-        if end.interrupted:
-            raise UserError(f"interrupted: the largest {name} is not known", exit_code=end.exit_code)
-        if variant.outcome == "out_of_memory":
-            size = variant.needed_bytes
-            taken = f"does not fit{f': it needs {bytes_text(size)}' if size else ''}"
-        else:
-            peaks = [(phase.name, phase.peak_bytes) for process in variant.processes for phase in process.phases]
-            same = next((n * unit for n, found in steps.items() if 2 * n <= count and found == peaks), None)
-            why = "" if variant.outcome == "ok" else variant.why or variant.outcome.replace("_", " ")
-            why = why or ("" if any(phase == "backward" for phase, _ in peaks) else "it made no step of training")
-            why = why or (f"it takes what it takes with {same}; its data may be no more" if same else "")
-            if why:
-                fits = f"{max(steps) * unit} fits; " if steps else ""
-                hint = f"-L '{name} 16,32' tries what you name, 'max:8' multiples of 8; --steps 3 makes it short"
-                raise UserError(f"-L '{name} max': {fits}with {number}: {why}", hint=hint)
-            steps[count] = peaks
-            size = (variant.largest.reserved_bytes or 0) + variant.context_bytes
-            taken = f"fits: it needs {bytes_text(size)}"
-        if not quiet:
-            aside(f"{name}={number}: {taken}")
-        return size
 
-    count = largest_that_fits(needed, limit=limit, start=max(1, FIRST // unit), within=0.01)
-    beyond = min(number for number in ran if number > count)
-    size = ran[beyond][1].needed_bytes
-    found = f"the largest {name} that fits is {count * unit}" if count else f"no {name} fits"
-    return *ran[count or beyond], f"{found}: {beyond * unit} {f'needs {bytes_text(size)}' if size else 'does not'}"
+def _with_value(words: Sequence[str], name: str, value: str) -> tuple[str, ...]:
+    return tuple(word.replace(f"{{{name}}}", value) for word in words)
 
 
 def gpus_of(text: str, *, memory: str | None, context: str | None) -> list[Device]:
@@ -272,11 +239,11 @@ def filled(axes: list[str], words: Sequence[str]) -> list[tuple[dict[str, str], 
     made = []
     for combination in product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
-        typed = [*words]
+        typed = tuple(words)
         for name, value in chosen.items():
             if not MOST.fullmatch(value):  # else it is looked for
-                typed = [word.replace(f"{{{name}}}", value) for word in typed]
-        made.append((chosen, tuple(typed)))
+                typed = _with_value(typed, name, value)
+        made.append((chosen, typed))
     return made
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, partial
+from itertools import chain as joined
 from math import inf
 from typing import Any
 
 import msgspec
 
+from profiler.analysis.advice import largest_that_fits
 from profiler.core import gpu_specs
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
@@ -36,6 +38,7 @@ KERNELS = (fit_search.FUSED, fit_search.NO_FOREACH)  # the latter where the opti
 LEAST = 0.01  # of a peak: what takes less off it is tried where nothing else fits
 RAN = ("ok", "out_of_memory")
 PLANNED = ("forward", "backward")  # phases whose memory a plan changes
+FIRST = 8  # of a largest number, what is tried first
 NO_GPU = 3  # the exit code
 NO_STEP = "no step of its optimizer ended the trace; try more --batches or --steps"
 NO_PROCESS = "no process of the command used a GPU"
@@ -85,8 +88,7 @@ def fit(asked: Asked, limit: int | float, say: Say = lambda text: None) -> Searc
     Raises UserError where the command fails as it is, or never calls a model in training.
     """
     assert asked.gpus, "a command is rehearsed on a GPU by name"
-    memory_bytes = asked.gpus.bytes or gpu_specs.find(asked.gpus.name).memory_bytes
-    limit_bytes = limit_of(limit, memory_bytes, of=asked.gpus.name, say=say)
+    limit_bytes = limit_of(limit, _memory_bytes(asked.gpus), of=asked.gpus.name, say=say)
     search = Search(asked, lambda needed: limit_bytes, say, has_levers=True)
     search.chosen = search.with_levers()
     return search
@@ -103,6 +105,56 @@ def plan(asked: Asked, budget: str, *, levels: int | None = None, say: Say = lam
     fits = search.has_room and search.ways[0].fits(search.limit_bytes)
     search.chosen = search.ways[0] if fits else search.planned()
     return search
+
+
+def largest(
+    run: Callable[[int], tuple[Ended, Variant]], name: str, gpus: gpu_specs.Device, *, unit: int, say: Say
+) -> tuple[Ended, Variant, str]:
+    """Find the largest multiple of a unit, to 1 %, with which a command fits; if none does, take the smallest.
+
+    `run` rehearses the command with a number in place of {name}. Returns what it returned, and a sentence on that and
+    on one that does not fit. Raises UserError where the command fails otherwise, makes no step, or takes no more with
+    twice the number.
+    """
+    ran: dict[int, tuple[Ended, Variant]] = {}
+    steps: dict[int, list[tuple[str, int | None]]] = {}  # the phases of what fits, and their peaks
+
+    def needed(count: int) -> int | None:
+        end, variant = ran[count] = run(count * unit)
+        if end.interrupted:
+            raise UserError(f"interrupted: the largest {name} is not known", exit_code=end.exit_code)
+        if variant.outcome == "out_of_memory":
+            size = variant.needed_bytes
+            taken = f"does not fit{f': it needs {bytes_text(size)}' if size else ''}"
+        else:
+            fits = f"{max(steps) * unit} fits; " if steps else ""
+            phases = joined.from_iterable(process.phases for process in variant.processes)
+            steps[count] = [(phase.name, phase.peak_bytes) for phase in phases]
+            same = [n * unit for n, before in steps.items() if 2 * n <= count and before == steps[count]]
+            why = "" if variant.outcome == "ok" else variant.why or variant.outcome.replace("_", " ")
+            if not why and all(phase != "backward" for phase, _ in steps[count]):
+                why = "it made no step of training"
+            if why or same:
+                why = why or f"it takes no more than with {same[0]}: its data may have no more"
+                hint = f"-L '{name} 16,32' tries what you name, 'max:8' multiples of 8"
+                hint = hint if variant.outcome == "ok" else f"-L '{name} {count * unit}' shows where; {hint}"
+                raise UserError(f"-L '{name} max': {fits}with {count * unit}: {why}", hint=hint)
+            size = (variant.largest.reserved_bytes or 0) + variant.context_bytes
+            taken = f"fits: it needs {bytes_text(size)}"
+        say(f"{name}={count * unit}: {taken}")
+        return size
+
+    count = largest_that_fits(needed, limit=_memory_bytes(gpus), start=max(1, FIRST // unit), within=0.01)
+    found = f"the largest {name} that fits is {count * unit}" if count else f"no {name} fits"
+    beyond = min((number for number in ran if number > count), default=None)
+    if beyond is None:
+        return *ran[count], f"every {name} that was tried fits, up to {count * unit}"
+    size = ran[beyond][1].needed_bytes
+    return *ran[count or beyond], f"{found}: {beyond * unit} {f'needs {bytes_text(size)}' if size else 'does not'}"
+
+
+def _memory_bytes(gpus: gpu_specs.Device) -> int:
+    return gpus.bytes or gpu_specs.find(gpus.name).memory_bytes
 
 
 def code(way: Way, kind: str) -> str:

@@ -248,7 +248,7 @@ def _sizes(column: Column, width: int | None) -> tuple[int, int]:
 
 
 def _widths(sizes: Sequence[tuple[int, int]], width: int | None) -> list[int] | None:
-    """Return the widths of columns of these `_sizes`, the widest shrunk; None if a number or a word would be cut."""
+    """Return the widths of columns of these sizes, the widest shrunk; None if a number or a word would be cut."""
     room = 10**9 if width is None else width - len(GAP) * (len(sizes) - 1)
 
     def capped(most: int) -> list[int]:
