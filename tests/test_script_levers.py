@@ -287,6 +287,7 @@ def test_a_script_that_runs_out_of_memory_is_planned_onto_its_gpu_unless_no_plan
     ("words", "noun"),
     [
         (("fit", "--memory", "lots"), "--memory"),
+        (("fit",), "--memory"),
         (("rehearse", "--strategies", "none+8bit"), "its optimizer's state"),
         (("rehearse", "--strategies", "none+fused+no-foreach"), "both choose the optimizer's kernels"),
         (("plan", "--optimizer", "adam"), "--optimizer"),
@@ -442,6 +443,19 @@ def test_the_code_of_a_scripts_plan_holds_the_statistics_of_batchnorm(here, monk
     said = capsys.readouterr()
     assert answer(next_words(said.err)) == 0
     assert "_repair_batchnorm(model)" in said.out == capsys.readouterr().out  # what this computes: test_emit.py
+
+
+def test_a_script_is_to_fit_in_all_of_its_gpu_unless_another_memory_is_named(monkeypatch, capsys):
+    asked = []
+    fitted = SimpleNamespace(chosen=None, ways=[None], exit_code=5)
+    monkeypatch.setattr(fit_command, "fit", lambda of, limit, say: asked.append((of.gpus.name, limit)) or fitted)
+    monkeypatch.setattr("profiler.cli.fit._print_script", lambda fitted, source: None)
+
+    assert answer(["fit", "--device", "t4", "--", "python", "mine.py"]) == 5
+    assert answer(["fit", "--memory", "1GiB", "--", "python", "mine.py"]) == 5
+    assert asked == [("t4", 1.0), ("h100", 1 << 30)]
+    assert answer(["fit", "mine.py", "--memory", "1GiB"]) == 2
+    assert "hint: gcprof fit --memory 1GiB -- python mine.py" in capsys.readouterr().err
 
 
 def test_a_model_whose_forward_needs_values_is_left_as_it_is_with_the_reason():

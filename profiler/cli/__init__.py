@@ -100,7 +100,11 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
         for group in (runs, app) if is_kept else (app,):
             epilog = "\n".join(options.examples(name, text, of_script=of_script))
             group.command(
-                name, cls=options.Command, help=options.about(text), epilog=epilog, hidden=is_kept and group is app
+                name,
+                cls=options.Command,
+                epilog=epilog,
+                hidden=is_kept and group is app,
+                help=options.about(name, text, can_take_script=name in SCRIPTS and not of_script),
             )(with_added(function, name, of_script=of_script) if function else lambda: None)
     return app
 

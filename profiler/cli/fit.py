@@ -205,11 +205,15 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", help="plan.json f
 
 
 def fit_script(
-    memory: Annotated[str, typer.Option(help="Memory of each GPU it must fit in: 11GiB, 11G, or 60% of it.")],
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of each GPU it must fit in: 11GiB, or 60%. [default: all of --device]")
+    ] = None,
     context: Annotated[
         str | None, typer.Option(help="What CUDA's context and libraries take of it, 0 too. [default: 600MiB]")
     ] = None,
-    device: Device = "h100",
+    device: Annotated[
+        str | None, typer.Option(help="GPU to rehearse it on: t4, h100:8 (eight). [default: h100, with --memory]")
+    ] = None,
     steps: Steps = None,
     batches: Batches = None,
     module: Module = None,
@@ -234,8 +238,14 @@ def fit_script(
 
     one_of(emit, WAY_KINDS, flag="--emit")
     refuse_idle({"--json": emit and json}, "with --emit", hint=CODE_ALONE)
-    limit = parse_memory(memory, flag="--memory")
-    asked = _asked(device, context, output, force=force, steps=steps, batches=batches, module=module)
+    if memory is None and device is None:
+        options.refuse_behind("--memory", "--device")
+        example = "gcprof fit --memory 11GiB --device t4 -- python train.py --batch-size 64"
+        raise UserError(
+            "fit needs --memory, or the --device in whose memory it is to fit", hint=f"for example {example}"
+        )
+    limit = parse_memory(memory or "100%", flag="--memory")
+    asked = _asked(device or "h100", context, output, force=force, steps=steps, batches=batches, module=module)
     fitted = fit_command.fit(asked, limit, (lambda text: None) if quiet else aside)
     is_changed = fitted.chosen is not None and fitted.chosen is not fitted.ways[0]
     if json:
@@ -247,12 +257,13 @@ def fit_script(
             _print_script(fitted, source="assumed" if context is None else "as asked")
     if output is not None and fitted.chosen:
         write_plan(fitted.chosen.plan, output, force=force)
-    shared = {"--steps": steps, "--batches": batches, "--module": module}
-    again = _words({"--device": device, "--context": context, **shared})
+    again = _words({
+        "--device": device, "--context": context, "--steps": steps, "--batches": batches, "--module": module,
+    })  # fmt: skip
     if fitted.chosen and is_changed:
         script = ("--", *SCRIPT.get())
         if fitted.chosen.plan and output is None:
-            next_command("gcprof", "fit", "--memory", memory, *again, "-o", "plan.json", *script)
+            next_command("gcprof", "fit", *_words({"--memory": memory}), *again, "-o", "plan.json", *script)
         else:
             label = fitted.chosen.label.replace("plan", f"plan:file={output}", 1)
             next_command("gcprof", "rehearse", *again, "--strategies", f"none,{label}", *script)

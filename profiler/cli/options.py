@@ -15,8 +15,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo, ParameterInfo
 
-from profiler.cli.output import SCRIPT
-from profiler.core.errors import load_module, nearest
+from profiler.cli.output import SCRIPT, split_script
+from profiler.core.errors import UserError, load_module, nearest
+from profiler.workflows import COMMAND
 
 VARIABLE = "_GCPROF_COMPLETE"  # set by the shell's script when it asks for completions
 
@@ -255,11 +256,15 @@ RARE = (
 ALL = "--help-all"
 OTHER = "Options"
 EXAMPLE = "Example: "
+OF_SCRIPT = (
+    "After `--`, or from a word FILE.py on, follows your own training command, which is run unchanged; "
+    "`gcprof {} --help -- x` explains the options that it takes."
+)
 
 
-def about(doc: str | None) -> str:
+def about(name: str, doc: str | None, *, can_take_script: bool = False) -> str:
     """Return a command's docstring without its example, which goes below the options."""
-    paragraphs = inspect.cleandoc(doc or "").split("\n\n")
+    paragraphs = [*inspect.cleandoc(doc or "").split("\n\n"), *([OF_SCRIPT.format(name)] if can_take_script else [])]
     return "\n\n".join(paragraph for paragraph in paragraphs if not paragraph.startswith(EXAMPLE))
 
 
@@ -414,14 +419,19 @@ def usage(error: Any, words: Sequence[str], commands: Iterable[str]) -> tuple[st
     if option and message.startswith("no such option"):
         options = [word for parameter in context.command.params for word in parameter.opts] if context else []
         return f"no such option: {option}", ANSWERS.get(option) or nearest(option, options) or f"{path} --help"
-    missing, script = re.match(r"missing option '(--[\w-]+)'", message), SCRIPT.get()
-    if missing and missing[1] in script:
-        place = script.index(missing[1])
-        right = [*words, *script[place:], "--", *script[:place]]
-        return f"{missing[1]} is behind the command, which takes it as its own", f"gcprof {shlex.join(right)}"
     if message.startswith("missing") and context and context.command.epilog:
         return message.rstrip("."), f"for example {context.command.epilog.splitlines()[0]}"
     return message, f"{path} --help"
+
+
+def refuse_behind(*flags: str) -> None:
+    """Raise UserError if the script's words have one of these options, which are to stand before them."""
+    script = SCRIPT.get()
+    for flag in flags:
+        if flag in script:
+            place, ours = script.index(flag), split_script(COMMAND.get())[0]
+            right = shlex.join([*ours, *script[place:], "--", *script[:place]])
+            raise UserError(f"{flag} is behind the command, which takes it as its own", hint=f"gcprof {right}")
 
 
 def _command(word: str, words: Sequence[str], commands: Iterable[str]) -> str | None:

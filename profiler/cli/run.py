@@ -303,10 +303,6 @@ def rehearse(
 ) -> None:
     """Run a training step with PyTorch's own CUDA code, but without the GPU: its memory, to the byte.
 
-    After `--`, or from a word FILE.py on, follows your own training command, which is run unchanged. It takes --device
-    (t4, h100:8), --memory, --context, -L, --steps, --batches, --limit, --allow-writes, --fail-on, -o, --json and
-    --quiet; `gcprof rehearse --help -- x` explains them.
-
     Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """
     from profiler.core.gpu_specs import to_rehearse
