@@ -114,6 +114,8 @@ def test_every_reader_takes_the_run_of_a_script(ending, run, capfd):
         assert word in said.out + said.err, line
         text = Path("report.html").read_text() if "report" in line else ""
         assert ("train.py" in text) == (line == "report RUN")
+        assert ("fits?" in text or "gradients</th>" in text) == line.startswith("report")  # the table of all variants
+        assert ("Net.layers" in text) == (line == "report RUN" and "held" in ending)
 
 
 REFUSED = {  # what would be wrong of a script, with the exit code

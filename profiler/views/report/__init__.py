@@ -27,7 +27,7 @@ from profiler.views.report.section import PageLimits, prediction_pairs, section
 from profiler.views.sanitize import plain, redacted, short
 from profiler.views.tables import Table, of_lines
 from profiler.views.tables.columns import device, groups, setting
-from profiler.views.tables.script import explained, process_table, sentence
+from profiler.views.tables.script import explained, held_table, process_table, sentence, summary
 
 MOST_PROCESSES = 200  # of a run of a script
 LONGEST_NAME, LONGEST_COMMAND, LONGEST_MODEL, LONGEST_CELL = 80, 2000, 60, 100  # letters
@@ -176,6 +176,7 @@ def render_scripts(runs: Sequence[Run], *, redact: str = "default") -> bytes:
                 "processes": [
                     {
                         "table": process_table([process], variant.processes),
+                        "held": held_table(process),
                         "lines": [*map(plain, explained([process], variant.processes))],
                         "peaks": [phase.peak_bytes or 0 for phase in process.phases],
                         "most": process.reserved_bytes or process.peak_bytes or 0,
@@ -185,5 +186,9 @@ def render_scripts(runs: Sequence[Run], *, redact: str = "default") -> bytes:
             }
             for variant in found
         ]
-        parts.append({**_about(run, *is_cut, *left_out), "variants": shown})
+        largest = [variant.largest if variant.processes else None for variant in found]
+        peaks = [one.peak_bytes or 0 if one else 0 for one in largest]
+        most = max((one.reserved_bytes or one.peak_bytes or 0 for one in largest if one), default=0)
+        whole = {"table": summary(found), "peaks": peaks, "most": most} if len(found) > 1 else None
+        parts.append({**_about(run, *is_cut, *left_out), "summary": whole, "variants": shown})
     return filled("script.html", script="", parts=parts, redact=redact, hidden="lines")

@@ -78,7 +78,7 @@ def tables(variants: Sequence[Variant]) -> list[Table]:
         found.append(Table(above=tuple(dict.fromkeys(lines))))
         for group in _alike(variant.processes):
             found.append(process_table(group, variant.processes))
-            found.append(_held(next((process for process in group if process.shortage_holders), group[0])))
+            found.append(held_table(next((process for process in group if process.shortage_holders), group[0])))
         found.append(Table(below=tuple(f"note: {remark}" for remark in dict.fromkeys(_remarks(variant)))))
     return [*found, *([summary(variants)] if len(variants) > 1 else [])]
 
@@ -255,7 +255,7 @@ def watched(process: Process) -> Table:
     return process_table([process], [process], below=notes)
 
 
-def _held(process: Process) -> Table:
+def held_table(process: Process) -> Table:
     """Return what held the peak, or what was live where memory ran out; an empty table if it is not known."""
     title = f"live at the peak, in {phase_text(process.peak)}{_at(process.peak.line)}"
     holders = process.peak.holders
@@ -371,7 +371,7 @@ def explanation(variants: Sequence[Variant]) -> list[Table]:
         found.append(Table(title=sentence(variant, variants)))
         for group in _alike(variant.processes, "module", "growth", "outcome", "detail"):
             grows = tuple(f"grows: {line}" for line in _growth(group[0]))
-            found += [Table(above=tuple(explained(group, variant.processes)), below=grows), _held(group[0])]
+            found += [Table(above=tuple(explained(group, variant.processes)), below=grows), held_table(group[0])]
     return found
 
 
