@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from profiler.cli import answer, script
 from profiler.core import gpu_specs
@@ -17,6 +19,7 @@ from profiler.core.units import GIB, MIB
 from profiler.runs import store
 from profiler.scripts import records
 from profiler.scripts.report import Process, Variant, why_skipped
+from profiler.views.plots import frontier
 from profiler.views.tables.plans import script_table
 from tests.scripts.runs import ROOT, gcprof
 
@@ -116,6 +119,34 @@ def test_every_reader_takes_the_run_of_a_script(ending, run, capfd):
         assert ("train.py" in text) == (line == "report RUN")
         assert ("fits?" in text or "gradients</th>" in text) == line.startswith("report")  # the table of all variants
         assert ("Net.layers" in text) == (line == "report RUN" and "held" in ending)
+
+
+def test_a_scripts_frontier_has_extra_time_against_peak_and_a_line_through_what_is_told_apart(run, capfd):
+    peaks = {"none": 40, "all": 10, "sqrt": 20, "slow": 30}
+    seconds = {"none": 2.0, "all": 3.0, "sqrt": 2.5, "slow": 2.8}
+    made = [
+        variant(process(phase(peak=peak * MIB), estimated_seconds=seconds[name]), strategy=name)
+        for name, peak in peaks.items()
+    ]
+    noisy = {"none": (1.0, 1.0, 1.0), "all": (3.0, 3.0, 3.0), "sqrt": (0.5, 1.0, 4.0)}
+    measured = [
+        Variant(words={"strategy": name, "device": "cpu"}, **MEASURED | {
+            "seconds": [[one] * 20 for one in rounds], "processes": (process(phase(peak=peaks[name] * MIB)),)
+        })
+        for name, rounds in noisy.items()
+    ]  # fmt: skip
+
+    for ways, expected in (
+        (made, [(10, 50), (20, 50), (20, 25), (40, 25), (40, 0)]), (measured, [(10, 200), (40, 200), (40, 0)]),
+    ):  # fmt: skip
+        axes = Figure().subplots()
+        frontier._ways(axes, rest="t4", variants=ways)
+        line, points = (artist.get_xydata() for artist in axes.lines)
+        assert line == pytest.approx(np.array(expected))
+        assert len(points) == len(ways)
+    assert answer(["plot", run(measured), "--kind", "frontier", "-o", "drawn.svg"]) == 0
+    assert answer(["plot", run(made[1:], "two"), "--kind", "frontier"]) == 2
+    assert "beside that of none" in capfd.readouterr().err
 
 
 REFUSED = {  # what would be wrong of a script, with the exit code

@@ -207,7 +207,7 @@ def _rule_text(result: RuleResult) -> str:
     return f"{result.rule}: {', '.join(result.key.values())} in {where}{kinds}: {finding}"
 
 
-PHASES = "phases"  # the picture of a script
+PHASES, FRONTIER = "phases", "frontier"  # the pictures of a script
 
 
 def plot(
@@ -216,7 +216,7 @@ def plot(
         str | None,
         typer.Option(
             "--kind",
-            help="frontier, memory, time, samples; over axes: heat, growth, throughput; of a script: phases. "
+            help="frontier, memory, time, samples; over axes: heat, growth, throughput; of a script: frontier, phases. "
             "[default: frontier, or phases]",
         ),
     ] = None,
@@ -247,8 +247,8 @@ def plot(
     one_of(kind, [*views.PLOTS, PHASES], flag="--kind")
     loaded = read_run(run)
     variants = script.variants_of(loaded)
-    kind = kind or (PHASES if variants else "frontier")
-    if variants and kind != PHASES:
+    kind = kind or (PHASES if variants else FRONTIER)
+    if variants and kind not in (PHASES, FRONTIER):
         raise UserError(f"--kind {kind} is not for the run of a script", hint="--kind phases draws its memory by phase")
     if kind == PHASES and not variants:
         raise UserError("--kind phases is for the run of a script", hint="--kind memory shows what holds the peak")
@@ -256,14 +256,16 @@ def plot(
         refuse_idle({"--over": over}, "on a script's run", hint="every variant is drawn; leave it out")
 
     # only once there is something to draw
-    draw = load_module(f"profiler.views.plots{'.steps' if variants else ''}", needs="matplotlib")
+    of_script = {PHASES: ".steps", FRONTIER: ".frontier"}[kind] if variants else ""
+    draw = load_module(f"profiler.views.plots{of_script}", needs="matplotlib")
 
     from profiler.views.plots.theme import STYLES
 
     chosen = STYLES[one_of(style, STYLES, flag="--style")]
     path = output or Path(f"{kind}.{chosen.suffix}")
     if variants:
-        draw.script_phases(variants, path=path, force=force, style=chosen)
+        of_kind = draw.script_phases if kind == PHASES else draw.script_frontier
+        of_kind(variants, path=path, force=force, style=chosen)
     else:
         axes = over.split(",") if over else ()
         draw.plot(rows(loaded.records), kind=kind, path=path, force=force, style=chosen, over=axes)

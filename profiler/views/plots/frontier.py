@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from profiler.analysis.rows import Row, time_spans
+from profiler.analysis.time_ratio import TimeRatio, verdict
 from profiler.core.case import Case
+from profiler.core.errors import UserError
 from profiler.core.units import byte_unit, second_unit
 from profiler.planning import simulator
 from profiler.planning.chain import Chain
 from profiler.planning.simulator import KINDS, Cost, largest_stage, none
 from profiler.planning.solver import Point
+from profiler.scripts.report import Variant
 from profiler.views.plots import Plot, alike, picture, theme, write
-from profiler.views.plots.theme import BLUE, GREY, Label, Pair, sized
+from profiler.views.plots.theme import BLUE, GREY, USUAL, Label, Pair, Style, sized
+from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import heading, is_point, marked
+from profiler.views.tables.script import against_none
 
 CROWD = 100  # points
 ALL_NAMED = 14  # up to this many points are all labeled; of more, only the frontier and the extremes
+STRATEGY, LONGEST = "strategy", 60  # the word of a script's variant; letters of a label
 SIZE = (8.5, 5.4)  # inches, of the pictures of plans
 MOST_PLANS = 60  # of more, only the step line is drawn
 RIVALS = {  # in different sizes, since they often coincide
@@ -174,6 +182,66 @@ def plot_levers(
     """
     draw = partial(_levers, curves=curves, rows=rows, chosen=chosen, limit=limit)
     return write(lambda: picture([draw], [SIZE[1]], width=SIZE[0], title=heading(rows)), path=path, force=force)
+
+
+def script_frontier(variants: Sequence[Variant], *, path: Path, force: bool = False, style: Style = USUAL) -> Path:
+    """Draw the extra time of a script's step against its peak.
+
+    Raises UserError as `plot_plans` does, and where no strategy has a time beside that of `none`.
+    """
+
+    def figure() -> Figure:
+        if drawn := draw_script(variants, style):
+            return drawn
+        hint = "`--strategies none,all` gives them; --kind phases draws the memory by phase"
+        raise UserError("nothing to plot: no strategy has a time beside that of none", hint=hint)
+
+    return write(figure, path=path, force=force, style=style)
+
+
+def draw_script(variants: Sequence[Variant], style: Style) -> Figure | None:
+    """Return a panel for each setting beside the strategy; None where no strategy has a time beside that of `none`."""
+    settings: dict[str, list[Variant]] = {}
+    for variant in variants:
+        is_timed = _is_base(variant) or against_none(variant, variants)
+        if is_timed and variant.outcome == "ok" and variant.processes and variant.largest.peak_bytes:
+            rest = ", ".join(text for name, text in variant.words.items() if name != STRATEGY)
+            settings.setdefault(rest, []).append(variant)
+    panels = [partial(_ways, rest=rest, variants=some) for rest, some in settings.items() if len(some) > 1]
+    if not panels:
+        return None
+    columns = min(len(panels), style.max_columns)
+    width = style.width or SIZE[0] * (1 if columns == 1 else 0.85 * columns)
+    heights = [sized(SIZE[1])] * ceil(len(panels) / columns)
+    return picture(panels, heights, width=width, columns=columns, ratio=style.ratio)
+
+
+def _is_base(variant: Variant) -> bool:
+    return variant.words.get(STRATEGY) == "none"
+
+
+def _ways(axes: Axes, *, rest: str, variants: Sequence[Variant]) -> Callable[[], object]:
+    size, unit = byte_unit(one.largest.peak_bytes for one in variants)
+    labels, sure = [], list[Pair]()
+    for one in variants:
+        is_base, ratio = _is_base(one), against_none(one, variants) or TimeRatio(ratio=1.0)
+        x, y = (one.largest.peak_bytes or 0) / size, (ratio.ratio - 1) * 100
+        if ratio.interval:
+            low, high = ((end - 1) * 100 for end in ratio.interval)
+            axes.vlines(x, low, high, color=BLUE, linewidth=sized(1.2), alpha=0.6)
+        if is_base or one.gpu or verdict(ratio) in ("faster", "slower"):
+            sure.append((x, y))
+        labels.append(Label(x, y, short(plain(one.words[STRATEGY]), LONGEST), weight="bold" if is_base else "normal"))
+    best = [at for nth, at in enumerate(sorted(sure)) if all(at[1] < other[1] for other in sorted(sure)[:nth])]
+    line, places = theme.stairs(best), [(label.x, label.y) for label in labels]
+    axes.plot(*zip(*line, strict=True), color=BLUE, linewidth=sized(1.5), label="the fastest below a peak")
+    axes.plot(*zip(*places, strict=True), "o", color=BLUE, ms=sized(7), mec="white", zorder=4)
+    axes.set_title(short(plain(", ".join(filter(None, (variants[0].largest.module or "", rest)))), LONGEST))
+    how, known = ("rehearsed", "estimated") if variants[0].gpu else ("measured", "measured")
+    axes.set(xlabel=f"{how} peak ({unit})", ylabel=f"extra time of a step (%), {known}")
+    axes.margins(x=0.15, y=0.15)
+    _number_both(axes)
+    return partial(theme.place, axes, labels, lines=[line])
 
 
 def _plans(axes: Axes, *, points: Sequence[Point], chain: Chain) -> None:

@@ -23,7 +23,7 @@ from profiler.core.units import MISSING, bytes_text, count_text, few
 from profiler.runs.store import Run
 from profiler.scripts.records import variants
 from profiler.scripts.report import name_of
-from profiler.views.report.section import PageLimits, prediction_pairs, section
+from profiler.views.report.section import PageLimits, prediction_pairs, script_frontier, section
 from profiler.views.sanitize import plain, redacted, short
 from profiler.views.tables import Table, of_lines
 from profiler.views.tables.columns import device, groups, setting
@@ -162,7 +162,7 @@ def render_scripts(runs: Sequence[Run], *, redact: str = "default") -> bytes:
     """Return the page in UTF-8; `redact` is default, all or none. Raises UserError if no run has a record."""
     if not any(run.records for run in runs):
         raise UserError("nothing to report: there is no record yet", hint="run the command again")
-    parts = []
+    parts = list[dict[str, Any]]()
     for run in redacted(runs, level=redact):
         found = variants(run.records)
         num = sum(len(variant.processes) for variant in found)
@@ -189,6 +189,7 @@ def render_scripts(runs: Sequence[Run], *, redact: str = "default") -> bytes:
         largest = [variant.largest if variant.processes else None for variant in found]
         peaks = [one.peak_bytes or 0 if one else 0 for one in largest]
         most = max((one.reserved_bytes or one.peak_bytes or 0 for one in largest if one), default=0)
-        whole = {"table": summary(found), "peaks": peaks, "most": most} if len(found) > 1 else None
+        drawn = script_frontier(found, f"run-{len(parts)}")
+        whole = {"table": summary(found), "peaks": peaks, "most": most, "picture": drawn} if len(found) > 1 else None
         parts.append({**_about(run, *is_cut, *left_out), "summary": whole, "variants": shown})
     return filled("script.html", script="", parts=parts, redact=redact, hidden="lines")

@@ -22,8 +22,9 @@ from profiler.core.plan_file import strategy_label
 from profiler.core.record import PHASES, Environment
 from profiler.core.stats import spread
 from profiler.core.units import MISSING, bytes_text, few, seconds_text
+from profiler.scripts.report import Variant
 from profiler.views.plots import draw
-from profiler.views.plots.frontier import positions
+from profiler.views.plots.frontier import draw_script, positions
 from profiler.views.plots.steps import MEMORY, SAMPLES, draw_steps, recorded
 from profiler.views.plots.theme import Style, at_work
 from profiler.views.sanitize import plain, short, shortened
@@ -405,6 +406,14 @@ def timelines(rows: Sequence[Row], anchor: str) -> Picture | None:
     with at_work(STYLE):
         figure = draw_steps(steps, title="", along="points of the step, in their order")
     return _picture(figure, "What is live over the step, by category", f"{anchor}-timeline")
+
+
+def script_frontier(variants: Sequence[Variant], anchor: str) -> Picture | None:
+    """Return the extra time of each strategy of a script against its peak; None if no time is known."""
+    with at_work(STYLE):
+        figure = draw_script(variants, STYLE)
+    words = "Extra time of a step against peak memory, a point for each strategy"
+    return _picture(figure, words, anchor) if figure else None
 
 
 def _picture(figure: Figure, words: str, name: str) -> Picture:

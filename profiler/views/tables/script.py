@@ -340,15 +340,22 @@ def seconds_of_step(variant: Variant) -> float | None:
     return variant.estimated_seconds if variant.gpu else step_seconds(variant.seconds)
 
 
-def _time_change(variant: Variant, variants: Sequence[Variant]) -> str:
-    plain = _plain(variant, variants)
-    if plain is None:
-        return "baseline" if variant.words.get("strategy") == "none" else MISSING
+def against_none(variant: Variant, variants: Sequence[Variant]) -> TimeRatio | None:
+    """Return the time of a step against that of `none`, without an interval if it is estimated; None if not known."""
+    if (plain := _plain(variant, variants)) is None:
+        return None
     if not variant.gpu:
-        ratio = ratio_to(variant.seconds, plain.seconds)
-        return _ratio_text(ratio) if ratio else MISSING
+        return ratio_to(variant.seconds, plain.seconds)
     seconds, bare = seconds_of_step(variant), seconds_of_step(plain)
-    return change_text(seconds / bare if seconds is not None and bare else None)
+    return TimeRatio(ratio=seconds / bare) if seconds is not None and bare else None
+
+
+def _time_change(variant: Variant, variants: Sequence[Variant]) -> str:
+    if variant.words.get("strategy") == "none":
+        return "baseline"
+    if (ratio := against_none(variant, variants)) is None:
+        return MISSING
+    return change_text(ratio.ratio) if variant.gpu else _ratio_text(ratio)
 
 
 def _verdict(variant: Variant, variants: Sequence[Variant]) -> str:
