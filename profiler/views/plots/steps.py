@@ -42,6 +42,7 @@ MOST_DOTS = 200  # of a strategy
 
 PHASE_INCHES, AROUND = 0.3, 1.0  # of a bar of a phase, and around them
 PHASES_THICK = 0.8  # of the height for the bars of a phase
+LETTER = 0.0125  # of the axis, of a number beside a bar
 COLOURS = (BLUE, ORANGE, GREY, SKY, VERMILLION, INK)  # of the variants of a script
 LONGEST = 60  # letters of a name
 UNKNOWN = ("peak, parts not measured", SKY)
@@ -190,7 +191,7 @@ def script_phases(
 
 
 def _bars(axes: Axes, *, names: Sequence[str], group: Shown, size: int, unit: str) -> None:
-    phases = _names(group)
+    phases, most = _names(group), max(_most(process) for _, process in group) / size
     thick = PHASES_THICK / len(group)
     for number, (variant, process) in enumerate(group):
         colour, shift = COLOURS[number % len(COLOURS)], (number - (len(group) - 1) / 2) * thick
@@ -203,17 +204,19 @@ def _bars(axes: Axes, *, names: Sequence[str], group: Shown, size: int, unit: st
             for name in SIZES
         }
         name = f", {short(plain(name_of(variant)), LONGEST)}" if len(group) > 1 else ""
-        bars = axes.barh(at, taken["peak"], height=thick * 0.9, color=colour, label=f"peak{name}")
+        axes.barh(at, taken["peak"], height=thick * 0.9, color=colour, label=f"peak{name}")
         edges = [place - thick / 2 for place in at], [place + thick / 2 for place in at]
         axes.vlines(taken["reserved"], *edges, color=INK, linewidth=sized(1), label="reserved")
         axes.plot(taken["live"], at, "d", color="white", mec=INK, ms=sized(4), label="live at its end")
         if len(group) <= len(COLOURS):
             said = [scaled(phase.peak_bytes, size) for phase in process.phases]
             said[process.phases.index(process.peak)] += f" {plain(process.peak.line)}"
-            axes.bar_label(bars, said, padding=sized(3), fontsize=sized(FONT - 3))
+            for text, y, peak, reserved in zip(said, at, taken["peak"], taken["reserved"], strict=True):
+                end = reserved if peak < reserved < peak + LETTER * len(text) * most else peak  # not across the line
+                theme.note(axes, text, (end, y), offset=(3, 0), size=FONT - 3, va="center")
     axes.set_yticks(range(len(phases)), [plain(name) for name in phases])
     axes.grid(visible=False, axis="y")
-    axes.set(ylim=(len(phases) - 0.4, -0.6), xlim=(0, 1.12 * max(_most(process) for _, process in group) / size))
+    axes.set(ylim=(len(phases) - 0.4, -0.6), xlim=(0, 1.16 * most))
     variant, process = group[0]
     title = ", ".join(filter(None, (process.module or "no model", *names)))
     axes.set_title(short(plain(title), LONGEST), fontsize=sized(FONT))
