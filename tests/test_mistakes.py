@@ -100,6 +100,15 @@ def test_the_kind_of_code_is_not_taken_for_the_command(dashes):
     assert split_script([*own, *dashes, "train.py"]) == (own, ["python", "train.py"])
 
 
+def test_a_command_is_what_a_shell_would_run_and_a_notebook_is_executed():
+    assert split_script(["fit", "--", "A=1", "torchrun", "a.py"]) == (["fit"], ["env", "A=1", "torchrun", "a.py"])
+    for words in (["fit", "a.ipynb"], ["fit", "--", "a.ipynb"]):
+        assert split_script(words) == (["fit"], ["jupyter", "execute", "a.ipynb"])
+    with pytest.raises(UserError, match="one word") as refused:
+        split_script(["fit", "--", "python train.py"])
+    assert refused.value.hint == "gcprof fit -- python train.py"
+
+
 PREDICT = ["predict", "mlp", "--strategies", "all", "--device", "cpu"]
 
 

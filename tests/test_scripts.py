@@ -1,5 +1,6 @@
 """`gcprof rehearse -- COMMAND`: scripts as people write them, held to the same scripts without the watch."""
 
+import json
 import re
 import signal
 import subprocess
@@ -223,6 +224,38 @@ def test_programs_of_ranks_run_to_their_end_and_read_of_their_peaks_what_is_said
     assert done.said.count(text) == script.num_gpus
     assert all(process["module"] for process in done.document["variants"][0]["processes"])
     assert done.printed == sorted(figures.peak_bytes for figures in done.figures)
+
+
+CELLS = (
+    """import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+""",
+    """for _ in range(3):
+    x = torch.randn(512, 64, device="cuda")
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+)
+
+
+@pytest.mark.slow
+def test_a_notebook_takes_what_its_cells_take_and_its_lines_are_those_of_cells(tmp_path, kept):
+    cell = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+    book = {"cells": [cell | {"source": text} for text in CELLS], "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+    (tmp_path / "book.ipynb").write_text(json.dumps(book))
+    (tmp_path / "cells.py").write_text("".join(CELLS))
+
+    done = rehearsed(("book.ipynb",), cwd=tmp_path)
+    plain = control(("python", "cells.py"), cwd=tmp_path, kept=kept)
+
+    (variant,) = done.document["variants"]
+    lines = {phase["line"] for process in variant["processes"] for phase in process["phases"]}
+    assert done.exit_code == 0, done.said
+    assert done.figures == plain.figures
+    assert lines == {"In [2]:2", "In [2]:3", "In [2]:4"}
+    assert (tmp_path / "book.ipynb").read_text() == json.dumps(book)
 
 
 @pytest.mark.slow

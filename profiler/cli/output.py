@@ -36,17 +36,21 @@ SCRIPT: ContextVar[tuple[str, ...]] = ContextVar("SCRIPT", default=())  # a comm
 LAUNCHERS = (  # programs that begin a command of the user's, and are no models
     "torchrun", "accelerate", "deepspeed", "composer", "sh", "bash", "uv", "poetry", "conda", "env", "mpirun", "srun",
 )  # fmt: skip
+SCRIPTS = (".py", ".ipynb")  # files that are run as they are
 FOLDER: str | None = None  # for the file of an internal error; None: where temporary files are
 
 
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return gcprof's own words and those of a user's command: what follows `--`, or begins with a FILE.py."""
+    """Return gcprof's own words and those of a user's command: what follows `--`, or begins with a script's file."""
     for place, word in enumerate(words):
         if word == "--":
             script = words[place + 1 :]
             if not script:
                 raise UserError("there is no command behind --", hint=f"gcprof {words[0]} -- python train.py")
-            return [*words[:place]], [*(["python"] if script[0].endswith(".py") else []), *script]
+            if len(script) == 1 and " " in script[0] and not Path(script[0]).is_file():
+                message = f"'{script[0]}' is taken for one word, as it is in quotes"
+                raise UserError(message, hint=f"gcprof {shlex.join(words[:place])} -- {script[0]}")
+            return [*words[:place]], [*_program(script[0]), *script]
         before, following = words[place - 1], [*words[place + 1 : place + 2]]
         if not place or word.startswith("-") or before == "--emit":
             continue
@@ -55,11 +59,18 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             shell = ["sh"] if word.endswith(".sh") else []
             right = shlex.join([*words[:place], "--", *shell, *words[place:]])
             raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
-        if word.endswith(".py") and (words[0] not in ("run", "plan") or _does_something(word)):
+        if word.endswith(SCRIPTS) and (words[0] not in ("run", "plan") or _does_something(word)):
             if before.startswith("python") and words[place - 2] != "--emit":  # the -- was left out
                 return [*words[: place - 1]], [*words[place - 1 :]]
-            return [*words[:place]], ["python", *words[place:]]
+            return [*words[:place]], [*_program(word), *words[place:]]
     return [*words], []
+
+
+def _program(first: str) -> list[str]:
+    """Return what is to stand before the first word of a command that a shell, or nobody, could start as it is."""
+    if re.match(r"[A-Za-z_]\w*=", first):
+        return ["env"]
+    return ["python"] if first.endswith(".py") else ["jupyter", "execute"] if first.endswith(".ipynb") else []
 
 
 DEFINING = (

@@ -26,7 +26,7 @@ NO_PROCESS = Process(
     rank=None, number=0, outcome="failed", detail="no process of it used a GPU", num_steps=0, peak_bytes=None,
     reserved_bytes=None, module="", phases=(),
 )  # fmt: skip
-SOURCES = (".py", ".sh", ".toml", ".yaml", ".yml", ".json")  # files that a command names and reads
+SOURCES = (".py", ".ipynb", ".sh", ".toml", ".yaml", ".yml", ".json")  # files that a command names and reads
 MOST_BYTES = 1 << 20  # of such a file
 DIGITS = 16  # of a SHA-256, as in runs/store.py
 
@@ -70,8 +70,8 @@ def plan(stored: Iterable[Record]) -> tuple[Trial, ...]:
 
 
 def command_name(command: Sequence[str]) -> str:
-    """Return what a command is called: its first file of Python or of the shell, else its program."""
-    named = [word for word in command if word.endswith((".py", ".sh"))]
+    """Return what a command is called: its first file of Python or of the shell or notebook, else its program."""
+    named = [word for word in command if word.endswith((".py", ".ipynb", ".sh"))]
     return os.path.basename(named[0] if named else command[0] if command else "script")
 
 
