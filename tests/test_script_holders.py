@@ -33,7 +33,6 @@ for step in range(12):
     optimizer.zero_grad()
 """
 
-
 SAVES = """
 import sys, torch
 from unittest import mock
@@ -68,16 +67,19 @@ def test_a_block_takes_what_the_settings_of_the_allocator_round_its_request_to_o
         assert space.follow(entry("alloc", 0, 12 * MIB + 1)) == mib * MIB
 
 
-def test_what_pip_installed_into_a_folder_on_pythonpath_is_a_library(tmp_path, monkeypatch):
+def test_what_pip_installed_is_a_library_but_for_the_module_that_was_started(tmp_path, monkeypatch):
     for name in ("libs/trainer.py", "libs/trainer-1.0.dist-info/METADATA", "mine/model.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "app-1.0.dist-info").mkdir()  # installed beside the script, as images of containers have it
     places = [tmp_path / "mine", tmp_path, tmp_path / "libs"]
     monkeypatch.setattr(sys, "path", [*map(str, places), *sys.path])
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/site-packages/trl/sft.py")
 
-    assert not history.is_the_users(str(tmp_path / "libs/trainer.py"))
-    assert history.is_the_users(str(tmp_path / "mine/model.py"))
+    for file in (tmp_path / "libs/trainer.py", "/site-packages/trl/trainer.py"):
+        assert not history.is_the_users(str(file))
+    for file in (tmp_path / "mine/model.py", "/site-packages/trl/sft.py"):
+        assert history.is_the_users(str(file))
 
 
 def test_blocks_are_cut_to_requests_and_free_parts_grow_together_within_a_segment():
@@ -131,11 +133,7 @@ def test_holders_are_together_all_of_the_bytes():
 
 
 @pytest.mark.parametrize(
-    ("counts", "expected"),
-    [
-        ([1, 2, 3, 3, 4], 0),  # not in a row
-        ([4, 1, 2, 3, 4, 5, 0], 4),  # emptied at the end of an epoch
-    ],
+    ("counts", "expected"), [([1, 2, 3, 3, 4], 0), ([4, 1, 2, 3, 4, 5, 0], 4)], ids=["not in a row", "emptied"]
 )
 def test_growth_is_more_blocks_several_steps_in_a_row(counts, expected):
     growth = history.Growth()

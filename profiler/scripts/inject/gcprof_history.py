@@ -21,8 +21,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 MOST_HOLDERS = 5
-REST = "rest"
-TEMPORARIES, OTHER = "temporaries", "other"
+REST, TEMPORARIES, OTHER = "rest", "temporaries", "other"
 Entry = Mapping[str, Any]
 LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]")
 STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
@@ -166,12 +165,13 @@ class Growth:
 
 @cache  # asked for each frame at each mark: without it a step of 10 ms took 5 % longer
 def is_the_users(file: str) -> bool:
-    """Whether a file is neither a library's, nor made by torch.compile, nor gcprof's."""
+    """Whether a file is neither a library's, nor made by torch.compile, nor gcprof's; one that `-m` started is."""
     path = os.path.realpath(file)
-    is_generated = GENERATED in path or path.startswith(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0"))
-    is_ours = is_generated or path.startswith((STANDARD, PACKAGE))
-    is_librarys = LIBRARY.search(path) or any(map(path.startswith, filter(None, map(_with_packages, sys.path[1:]))))
-    return not is_librarys and not is_ours and (os.path.isfile(path) or file in _cells())
+    if LIBRARY.search(path):
+        return path == os.path.realpath(getattr(sys.modules["__main__"], "__file__", None) or "")
+    places = filter(None, (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), *map(_with_packages, sys.path[1:])))
+    is_excluded = path.startswith((STANDARD, PACKAGE, *places)) or GENERATED in path
+    return not is_excluded and (os.path.isfile(path) or file in _cells())
 
 
 @cache
