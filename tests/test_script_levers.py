@@ -303,6 +303,14 @@ def test_what_a_script_cannot_be_given_is_refused_before_it_runs(words, noun, tm
     assert noun in done.stderr
 
 
+@pytest.mark.parametrize("nodes", [["--nnodes", "2"], ["--nnodes=2:4"], ["--num_machines", "2"]])
+def test_a_command_that_would_wait_for_other_nodes_is_refused(nodes, tmp_path):
+    done = gcprof("rehearse", "--", "torchrun", *nodes, "absent.py", "--nnodes", "1", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "nodes that are not here" in done.stderr
+
+
 # ---- strategies: held to copies of the scripts with checkpoints written in by hand
 
 

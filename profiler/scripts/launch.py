@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +38,7 @@ STACK_SECONDS = 3.0  # a stack is written within milliseconds; a process within 
 MOST_LINES = 3  # of the user's, the innermost first
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 OnLine = Callable[[Row], None]
+NODES = ("--nnodes", "--num-machines")  # of torchrun and accelerate
 QUIET = {  # what would send something away, or ask for a key
     "WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
     "CLEARML_OFFLINE_MODE": "1", "NEPTUNE_MODE": "offline",
@@ -49,9 +51,11 @@ def run(asked: Asked, *, on_line: OnLine = lambda line: None, stdout: int | None
     A `stdout` of subprocess.DEVNULL silences its warnings too.
 
     Where the system lets nobody guard files, the command is run with what it saves redirected, and that is said. Raises
-    UserError where the command's Python lacks what a strategy needs, and (exit code 3) where the hollow device cannot
-    be had, or where the figures of a step with the command's torch are not as arithmetic has them.
+    UserError where it would wait for other nodes or its Python lacks what a strategy needs, and (exit code 3) where the
+    hollow device cannot be had, or where the figures of a step with the command's torch are not as arithmetic has them.
     """
+    if asked.gpus:
+        _refuse_nodes(asked.words)
     scratch = Path(tempfile.mkdtemp(prefix="gcprof-script-"))
     watched, kills = _Watched(scratch, on_line), _num_host_kills()
     try:
@@ -95,6 +99,17 @@ def unlimited(asked: Asked) -> Asked:
 
 
 # ---- the command
+
+
+def _refuse_nodes(words: Sequence[str]) -> None:
+    """Raise UserError where the launcher would wait for other nodes: `torchrun --nnodes 2:4 train.py`."""
+    own = list(takewhile(lambda word: not word.endswith(".py"), words))
+    for word, following in zip(own, (*own[1:], ""), strict=True):
+        flag, equals, value = word.partition("=")
+        least = (value if equals else following).partition(":")[0]
+        if flag.replace("_", "-") in NODES and least.isdecimal() and int(least) > 1:
+            hint = "two nodes of 8 are --device h100:16 -- torchrun --nproc-per-node 16, but for what is sharded within nodes"
+            raise UserError(f"{flag} {least} would wait for nodes that are not here", hint=hint)
 
 
 def _started(asked: Asked, watched: _Watched, stdout: int | None, *, is_guarded: bool) -> tuple[Ended, str]:
