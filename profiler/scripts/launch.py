@@ -108,7 +108,7 @@ def _refuse_nodes(words: Sequence[str]) -> None:
         flag, equals, value = word.partition("=")
         least = (value if equals else following).partition(":")[0]
         if flag.replace("_", "-") in NODES and least.isdecimal() and int(least) > 1:
-            hint = "two nodes of 8 are --device h100:16 -- torchrun --nproc-per-node 16, but for what is sharded within nodes"
+            hint = "two nodes of 8 are --device h100:16 -- torchrun --nproc-per-node 16, but for shards within a node"
             raise UserError(f"{flag} {least} would wait for nodes that are not here", hint=hint)
 
 
