@@ -23,7 +23,9 @@ shown() {
 install() {
   local code=0
   python -m venv "$work/venv"
-  "$work/venv/bin/pip" install --quiet --index-url https://download.pytorch.org/whl/cpu 'torch>=2.9' torchvision
+  local index=(--index-url https://download.pytorch.org/whl/cpu)
+  [ -z "$COMMAND" ] || index=()  # PyTorch's own CUDA code rehearses it
+  "$work/venv/bin/pip" install --quiet "${index[@]}" 'torch>=2.9' torchvision
   "$work/venv/bin/pip" install --quiet "$GITHUB_ACTION_PATH"
   [ -n "$REQUIREMENTS" ] || return 0
   alone "$work/venv/bin/pip" install --quiet "--requirement=$REQUIREMENTS" > "$work/installed" 2>&1 || code=$?
@@ -33,7 +35,7 @@ install() {
 
 run_gcprof() {
   local code=0
-  alone "${GCPROF:-$work/venv/bin/gcprof}" "$@" > "$use/stdout" 2> "$use/stderr" || code=$?
+  PATH="$work/venv/bin:$PATH" alone "${GCPROF:-$work/venv/bin/gcprof}" "$@" > "$use/stdout" 2> "$use/stderr" || code=$?
   shown "$use/stdout" "$use/stderr"
   return "$code"
 }
@@ -44,27 +46,43 @@ indented() { printf '\n'; sed 's/^/    /' "$1"; printf '\n'; }
 predict() {
   mkdir -p "$work"
   use=$(mktemp -d "$work/use-XXXXXX")  # a job may use the action twice
-  local body="$use/comment.md" step=("--model=$MODEL") code=0
+  local body="$use/comment.md" table="$use/run/derived/table.md" step=() script=() code=0 fits=0 why=""
   [ -z "$DEVICE" ] || step+=("--device=$DEVICE")
   [ -z "$BATCH_SIZE" ] || step+=("--batch-size=$BATCH_SIZE")
   [ -z "$PRECISION" ] || step+=("--precision=$PRECISION")
   [ -z "$OPTIMIZER" ] || step+=("--optimizer=$OPTIMIZER")
-  local words=(predict "${step[@]}" "--output=$use/run")
+  local words=(predict "--model=$MODEL" "${step[@]}" "--output=$use/run") fit=(fit "--model=$MODEL" "${step[@]}")
+  if [ -n "$COMMAND" ]; then
+    script=(-- bash -c "$COMMAND") table="$use/table.md"
+    words=(rehearse "--device=$DEVICE" "--output=$use/run") fit=(fit "--device=$DEVICE")
+    [ -z "$FAIL_ON" ] || [ -n "$BASELINE" ] || words+=("--fail-on=$FAIL_ON")
+    [ -z "$MODEL$BATCH_SIZE$PRECISION$OPTIMIZER" ] ||
+      why='`model`, `batch-size`, `precision` and `optimizer` are not for a `command`, which has options of its own'
+  elif [ -n "$FAIL_ON" ] && [ -z "$BASELINE" ]; then
+    why='the gate `fail-on` has no `baseline` to compare with'
+  fi
   [ -z "$STRATEGIES" ] || words+=("--strategies=$STRATEGIES")
-  if [ -n "$FAIL_ON" ] && [ -z "$BASELINE" ]; then
-    echo 'the gate `fail-on` has no `baseline` to compare with' | tee "$use/stderr"
+  if [ -n "$why" ]; then
+    echo "$why" | tee "$use/stderr"
     code=2
   else
-    run_gcprof "${words[@]}" || code=$?
-    [ "$code" != 0 ] || [ -z "$MAX_MEMORY" ] || run_gcprof fit "${step[@]}" "--memory=$MAX_MEMORY" || code=$?
+    run_gcprof "${words[@]}" "${script[@]}" || code=$?
+    if [ -n "$COMMAND" ] && [ -e "$use/run" ]; then  # what was said of a failure stays for the comment
+      alone "${GCPROF:-$work/venv/bin/gcprof}" show "$use/run" --format=md > "$table" 2> /dev/null || true
+    fi
+    if [ "$code" = 0 ] && [ -n "$MAX_MEMORY" ]; then
+      run_gcprof "${fit[@]}" "--memory=$MAX_MEMORY" "${script[@]}" || fits=$?
+      code=$fits
+    fi
   fi
   {
-    printf '<!-- gcprof %s -->\n' "$(printf '%s\n' "${words[@]}" "$MAX_MEMORY" "$BASELINE" "$FAIL_ON" | grep -v -- '^--output=' |
-      sha256sum | cut -c 1-16)"
+    printf '<!-- gcprof %s -->\n' "$(printf '%s\n' "${words[@]}" "${script[@]}" "$MAX_MEMORY" "$BASELINE" "$FAIL_ON" |
+      grep -v -- '^--output=' | sha256sum | cut -c 1-16)"
     printf '## gcprof\n\n'
-    if [ -f "$use/run/derived/table.md" ]; then cat "$use/run/derived/table.md"; else indented "$use/stderr"; fi
+    if [ -s "$table" ]; then cat "$table"; else indented "$use/stderr"; fi
     [ -z "$MAX_MEMORY" ] || [ "$code" != 0 ] || printf '\nThe gate `max-memory` holds.\n'
-    [ "$code" != 5 ] || { printf '\n**Nothing fits the memory of the gate `max-memory`.**\n' && indented "$use/stdout"; }
+    [ "$fits" != 5 ] || { printf '\n**Nothing fits the memory of the gate `max-memory`.**\n' && indented "$use/stdout"; }
+    [ "$code" != 5 ] || [ "$fits" = 5 ] || printf '\n**Over the gate `fail-on`.**\n'
   } > "$body"
   if [ "$code" = 0 ] && [ -n "$BASELINE" ]; then compare "$body" || code=$?; fi
   head -c 60000 "$body" > "$body.cut" && mv "$body.cut" "$body"  # GitHub takes 65,536 characters

@@ -16,7 +16,10 @@ from tests.program import environment
 ROOT = Path(__file__).parents[1]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 RUNS = [step for step in ACTION["runs"]["steps"] if "run" in step]
-INPUTS = ("MODEL", "STRATEGIES", "DEVICE", "BATCH_SIZE", "PRECISION", "OPTIMIZER", "MAX_MEMORY", "BASELINE", "FAIL_ON")
+INPUTS = (
+    "MODEL", "COMMAND", "STRATEGIES", "DEVICE", "BATCH_SIZE", "PRECISION", "OPTIMIZER", "MAX_MEMORY", "BASELINE",
+    "FAIL_ON",
+)  # fmt: skip
 EVIL = 'mlp"; touch hacked; $(touch hacked) `touch hacked` --help'
 GH = """#!/usr/bin/env bash
 printf '%s\\n' "$*" >> calls
@@ -27,6 +30,12 @@ for word in "$@"; do case "$word" in body=@*) cat "${word#body=@}" > said ;; esa
 GCPROF = """#!/usr/bin/env bash
 printf '%s\\n' "$@" >> words
 env > variables
+"""
+TRAIN = """import torch
+model = torch.nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.ones(8, 512, device="cuda")).sum().backward()
+optimizer.step()
 """
 # a model whose code rewrites all that it can reach, and speaks to the runner
 HOSTILE = """#!/usr/bin/env bash
@@ -125,6 +134,31 @@ def test_a_model_is_predicted_commented_and_held_to_a_memory(job):
     assert step(job, "gate").returncode == 0
     step(job, "predict", **within | {"BASELINE": "--help"})
     assert step(job, "gate").returncode == 4
+
+
+def test_a_command_is_rehearsed_by_a_shell_that_gets_it_as_one_word(job):
+    done = step(job, "predict", "fake-gcprof", COMMAND=EVIL, DEVICE="t4", FAIL_ON="peak:>1GiB", MAX_MEMORY="11GiB")
+    refused = step(job, "predict", "fake-gcprof", COMMAND="python train.py", MODEL="mlp")
+
+    words = (job / "words").read_text().splitlines()
+    assert (done.returncode, "not for a `command`" in refused.stdout) == (0, True)
+    assert [words[0], words[1], *words[3:]] == [
+        "rehearse", "--device=t4", "--fail-on=peak:>1GiB", "--", "bash", "-c", EVIL,
+        "fit", "--device=t4", "--memory=11GiB", "--", "bash", "-c", EVIL,
+    ]  # fmt: skip
+    assert not (job / "hacked").exists()
+
+
+@pytest.mark.nightly
+def test_a_command_is_commented_and_held_to_a_peak(job):
+    (job / "train.py").write_text(TRAIN)
+
+    done = step(job, "predict", COMMAND=f"{sys.executable} train.py", DEVICE="t4", FAIL_ON="peak:>1MiB")
+
+    said = (job / "summary").read_text()
+    assert "| forward, first step | 1 |" in said, done.stdout
+    assert "**Over the gate `fail-on`.**" in said
+    assert step(job, "gate").returncode == 5
 
 
 def test_what_the_models_code_rewrites_and_prints_reaches_no_step_with_a_token(job):
