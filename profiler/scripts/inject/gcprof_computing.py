@@ -19,7 +19,6 @@ import torch
 REAL, ASSUMED = 1, 2  # made of what came from the host alone; made also of what was assumed
 LIMIT = 1 << 20  # elements of an integer or boolean tensor whose values are kept
 FLOATS = 1 << 15  # elements of a floating-point tensor: few, as weights are such too; and more would take threads
-Tensor: Any = torch.Tensor
 TENSORS = {torch.Tensor, torch.nn.Parameter}
 _storage: Any = torch.UntypedStorage
 MOST = 1 << 24  # elements of an input, of which a larger one is not looked at
@@ -132,10 +131,10 @@ class Plan:
 
 
 class Computing:
-    """Writes the values of operators' results into them, and remembers which are known."""
+    """Writes the values of operators' results into them, and remembers which are known; `read` makes unknown ones."""
 
-    def __init__(self, assumptions: Any) -> None:
-        self._assumptions = assumptions
+    def __init__(self, assumptions: Any, read: Callable[[], float]) -> None:
+        self._assumptions, self._read = assumptions, read
         self.lost_bytes = 0  # of the largest message between ranks that may be a pickle and was not carried
 
     def follow(self, plan: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -262,6 +261,8 @@ class Computing:
             firsts = [value[0] if isinstance(value, list) and value else value for value in args]
             if not all(mark_of(first) for first in firsts if is_ours(first)):  # most often so
                 forget(*places)
+                if plan.name.startswith("_amp_foreach"):  # unknown gradients are finite
+                    put(args[1], torch.zeros((), device="cpu"), ASSUMED)
                 return
         written = [tensor for tensor in flat(places) if is_ours(tensor)]
         if not written:
@@ -309,7 +310,7 @@ class Computing:
             if mark is not None:
                 target.copy_(value_of(source, mark))
             elif target.nbytes <= MESSAGE_BYTES:
-                target.zero_()
+                target.fill_(self._read() if target.numel() == 1 and source.is_floating_point() else 0)
 
     def _carried(self, plan: Any, args: Any, kwargs: Any) -> None:
         """Remember what ranks got of each other: integers and booleans that are small enough to be carried."""
@@ -361,11 +362,8 @@ class Computing:
 
 def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return keywords with the CPU for a device, and no generator of the GPU's."""
-    found = {name: value for name, value in kwargs.items() if not isinstance(value, torch.Generator)}
-    if "device" in found:
-        found["device"] = torch.device("cpu")
-    found.pop("pin_memory", None)
-    return found
+    kept = {name: one for name, one in kwargs.items() if name != "pin_memory" and not isinstance(one, torch.Generator)}
+    return {**kept, "device": torch.device("cpu")} if "device" in kept else kept
 
 
 # ---- which tensors hold true values, and their values on the CPU

@@ -38,6 +38,8 @@ FAKE = torch._C._dispatch_key_parse("Fake")
 BELOW = torch._C._dispatch_keyset_full_after(FAKE)
 TORCH = os.path.dirname(torch.__file__) + os.sep
 MOST_READS = 10_000  # of one line, within a phase: a loop that waits for what is never computed
+NEARLY_ZERO = 2.0**-24  # a single unknown number that the host reads, as it may divide by it; the least of fp16
+ALIKE_READS = 250  # of one line in a phase; then the number is smaller, so that loops end that wait for a small one
 MOST_PARTS = 64  # of a list that are looked at
 FINITE = {"isnan", "isinf", "isfinite", "isposinf", "isneginf"}  # of which unknown numbers are finite
 PRINTS = "_tensor_str.py"  # of torch: what it computes to print a tensor is no matter of the script
@@ -56,12 +58,13 @@ class Values:
         self, tell: Callable[[dict[str, Any]], None], end: Callable[[str, str, str], None], watch: Any
     ) -> None:
         self.assumptions = Assumptions(tell, os.environ.get("GCPROF_VALUES", "zeros"))
-        self.compute = computing.Computing(self.assumptions)
+        self.compute = computing.Computing(self.assumptions, lambda: self._nearly_zero(lines.line_now()))
         self._tell, self._end, self._watch = tell, end, watch
         self._here = threading.local()  # its count: the size that the running operator will read
         self._reads: set[tuple[str, bool]] = set()
         self._last: tuple[Any, ...] = ()
         self._num_last = 0
+        self._num_numbers: Counter[tuple[Any, ...]] = Counter()  # unknown ones that were read, by line, phase and step
         self._libraries: list[Library] = []
 
     def begin(self) -> None:
@@ -190,6 +193,8 @@ class Values:
             if mark is not None and mark.state_of(tensor) == computing.REAL:
                 return value
             line = lines.line_now()
+            if mark is None and type(value) is float:
+                value = self._nearly_zero(line)
             is_integer = computing.is_discrete(tensor) and tensor.dtype != torch.bool
             is_size = is_integer and not sys._getframe(1).f_code.co_filename.startswith(TORCH)  # of a rank, or the like
             if is_size and value > 1:
@@ -208,6 +213,12 @@ class Values:
             if is_included:
                 _include(FAKE, True)
 
+    def _nearly_zero(self, line: str) -> float:
+        """Return an unknown number as the host reads it at a line."""
+        place = (line, self._watch.phase, self._watch.step)
+        self._num_numbers[place] += 1
+        return float(NEARLY_ZERO ** (1 + self._num_numbers[place] // ALIKE_READS))
+
     def why_short(self) -> tuple[str, int] | None:
         """Return the line of the assumption that sized what runs now, and the size; None for none.
 
@@ -225,7 +236,7 @@ class Values:
     def of_reading(self, line: str) -> str:
         """Return what is to be said of an error at a line that read a value which is not known; "" if it read none."""
         is_read = any(read == line for read, _ in self._reads)
-        return "; a value of the GPU, which is not computed, was read there as 0" if is_read else ""
+        return "; a value of the GPU, which is not computed, was read there as a number near 0" if is_read else ""
 
     def why_unreadable(self, error: BaseException) -> str:
         """Return why an object that another rank sent cannot be unpickled; "" if the error is no such one."""
