@@ -82,9 +82,8 @@ def run(asked: Asked, *, on_line: OnLine = lambda line: None, stdout: int | None
             lines={path.stem: rows for path, rows in sorted(watched.rows.items())},
             stopped=tuple(_stacks(scratch)) if ended.timed_out else (),
         )
-        if asked.steps and any(word.endswith(".ipynb") for word in asked.words) and ended.processes:
-            if all(one.outcome == "ok" and one.num_steps >= asked.steps for one in ended.processes):
-                ended = msgspec.structs.replace(ended, exit_code=0)  # jupyter takes the end of a kernel for an error
+        if _is_notebook_cut(asked, ended):
+            ended = msgspec.structs.replace(ended, exit_code=0)
         if needs := next((row["needs"] for row in ended.rows if "needs" in row), None):
             raise UserError(needs, hint="`none` needs nothing there")
         unverified = tuple(_unverified(ended.rows)) if asked.gpus and not ended.is_stopped else ()
@@ -93,6 +92,13 @@ def run(asked: Asked, *, on_line: OnLine = lambda line: None, stdout: int | None
         for work in scratch.glob("work*/work"):
             work.chmod(0o700)  # overlays leave it closed to everyone
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _is_notebook_cut(asked: Asked, ended: Ended) -> bool:
+    """Whether --steps ended a notebook, of which `jupyter execute` takes the end of its kernel for an error."""
+    is_notebook = any(word.endswith(".ipynb") for word in asked.words)
+    done = [one.outcome == "ok" and one.num_steps >= (asked.steps or 0) for one in ended.processes]
+    return bool(asked.steps and is_notebook and done and all(done))
 
 
 def unlimited(asked: Asked) -> Asked:
