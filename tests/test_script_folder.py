@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -18,9 +19,10 @@ from profiler.core.record import AppliedToModel, Gradients, Growth, Holder, Phas
 from profiler.core.units import GIB, MIB
 from profiler.runs import store
 from profiler.scripts import records
-from profiler.scripts.report import Process, Variant, why_skipped
+from profiler.scripts.report import Ended, Process, Variant, why_skipped
 from profiler.views.plots import frontier
 from profiler.views.tables.plans import script_table
+from profiler.workflows import fit_command
 from tests.scripts.runs import ROOT, gcprof
 
 WORDS = ("python", "train.py", "--batch-size", "32")
@@ -305,4 +307,40 @@ def test_the_largest_batch_of_a_script_fits_and_the_next_does_not(tmp_path):
     for batch, code in ((most, 0), (most + 4096 + most // 100, 1)):
         assert gcprof(*asked, *script, str(batch), "1000000000", cwd=tmp_path).returncode == code
     short = gcprof(*asked, "-L", "batch max:4096", *script, "{batch}", "5000", cwd=tmp_path)
-    assert (short.returncode, "no more" in short.stderr) == (2, True)
+    assert (short.returncode, "no more" in short.stdout) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("beyond", "ended", "outcome", "word"),
+    [
+        ({"outcome": "out_of_memory", "needed_bytes": GIB}, {}, "ok", "fits is"),  # torn: one process takes less
+        ({"outcome": "failed", "detail": "ValueError"}, {}, "failed", "ValueError"),
+        ({"outcome": "skipped", "detail": "no blocks"}, {}, "skipped", "no blocks"),
+        ({"outcome": "timed_out"}, {"interrupted": 2}, "ok", "interrupted"),
+        ({"processes": ()}, {}, "failed", "no step"),
+    ],
+)
+def test_what_a_search_for_the_largest_found_is_kept_however_it_ends(beyond, ended, outcome, word):
+    def run(number):
+        found = variant(process(phase("backward", number * MIB, number * MIB)), batch=str(number))
+        if number <= 100:
+            return Ended(exit_code=0), found
+        return Ended(exit_code=1, **ended), msgspec.structs.replace(found, **beyond)
+
+    _, found, said = fit_command.largest(run, "batch", gpu_specs.rehearsed("t4"), unit=1, say=lambda text: None)
+
+    assert (found.outcome, word in said) == (outcome, True)
+    assert (64 <= int(found.words["batch"]) <= 100) == (outcome == "ok")
+
+
+def test_max_alone_is_looked_for_and_what_cannot_be_is_refused():
+    words = ("train.py", "{batch}", "{rate}")
+
+    assert script.filled(["batch max:8", "rate max,1"], words) == [
+        ({"batch": "max:8", "rate": rate}, ("train.py", "{batch}", rate)) for rate in ("max", "1")
+    ]
+    for axes in (["batch max:0"], ["batch max:-3"], ["batch max:abc"], ["batch 8", "batch 16"]):
+        with pytest.raises(UserError):
+            script.filled([*axes, "rate 1"], words)
+    with pytest.raises(UserError):
+        script.filled(["batch max", "rate max"], words)

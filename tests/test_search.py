@@ -58,3 +58,16 @@ def test_what_jumps_or_crawls_takes_no_more_than_some_bisections(needed, answer)
 
     assert largest_that_fits(lambda number: asked.append(number) or needed(number), limit=10**6, start=64) == answer
     assert len(asked) <= 50  # a scan would take up to sixteen million
+
+
+def test_what_needs_all_memory_from_somewhere_on_is_not_looked_for_one_by_one():
+    asked: list[int] = []
+
+    def needed(number):
+        asked.append(number)
+        return min(600 + 5 * number, 14_400) if number <= 3023 else None  # PyTorch gives freed memory back in between
+
+    found = largest_that_fits(needed, limit=14_500, start=8, within=0.01)
+
+    assert found <= 3023 <= 1.01 * found
+    assert len(asked) <= 16

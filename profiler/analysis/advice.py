@@ -294,7 +294,8 @@ def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start:
         line = _line_meets(sizes, low, high, limit) if slow < PATIENCE else None
         middle = (low + high) // 2 if high <= MOST_TRIED else low * FARTHEST
         guess = middle if line is None else min(line, low * FARTHEST or high - 1)
-        guess = max(low + 1, min(guess, high - 1))
+        least = max(1, int(within * low))  # from either end
+        guess = max(low + least, min(guess, high - least))
     return low
 
 

@@ -98,15 +98,20 @@ def rehearse(
         words=SCRIPT.get(), steps=steps, batches=batches, limit_seconds=limit, module=module, values=values,
         allow_writes=allow_writes,
     )  # fmt: skip
+    fillings = filled(axes or [], asked.words)
+    if _sought(*fillings[0]) and not (steps or batches or quiet):
+        aside("each number runs the whole command: --steps 3 ends it after three optimizer steps")
     variants: list[Variant] = []
     ends: list[Ended] = []
-    for gpu, (filling, words), strategy in product(gpus, filled(axes or [], asked.words), names):
+    for gpu, (filling, words), strategy in product(gpus, fillings, names):
         one = msgspec.structs.replace(asked, words=words, gpus=gpu, strategy=strategy)
         end, variant, found = _variant(one, filling, is_json=json, quiet=quiet)
         variants.append(variant)
         ends.append(end)
         if not json:
             say(*view.tables([variant]), *([Table(below=(found,))] if found else []))
+        elif found:
+            aside(found)
         if end.is_stopped:
             break
     if len(variants) > 1 and not json:
@@ -160,13 +165,12 @@ def _rehearsed(asked: Asked, values: dict[str, str], *, stdout: int | None, quie
 
 
 def _variant(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bool) -> tuple[Ended, Variant, str]:
-    """Run one variant; of a largest value, that which is found, with a sentence on it. Raises UserError."""
+    """Run one variant; of a largest value, that which is found, with a sentence on it."""
     import msgspec
 
     from profiler.workflows import fit_command
 
-    name = next((name for name, value in values.items() if MOST.fullmatch(value)), None)
-    if name is None:
+    if not (name := _sought(values, asked.words)):
         return *_rehearsed(asked, values, stdout=2 if is_json else None, quiet=quiet), ""
 
     def run(number: int) -> tuple[Ended, Variant]:
@@ -176,6 +180,12 @@ def _variant(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bool
     unit = int(values[name].partition(":")[2] or 1)
     assert asked.gpus
     return fit_command.largest(run, name, asked.gpus, unit=unit, say=(lambda text: None) if quiet else aside)
+
+
+def _sought(values: dict[str, str], words: Sequence[str]) -> str | None:
+    """Return the name whose largest value is looked for; it was not filled in."""
+    left = (name for name in values if any(f"{{{name}}}" in word for word in words))
+    return next((name for name in left if MOST.fullmatch(values[name])), None)
 
 
 def _with_value(words: Sequence[str], name: str, value: str) -> tuple[str, ...]:
@@ -224,24 +234,29 @@ def filled(axes: list[str], words: Sequence[str]) -> list[tuple[dict[str, str], 
     """
     lists: dict[str, list[str]] = {}
     for axis in axes:
-        name, _, values = axis.partition(" ")
+        name, values = axis.partition(" ")[0], axis.partition(" ")[2].strip()
         if not values or not name.isidentifier():
             raise UserError(f"-L '{axis}' is not a name and values", hint="-L 'batch 16,32,64', and {batch} in COMMAND")
         if not any(f"{{{name}}}" in word for word in words):
             raise UserError(f"-L {name}: the command has no {{{name}}}", hint=f"for example --batch-size {{{name}}}")
+        if name in lists:
+            raise UserError(f"-L {name} is given twice", hint=f"-L '{name} 16,32' has several values")
+        if values.startswith("max:") and "," not in values and not MOST.fullmatch(values):
+            raise UserError(f"-L '{axis}': max:N tries multiples of N, from 1", hint=f"-L '{name} max:8'")
         lists[name] = list(dict.fromkeys(values.split(",")))
     bare = next((found[1] for word in words if (found := BARE.fullmatch(word)) and found[1] not in lists), None)
     if bare:
         hint = f"-L '{bare} 16,32' fills it in, once for each value; -L '{bare} {{{bare}}}' leaves it as it is"
         raise UserError(f"the command has {{{bare}}}, and nothing says what it is", hint=hint)
-    if sum(bool(MOST.fullmatch(values[0])) for values in lists.values()) > 1:
+    sought = [name for name, values in lists.items() if len(values) == 1 and MOST.fullmatch(values[0])]
+    if len(sought) > 1:
         raise UserError("-L: the largest of one name can be found, not of several", hint="give the others values")
     made = []
     for combination in product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
         typed = tuple(words)
         for name, value in chosen.items():
-            if not MOST.fullmatch(value):  # else it is looked for
+            if name not in sought:
                 typed = _with_value(typed, name, value)
         made.append((chosen, typed))
     return made
@@ -253,7 +268,7 @@ def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
     for end, variant in zip(ends, variants, strict=True):
         if end.lost and variant.outcome != "ok":
             aside(f"gcprof: before that, rank {end.lost} ended without a word; it had used no GPU")
-    if last.is_stopped and not last.processes:
+    if last.is_stopped and not variants[-1].processes:
         where = "".join(f"; {text}" for text in last.stopped)
         aside(f"gcprof: it was ended before any process had used a GPU: there is no table{where}")
     if last.stopped_code:
@@ -313,7 +328,7 @@ def run(
     tell = aside if not quiet else lambda text: None
     sessions: list[Session] = []
     for values, words in filled(axes or [], asked.words):
-        if any(map(MOST.fullmatch, values.values())):
+        if _sought(values, words):
             raise UserError("-L NAME max is found by a rehearsal", hint="gcprof rehearse -L 'batch max' -- COMMAND")
         asked = msgspec.structs.replace(asked, words=words)
         first = {"on_line": Live(tell, has_end=True), "stdout": 2 if json else None}

@@ -113,44 +113,57 @@ def largest(
     """Find the largest multiple of a unit, to 1 %, with which a command fits; if none does, take the smallest.
 
     `run` rehearses the command with a number in place of {name}. Returns what it returned, and a sentence on that and
-    on one that does not fit. Raises UserError where the command fails otherwise, makes no step, or takes no more with
-    twice the number.
+    on one that does not fit. The search ends where the command is interrupted, fails otherwise, makes no step or takes
+    no more with twice the number: then this is returned, as failed; where it was interrupted, the largest that fits.
     """
     ran: dict[int, tuple[Ended, Variant]] = {}
     steps: dict[int, list[tuple[str, int | None]]] = {}  # the phases of what fits, and their peaks
+    limit_bytes = _memory_bytes(gpus)
 
     def needed(count: int) -> int | None:
         end, variant = ran[count] = run(count * unit)
-        if end.interrupted:
-            raise UserError(f"interrupted: the largest {name} is not known", exit_code=end.exit_code)
-        if variant.outcome == "out_of_memory":
+        if variant.outcome == "out_of_memory" and not end.interrupted:
             size = variant.needed_bytes
-            taken = f"does not fit{f': it needs {bytes_text(size)}' if size else ''}"
-        else:
-            fits = f"{max(steps) * unit} fits; " if steps else ""
-            phases = joined.from_iterable(process.phases for process in variant.processes)
-            steps[count] = [(phase.name, phase.peak_bytes) for phase in phases]
-            same = [n * unit for n, before in steps.items() if 2 * n <= count and before == steps[count]]
-            why = "" if variant.outcome == "ok" else variant.why or variant.outcome.replace("_", " ")
-            if not why and all(phase != "backward" for phase, _ in steps[count]):
-                why = "it made no step of training"
-            if why or same:
-                why = why or f"it takes no more than with {same[0]}: its data may have no more"
-                hint = f"-L '{name} 16,32' tries what you name, 'max:8' multiples of 8"
-                hint = hint if variant.outcome == "ok" else f"-L '{name} {count * unit}' shows where; {hint}"
-                raise UserError(f"-L '{name} max': {fits}with {count * unit}: {why}", hint=hint)
-            size = (variant.largest.reserved_bytes or 0) + variant.context_bytes
-            taken = f"fits: it needs {bytes_text(size)}"
-        say(f"{name}={count * unit}: {taken}")
+            say(f"{name}={count * unit}: does not fit{f': it needs {bytes_text(size)}' if size else ''}")
+            return size if size and size > limit_bytes else None  # memory was torn, or shared with another process
+        phases = joined.from_iterable(process.phases for process in variant.processes)
+        peaks = [(phase.name, phase.peak_bytes) for phase in phases]
+        same = next((number for number, before in steps.items() if 2 * number <= count and before == peaks), None)
+        if variant.outcome != "ok":
+            raise _Halted(variant.why or variant.outcome.replace("_", " "))
+        if all(phase != "backward" for phase, _ in peaks):
+            raise _Halted("it made no step of training")
+        if same:
+            caught = any(process.shortages for process in variant.processes)
+            why = "memory ran out, and the script went on" if caught else "its data may have no more"
+            raise _Halted(f"it takes no more than with {same * unit}: {why}")
+        steps[count] = peaks
+        size = (variant.largest.reserved_bytes or 0) + variant.context_bytes
+        say(f"{name}={count * unit}: fits: it needs {bytes_text(size)}")
         return size
 
-    count = largest_that_fits(needed, limit=_memory_bytes(gpus), start=max(1, FIRST // unit), within=0.01)
+    try:
+        count = largest_that_fits(needed, limit=limit_bytes, start=max(1, FIRST // unit), within=0.01)
+    except _Halted as halted:
+        number, (end, variant) = [*ran.items()][-1]
+        most = max(steps, default=0)
+        fits = f"{most * unit} fits; " if most else ""
+        if end.interrupted:
+            return end, ran[most or number][1], f"interrupted: {fits}the largest {name} is not known"
+        where = "" if variant.outcome in ("ok", "skipped") else f" (-L '{name} {number * unit}' shows where)"
+        if variant.outcome == "ok":
+            variant = msgspec.structs.replace(variant, outcome="failed", detail=str(halted))
+        return end, variant, f"the largest {name} is not known: {fits}with {number * unit}: {halted}{where}"
     found = f"the largest {name} that fits is {count * unit}" if count else f"no {name} fits"
     beyond = min((number for number in ran if number > count), default=None)
     if beyond is None:
         return *ran[count], f"every {name} that was tried fits, up to {count * unit}"
     size = ran[beyond][1].needed_bytes
     return *ran[count or beyond], f"{found}: {beyond * unit} {f'needs {bytes_text(size)}' if size else 'does not'}"
+
+
+class _Halted(Exception):
+    """A command of which no largest number is found, and why."""
 
 
 def _memory_bytes(gpus: gpu_specs.Device) -> int:
