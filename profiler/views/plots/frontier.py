@@ -20,7 +20,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.simulator import KINDS, Cost, largest_stage, none
 from profiler.planning.solver import Point
 from profiler.scripts.report import Variant
-from profiler.views.plots import Plot, alike, picture, theme, write
+from profiler.views.plots import MOST, Plot, alike, picture, theme, write
 from profiler.views.plots.theme import BLUE, GREY, USUAL, Label, Pair, Style, sized
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import heading, is_point, marked
@@ -200,7 +200,10 @@ def script_frontier(variants: Sequence[Variant], *, path: Path, force: bool = Fa
 
 
 def draw_script(variants: Sequence[Variant], style: Style) -> Figure | None:
-    """Return a panel for each setting beside the strategy; None where no strategy has a time beside that of `none`."""
+    """Return a panel for each setting beside the strategy; None where no strategy has a time beside that of `none`.
+
+    Raises UserError for too many panels.
+    """
     settings: dict[str, list[Variant]] = {}
     for variant in variants:
         is_timed = _is_base(variant) or against_none(variant, variants)
@@ -210,6 +213,8 @@ def draw_script(variants: Sequence[Variant], style: Style) -> Figure | None:
     panels = [partial(_ways, rest=rest, variants=some) for rest, some in settings.items() if len(some) > 1]
     if not panels:
         return None
+    if len(panels) > MOST:
+        raise UserError(f"{len(panels)} settings are too many for one picture", hint=f"one holds {MOST}")
     columns = min(len(panels), style.max_columns)
     width = style.width or SIZE[0] * (1 if columns == 1 else 0.85 * columns)
     heights = [sized(SIZE[1])] * ceil(len(panels) / columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from io import BytesIO
 from statistics import median
 from typing import Any
@@ -18,6 +19,7 @@ from profiler.analysis.live_bytes import most_of_peak, peak_parts
 from profiler.analysis.rows import TIMES, Row, foretells
 from profiler.analysis.time_ratio import VARYING
 from profiler.core import by_key, units
+from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import PHASES, Environment
 from profiler.core.stats import spread
@@ -410,7 +412,8 @@ def timelines(rows: Sequence[Row], anchor: str) -> Picture | None:
 
 def script_frontier(variants: Sequence[Variant], anchor: str) -> Picture | None:
     """Return the extra time of each strategy of a script against its peak; None if no time is known."""
-    with at_work(STYLE):
+    figure = None
+    with at_work(STYLE), suppress(UserError):  # too many settings for a picture
         figure = draw_script(variants, STYLE)
     words = "Extra time of a step against peak memory, a point for each strategy"
     return _picture(figure, words, anchor) if figure else None
