@@ -49,7 +49,7 @@ def test_each_phase_peaks_as_counters_put_in_by_hand_say(name, folder, kept):
     path = folder / f"{name}.py"
     path.write_text(by_hand.marked(name, path.read_text()))
 
-    done = control(script.words, cwd=folder, kept=kept)
+    done = control(script.words, cwd=folder, kept=kept, decided=script.decided)
 
     assert done.exit_code == 0, done.said
     (process,) = plain.document["variants"][0]["processes"]
@@ -298,15 +298,29 @@ def test_sizes_that_depend_on_values_take_what_they_take_put_in_by_hand(name, fo
 
 @pytest.mark.slow
 def test_what_is_made_of_values_from_the_host_is_what_a_cpu_makes_of_them(folder):
-    words = ("python", "known_values.py")
-    given = environment(CUDA_VISIBLE_DEVICES="")
-    plain = subprocess.run([sys.executable, *words[1:]], cwd=folder, env=given, stdout=-1, text=True, check=True)
-
-    done = rehearsed(words, cwd=folder)
+    done = rehearsed(("python", "known_values.py"), cwd=folder)
 
     assert done.exit_code == 0, done.said
-    assert [line for line in plain.stdout.splitlines() if line not in done.said] == []
+    assert [line for line in on_cpu("known_values.py", cwd=folder) if line not in done.said] == []
     assert not done.document["variants"][0]["processes"][0]["assumed"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("search", [(), ("--search", "strong_wolfe")], ids=str)
+def test_lbfgs_makes_the_iterations_and_keeps_the_history_that_it_does_on_a_cpu(search, folder):
+    done = rehearsed(("python", "time_sequence.py", *search), cwd=folder)
+
+    made = [line for line in on_cpu("time_sequence.py", *search, cwd=folder) if "iterations" in line]
+    assert made[-1] == "step 2: 60 iterations, 59 kept"
+    assert [line for line in made if line not in done.said] == []
+    assert "LBFGS" in done.document["variants"][0]["processes"][0]["notes"][0]
+
+
+def on_cpu(*words, cwd):
+    """The lines that a script prints on a CPU, with nothing of gcprof."""
+    given = environment(CUDA_VISIBLE_DEVICES="")
+    done = subprocess.run([sys.executable, *words], cwd=cwd, env=given, stdout=-1, text=True, check=True)
+    return done.stdout.splitlines()
 
 
 @pytest.mark.slow

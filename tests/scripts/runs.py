@@ -34,6 +34,15 @@ UNPACKED = """
 import transformers.masking_utils as library
 library.find_packed_sequence_indices = lambda position_ids: None
 """  # each of its rows is one sequence
+GOES_ON = """
+import inspect, torch, torch.optim.lbfgs as library
+code = inspect.getsource(library)
+for asked in ("ys > 1e-10", "abs(gtd_new) <= -c2 * gtd", "abs(loss - prev_loss) < tolerance_change"):
+    assert f"if {asked}:" in code
+    code = code.replace(f"if {asked}:", f"if ({asked}, {'loss' not in asked})[1]:")
+exec(compile(code, library.__file__, "exec"), vars(library))
+torch.optim.LBFGS = library.LBFGS
+"""  # where losses fall; what else it asks reads as false, as it is there
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +95,8 @@ TABLE = {
         _script("timm_like", needs=("timm",)),
         _script("lightning_classifier", needs=("lightning",)),
         _script("wgan_gp"),
-        _script("time_sequence", options=("--values", "none")),  # without gcprof LBFGS reads zeros for "has converged"
+        _script("time_sequence", decided=GOES_ON),
+        _script("time_sequence_searched", "--search", "strong_wolfe", file="time_sequence", decided=GOES_ON),
         _script("data_parallel", num_gpus=2, num_processes=1),
     )
 }

@@ -5,7 +5,7 @@ import argparse
 import torch
 from torch import nn, optim
 
-device = torch.device("cuda")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Sequence(nn.Module):
@@ -35,6 +35,7 @@ class Sequence(nn.Module):
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--future", type=int, default=40)
+parser.add_argument("--search", help="of LBFGS: strong_wolfe")
 opt = parser.parse_args()
 torch.manual_seed(0)
 data = torch.sin((torch.arange(21.0) + torch.rand(12, 1) * 20).double() / 4)
@@ -42,7 +43,7 @@ input, target = data[3:, :-1].to(device), data[3:, 1:].to(device)
 test_input, test_target = data[:3, :-1].to(device), data[:3, 1:].to(device)
 seq = Sequence().double().to(device)
 criterion = nn.MSELoss()
-optimizer = optim.LBFGS(seq.parameters(), lr=0.8)
+optimizer = optim.LBFGS(seq.parameters(), lr=0.8, line_search_fn=opt.search)
 for i in range(opt.steps):
 
     def closure():
@@ -53,6 +54,8 @@ for i in range(opt.steps):
         return loss
 
     optimizer.step(closure)
+    (state,) = optimizer.state.values()
+    print(f"step {i}: {state['n_iter']} iterations, {len(state['old_dirs'])} kept")
     with torch.no_grad():
         pred = seq(test_input, future=opt.future)
         loss = criterion(pred[:, : -opt.future], test_target)

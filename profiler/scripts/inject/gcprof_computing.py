@@ -48,6 +48,7 @@ COUNTED = {  # of which PyTorch's own code reads the size of what it makes
 }  # fmt: skip
 COMPARES = {"equal", "allclose"}
 MERGES = "_coalesce"  # elements of a sparse tensor, and counts those that are left
+ENDS = {"le.Scalar", "lt.Scalar", "gt.Scalar"}  # of what LBFGS computed, to a tolerance in most
 COPIES = {"_to_copy", "copy_"}
 LIFTED = "lift_fresh"  # of what `torch.tensor` makes, whose copying is hidden from all of this
 CHOOSERS = {  # which make indices along a dimension, and where those are among the results
@@ -156,9 +157,11 @@ class Computing:
     def _made(self, plan: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
         inputs = [] if plan.is_made else flat((args, kwargs))
         state = self._state(inputs)
-        if not made or self._is_uniform(plan, args, kwargs, inputs, made, state):
+        if plan.name in ENDS and state != REAL and self._assumptions.goes_on():
+            put(made[0], torch.tensor(plan.name == "gt.Scalar" and args[1] > 0, device="cpu"), ASSUMED)
+        elif not made or self._is_uniform(plan, args, kwargs, inputs, made, state):
             return
-        if plan.chosen is not None and not state:  # indices along a dimension of unknown values
+        elif plan.chosen is not None and not state:  # indices along a dimension of unknown values
             if len(made) > plan.chosen and made[plan.chosen].numel() <= LIMIT:
                 tensor = made[plan.chosen]
                 place, default = plan.dims[0] if plan.dims else (len(args), -1)

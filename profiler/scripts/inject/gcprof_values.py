@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
+from itertools import count
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ NEARLY_ZERO = 2.0**-24  # a single unknown number that the host reads, as it may
 ALIKE_READS = 250  # of one line in a phase; then the number is smaller, so that loops end that wait for a small one
 MOST_PARTS = 64  # of a list that are looked at
 FINITE = {"isnan", "isinf", "isfinite", "isposinf", "isneginf"}  # of which unknown numbers are finite
+LBFGS: Any = sys.modules["torch.optim.lbfgs"].__file__  # asks the values of the GPU whether it goes on
+GOES_ON = "LBFGS was taken to make all of its iterations, each line search to end with its first point"
 PRINTS = "_tensor_str.py"  # of torch: what it computes to print a tensor is no matter of the script
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 observers: list[Callable[[Any, Any, Any, Any], None]] = []  # each gets an operator, its arguments and its result
@@ -65,6 +68,7 @@ class Values:
         self._last: tuple[Any, ...] = ()
         self._num_last = 0
         self._num_numbers: Counter[tuple[Any, ...]] = Counter()  # unknown ones that were read, by line, phase and step
+        self._losses = count(1)  # of LBFGS, which ends where two are alike
         self._libraries: list[Library] = []
 
     def begin(self) -> None:
@@ -192,6 +196,8 @@ class Values:
             value = computing.value_of(tensor, mark).item()
             if mark is not None and mark.state_of(tensor) == computing.REAL:
                 return value
+            if type(value) is float and self.assumptions.goes_on():
+                return float(next(self._losses))
             line = lines.line_now()
             if mark is None and type(value) is float:
                 value = self._nearly_zero(line)
@@ -278,6 +284,7 @@ class Assumptions:
         self.counts: dict[int, str] = {}  # sizes above 1 that came from assumed values, and their lines
         self._tell = tell
         self._told: set[tuple[str, str, bool]] = set()
+        self._is_noted = False
 
     def told(self, operator: str, shape: Any, *, is_size: bool = False) -> None:
         """Tell an assumption, or a size that came from one."""
@@ -292,6 +299,18 @@ class Assumptions:
             self._tell(
                 {"kind": "assumed", "operator": operator, "line": line, "shape": list(shape), "is_size": is_size}
             )
+
+    def goes_on(self) -> bool:
+        """Whether LBFGS itself asks, and not the closure that it calls: then it is to go on."""
+        frame: Any = sys._getframe(1)
+        while frame and frame.f_code.co_filename.startswith(lines.HERE):
+            frame = frame.f_back
+        if self.how != "zeros" or frame is None or frame.f_code.co_filename != LBFGS:
+            return False
+        if not self._is_noted:
+            self._is_noted = True
+            self._tell({"kind": "note", "text": GOES_ON, "line": lines.line_now()})
+        return True
 
     def compared(self, name: str, args: Any, value: Any) -> Any:
         """Return what a comparison of unknown numbers gives; `value` is what it gives of zeros."""
