@@ -20,6 +20,8 @@ import torch
 from torch import nn
 
 torch.backends.cuda.matmul.allow_tf32 = True
+with torch.no_grad():
+    nn.Linear(8, 8)(torch.ones(8))  # on the CPU, as weight_norm is called while a model is made
 kept = [torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")]  # 64 MiB
 model = nn.Linear(1024, 1024, bias=False, device="cuda")  # 4 MiB
 optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -74,12 +76,10 @@ def test_what_pip_installed_is_a_library_but_for_the_module_that_was_started(tmp
     (tmp_path / "app-1.0.dist-info").mkdir()  # installed beside the script, as images of containers have it
     places = [tmp_path / "mine", tmp_path, tmp_path / "libs"]
     monkeypatch.setattr(sys, "path", [*map(str, places), *sys.path])
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/site-packages/trl/sft.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", started := "/site-packages/trl/sft.py")
 
-    for file in (tmp_path / "libs/trainer.py", "/site-packages/trl/trainer.py"):
-        assert not history.is_the_users(str(file))
-    for file in (tmp_path / "mine/model.py", "/site-packages/trl/sft.py"):
-        assert history.is_the_users(str(file))
+    files = tmp_path / "libs/trainer.py", "/site-packages/trl/core.py", tmp_path / "mine/model.py", started
+    assert [history.is_the_users(str(file)) for file in files] == [False, False, True, True]
 
 
 def test_blocks_are_cut_to_requests_and_free_parts_grow_together_within_a_segment():
@@ -169,6 +169,7 @@ def test_blocks_of_known_sizes_are_named_with_category_and_line(folder):
     assert peak["gradients", at(TINY, "loss.backward")] == (1, 4 * MIB)  # long before the histories are read
     assert held["optimizer"]["gradients", at(TINY, "loss.backward")][1] == 4 * MIB
     assert held["forward"]["inputs", at(TINY, "x =")][1] == MIB
+    assert [phase["name"] for phase in process["phases"]][:2] == ["start", "forward"]
     for phase in process["phases"]:
         assert sum(holder["nbytes"] for holder in phase["holders"]) == phase["peak_bytes"], phase["name"]
 

@@ -58,6 +58,11 @@ class Counters:
         found: Stats = self._replaced.get(read, (getattr(torch._C, read),))[0](device)
         return found
 
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is reserved on any device."""
+        return any(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())))
+
     def begin(self) -> None:
         """Hide what is reset from now on."""
         self._is_ended = False
@@ -249,8 +254,7 @@ class Holders:
         """Return the lines whose blocks have grown from step to step."""
         if self._unread and self._is_on:
             self.read(phase, line)
-        found: list[dict[str, Any]] = self.growth.lines()
-        return found
+        return [*self.growth.lines()]
 
     def now(self, phase: str, line: str, device: int) -> list[dict[str, Any]]:
         """Return what is live on a device at this moment."""
@@ -370,8 +374,7 @@ class Holders:
 
 def _holder(name: str) -> str:
     """Return the name of the module that holds a parameter or a buffer."""
-    held: str = history.without_wrappers(name.rpartition(".")[0])
-    return held
+    return str(history.without_wrappers(name.rpartition(".")[0]))
 
 
 def _counted(stats: Stats) -> tuple[int, int]:

@@ -272,7 +272,7 @@ class Watch:
                     self.root = weakref.ref(module)
                 self.holders.knows(module)
                 self.mark("forward")
-            elif self.phase not in ("evaluation", "generation"):
+            elif self.phase not in ("evaluation", "generation") and (self._is_always_told or counters.is_used):
                 self.holders.knows(module)
                 calls = {frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe(1))}
                 self.mark("generation" if GENERATES & calls else "evaluation")
