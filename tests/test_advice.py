@@ -19,6 +19,11 @@ def times(factor: float) -> tuple[float, ...]:
     return tuple(factor * second for second in CALM)
 
 
+def measured(**points: tuple[int, float]) -> list[Record]:
+    """Records by strategy, each of a peak in MiB and the factor of its time."""
+    return [make.record(name, peak=peak * MIB, seconds=times(factor)) for name, (peak, factor) in points.items()]
+
+
 def said(records: Sequence[Record]) -> str:
     table = rows(records)
     return sentence(advise(table), table)
@@ -34,8 +39,7 @@ def predicted(strategy: str, *, peak: int, flops: int | None = None) -> Record:
 
 
 def test_the_fastest_that_saves_most_is_advised_with_what_it_saves_and_costs():
-    none = make.record("none", peak=100 * MIB, seconds=times(1))
-    useless = make.record("all", peak=99 * MIB, seconds=times(0.5))
+    none, useless = measured(none=(100, 1), all=(99, 0.5))
     wrong = make.record("wrong", peak=10 * MIB, seconds=times(0.5), outcome="invalid")
     records = [
         make.record("all", peak=50 * MIB, saved=10 * MIB, seconds=times(1.4)),
@@ -88,12 +92,7 @@ def test_the_time_is_told_as_surely_as_it_is_known(seconds, words):
 
 
 def test_of_strategies_whose_times_overlap_the_lowest_peak_is_advised_and_the_others_are_named():
-    records = [
-        make.record("none", peak=100 * MIB, seconds=times(1)),
-        make.record("all", peak=50 * MIB, seconds=times(1.201)),
-        make.record("sqrt", peak=52 * MIB, seconds=times(1.200)),
-        make.record("slow", peak=50 * MIB, seconds=times(1.5)),
-    ]
+    records = measured(none=(100, 1), all=(50, 1.201), sqrt=(52, 1.200), slow=(50, 1.5))
 
     found = advise(rows(records))
 
@@ -106,12 +105,7 @@ def test_of_strategies_whose_times_overlap_the_lowest_peak_is_advised_and_the_ot
 
 
 def test_every_budget_has_the_fastest_that_fits():
-    records = [
-        make.record("none", peak=100 * MIB, seconds=times(1)),
-        make.record("all", peak=40 * MIB, seconds=times(1.4)),
-        make.record("sqrt", peak=60 * MIB, seconds=times(1.2)),
-        make.record("poor", peak=70 * MIB, seconds=times(1.3)),
-    ]
+    records = measured(none=(100, 1), all=(40, 1.4), sqrt=(60, 1.2), poor=(70, 1.3))
 
     found = budget_frontier(rows(records))
 

@@ -191,11 +191,12 @@ def compared(ratios: dict[str, tuple[float, ...]], peaks: dict[str, int]):
     ]
 
 
+PEAKS = {"plan": 41, "uniform(5)": 31}
+
+
 def test_a_plan_that_was_measured_slower_and_larger_than_a_rival_is_not_taken():
     """The costs said -12 % of the plan with kept matmuls; +52 % was measured, and +35 % of a split in less memory."""
-    plans = compared(
-        {"plan": (1.50, 1.52, 1.53, 1.55), "uniform(5)": (1.33, 1.34, 1.36, 1.37)}, {"plan": 41, "uniform(5)": 31}
-    )
+    plans = compared({"plan": (1.50, 1.52, 1.53, 1.55), "uniform(5)": (1.33, 1.34, 1.36, 1.37)}, PEAKS)
 
     chosen = choose(plans, CHAIN, BUDGET)
 
@@ -205,9 +206,7 @@ def test_a_plan_that_was_measured_slower_and_larger_than_a_rival_is_not_taken():
 
 def test_what_neither_times_nor_costs_tell_apart_is_taken_by_its_simplicity():
     noisy = chain(error=0.5)
-    plans = compared(
-        {"plan": (0.4, 1.2, 2.0, 3.1), "uniform(5)": (0.35, 1.1, 2.1, 2.9)}, {"plan": 41, "uniform(5)": 31}
-    )
+    plans = compared({"plan": (0.4, 1.2, 2.0, 3.1), "uniform(5)": (0.35, 1.1, 2.1, 2.9)}, PEAKS)
 
     chosen = choose(plans, noisy, BUDGET)
 

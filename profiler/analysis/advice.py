@@ -21,7 +21,7 @@ MOST = 0.9  # fraction of the largest saving: the fastest row that saves so much
 LEAST = 0.02  # fraction of the baseline's peak: a smaller saving counts as none
 MOST_POINTS = 40  # most points of a frontier
 MOST_TRIED = 2**24
-FARTHEST = 8  # at most so many times the last number that fit is tried next
+FARTHEST = 8  # so many times the last number that fit, or the last step to it, is the most that is tried next
 PATIENCE = 2  # consecutive guesses that may narrow the range by less than half: a line crawls along a bend
 
 
@@ -292,7 +292,7 @@ def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start:
         is_narrow = 2 * (high - low) <= width or low >= 2 * before > 0
         slow = 0 if is_narrow else slow + 1
         line = _line_meets(sizes, low, high, limit) if slow < PATIENCE else None
-        middle = (low + high) // 2 if high <= MOST_TRIED else low * FARTHEST
+        middle = (low + high) // 2 if high <= MOST_TRIED else low + FARTHEST * (low - before)
         guess = middle if line is None else min(line, low * FARTHEST or high - 1)
         least = max(1, int(within * low))  # from either end
         guess = max(low + least, min(guess, high - least))
