@@ -151,6 +151,19 @@ def test_a_scripts_frontier_has_extra_time_against_peak_and_a_line_through_what_
     assert "beside that of none" in capfd.readouterr().err
 
 
+def test_a_page_hides_the_folders_of_plans_and_with_all_their_names_and_the_gpu(run):
+    plan = "plan:file=/home/alice/mine.json"
+    ways = [
+        variant(process(estimated_seconds=seconds), strategy=name) for name, seconds in (("none", 1.0), (plan, 2.0))
+    ]
+    name = run(ways)
+    for level, seen in (("default", {"mine.json", "Tesla T4"}), ("all", set())):
+        assert answer(["report", name, "--redact", level, "-o", f"{level}.html"]) == 0
+        text = Path(f"{level}.html").read_text()
+        assert {word for word in ("alice", "mine.json", "Tesla T4") if word in text} == seen
+        assert "+100 %" in text
+
+
 REFUSED = {  # what would be wrong of a script, with the exit code
     "show RUN --over batch_size": 2,
     "export RUN --to mlflow": 2,

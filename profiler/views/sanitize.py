@@ -18,7 +18,7 @@ import msgspec
 
 from profiler.core.case import Case, Choice
 from profiler.core.gpu_specs import HOLLOW, is_hollow, parse
-from profiler.core.record import Built, Environment, Equality, Note, Readings, Record, VariantFacts
+from profiler.core.record import AppliedToModel, Built, Environment, Equality, Note, Readings, Record, VariantFacts
 from profiler.core.safe_files import HIDDEN, hide
 from profiler.runs.store import Run
 
@@ -85,7 +85,7 @@ QUOTING = (
     "GCP004", "GCP045", "GCP046", "GCP048", "GCP049", "GCP050", "GCP051", "GCP054", "GCP055", "GCP057", "GCP058",
     "GCP064",
 )  # fmt: skip
-OURS = ("name", "torch", "category", "steps_are", "strategy", "split", "outcome", "verdict")  # fields of a script
+OURS = ("name", "torch", "category", "steps_are", "split", "outcome", "verdict")  # fields of a script
 LEVELS = ("default", "all", "none")
 
 
@@ -112,10 +112,7 @@ class _Redaction:
         cases = [record.case for record in records]
         self._is_all = is_all
         self._models = _apart((case.model for case in cases), self._model)
-        strategies = _apart(
-            (case.strategy for case in cases),
-            lambda text: Choice(text).name if is_all and "file=" in text else hidden(text),
-        )
+        strategies = _apart((case.strategy for case in cases), self._strategy)
         gpus = (_gpu(case.device) for case in cases)
         self._gpus = _apart((gpu for gpu in gpus if gpu not in (None, "cpu")), lambda gpu: "cuda")
         self._devices = _apart((case.device for case in cases), self._device)
@@ -160,6 +157,7 @@ class _Redaction:
         if rules is None:  # of a script
             rules = dict.fromkeys((name for name in part.__struct_fields__ if name not in OURS), self)
             rules |= {"words": self._words} if isinstance(part, VariantFacts) else {}
+            rules |= {"strategy": self._strategy} if isinstance(part, AppliedToModel) else {}
         changed = {name: rule(value) for name, rule in rules.items() if (value := getattr(part, name))}
         return msgspec.structs.replace(part, **changed)
 
@@ -167,7 +165,7 @@ class _Redaction:
         """Redact what a variant is: its GPUs, with their number, and the values of the user's command."""
         gpu, colon, count = words["device"].partition(":")
         device = f"{self._gpus[gpu]}{colon}{count}" if self._is_all and gpu in self._gpus else words["device"]
-        own = {name: text if name == "strategy" else self(text) for name, text in words.items()}
+        own = {name: self._strategy(text) if name == "strategy" else self(text) for name, text in words.items()}
         return {**own, "device": device}
 
     def _note(self, note: Note) -> Note:
@@ -178,6 +176,9 @@ class _Redaction:
             for word, instead in {**self._models, **self._devices}.items():
                 text = text.replace(word, instead) if word != instead else text
         return msgspec.structs.replace(note, text=hidden(text, wholly=self._is_all))
+
+    def _strategy(self, text: str) -> str:
+        return Choice(text).name if self._is_all and "file=" in text else hidden(text)
 
     def _model(self, text: str) -> str:
         if not self._is_all:

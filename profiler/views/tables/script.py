@@ -314,8 +314,10 @@ def summary(variants: Sequence[Variant]) -> Table:
         if any(not variant.gpu and variant.gpu_bytes is None for variant in variants):
             notes.append("times are of this CPU; those of another device are not known by them")
         has_ranks = any(len(one.processes) > 1 for one in variants)
-        rates = [gpu_specs.find(gpu) for gpu in dict.fromkeys(one.gpu for one in variants if one.gpu)]
-        notes += [estimate_caveat(gpu, has_ranks=has_ranks) for gpu in rates]
+        gpus = dict.fromkeys(
+            one.gpu for one in variants if one.gpu and gpu_specs.is_known(one.gpu)
+        )  # others are hidden
+        notes += [estimate_caveat(gpu_specs.find(gpu), has_ranks=has_ranks) for gpu in gpus]
     for variant in variants:
         if variant.estimate_why:
             notes.append(f"no time of {name_of(variant)}: {variant.estimate_why}")
