@@ -208,7 +208,7 @@ def draw_script(variants: Sequence[Variant], style: Style) -> Figure | None:
     for variant in variants:
         is_timed = _is_base(variant) or against_none(variant, variants)
         if is_timed and variant.outcome == "ok" and variant.processes and variant.largest.peak_bytes:
-            rest = ", ".join(text for name, text in variant.words.items() if name != STRATEGY)
+            rest = ", ".join([variant.words["device"], *(f"{name} {text}" for name, text in variant.filled.items())])
             settings.setdefault(rest, []).append(variant)
     panels = [partial(_ways, rest=rest, variants=some) for rest, some in settings.items() if len(some) > 1]
     if not panels:
