@@ -191,8 +191,11 @@ class Model(nn.Module):
 SCRIPT = """
 model = Model().cuda()
 optimizer = torch.optim.AdamW(model.parameters())
+mask = (torch.arange(640) % 3 == 0).view(64, 10).cuda()  # the backward reads how many are true
 for _ in range(3):
-    model(torch.ones(64, 96).cuda()).square().mean().backward()
+    out = model(torch.ones(64, 96).cuda())
+    [torch.full((128,), 2**30, dtype=torch.int32).cuda() for _ in range(99)]  # is left in memory
+    torch.zeros_like(out).masked_scatter(mask, out[mask]).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     with torch.no_grad():

@@ -40,7 +40,7 @@ MADE = re.compile(r"(?:zeros|ones|full|rand|randn|randint)_like|new_(?:zeros|one
 FILLED = {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 SEEN_WITHIN = {  # what they call is followed: their sizes come of other operators
     "masked_select", "bincount", "repeat_interleave.Tensor", "is_nonzero", "nonzero_static", "masked_scatter_",
-    "segment_reduce", "histc", "unique_dim_consecutive_",
+    "masked_scatter_backward", "segment_reduce", "histc", "unique_dim_consecutive_",
 }  # fmt: skip
 INDEXED = {"index.Tensor", "index.Tensor_out", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index.Tensor"}
 COUNTED = {  # of which PyTorch's own code reads the size of what it makes
