@@ -205,6 +205,33 @@ def test_segments_that_grow_are_tried_where_only_what_all_reserves_is_too_large(
     assert search._torn([(), (fit_search.LOSS,)]) == [(fit_search.EXPANDABLE,)]
 
 
+@pytest.mark.parametrize(
+    ("needed", "chosen"),
+    [({"all": 9, "none": 8}, "none"), ({"all": 9, "none": None, "none+fused": 9}, "none+fused"), ({"all": None}, None)],
+)
+def test_where_nothing_fits_the_fastest_that_runs_on_a_gpu_of_no_more_memory_is_taken(needed, chosen):
+    """PyTorch frees what it has cached there; if what needs least does not run, nothing else is tried."""
+
+    def way(label, nbytes):
+        def fits(limit):
+            return nbytes is not None and nbytes <= limit
+
+        seconds = 2.0 if label == "all" else 1.0
+        return SimpleNamespace(label=label, needed_bytes=nbytes, step_seconds=seconds, fits=fits, plan=None, need="")
+
+    search = object.__new__(fit_command.Search)
+    search._asked, search._say = Asked(words=(), gpus=parse("rehearse:t4")), lambda text: None
+    search.limit_bytes, search.num_rehearsed, search._context, search.left_out = 10, 1, 0, {}
+    search._ways = {label: way(label, size) for label, size in (("none", 20), ("none+fused", 19), ("all", 15))}
+    search._tiers, search._kernels = lambda kernels: (), lambda: ()
+    search._rehearsed = lambda label, plan: way(label, needed[label] if search._asked.gpus.bytes == 10 else 20)
+
+    found = search.with_levers()
+
+    assert (found and found.label) == chosen
+    assert search.num_rehearsed == 1 + len(needed)
+
+
 def test_a_plan_that_recomputes_nothing_is_the_command_as_it_is():
     search, chain = object.__new__(fit_command.Search), with_modules(equal_stages(2), "a", "b")
     search._has_levers, search.has_room, search._ways = False, True, {"none": SimpleNamespace(needed_bytes=9)}

@@ -357,7 +357,10 @@ def _print_script(fitted: Search, *, source: str | None = None) -> None:
     if fitted.others:
         others = ", ".join(fitted.others)
         below.append(f"plans are of {fitted.module} alone, the largest model; --module plans for another: {others}")
-    if chosen is whole:
+    if chosen and not fitted.has_spare:
+        how = "PyTorch gives back there what it has cached, and cuDNN takes smaller workspaces"
+        below.append(f"{chosen.label} fits a GPU that has no more memory: {how}")
+    elif chosen is whole:
         below.append("it fits as it is")
     elif chosen is None:
         least = fitted.least

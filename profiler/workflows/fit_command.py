@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
 from functools import cache, partial
 from itertools import chain as joined
 from math import inf
@@ -217,6 +218,7 @@ class Search:
         self._has_levers, self._levels = has_levers, levels
         self._context = asked.gpus.context_bytes or 0 if has_levers else 0
         self.has_room = True  # of these GPUs, for the command as it is
+        self.has_spare = True  # else what is chosen runs only where its GPUs have no more than the limit
         self.num_rehearsed = 1  # whole commands
         self.module = ""  # the class of the model that was planned for last
         self.others: tuple[str, ...] = ()  # those of smaller models beside it, which plans leave as they are
@@ -269,7 +271,32 @@ class Search:
                     return way
         except _Unmet as error:
             self.left_out["plans and levers"] = str(error)
+        return self._without_spare()
+
+    def _without_spare(self) -> Way | None:
+        """Return the fastest way that runs on GPUs of no more memory; None if that which needs least does not.
+
+        There PyTorch gives back what it has cached, and cuDNN takes smaller workspaces.
+        """
+        assert self._asked.gpus
+        gpus = msgspec.structs.replace(self._asked.gpus, bytes=self.limit_bytes)
+        self._asked, self.has_spare = msgspec.structs.replace(self._asked, gpus=gpus), False
+        ran = {self.least.label: self._again(self.least)}
+        if not ran[self.least.label].fits(self.limit_bytes):
+            return None
+        for way in sorted(self.ways, key=lambda way: (way.step_seconds, len(way.label))):
+            again = ran.get(way.label) or self._again(way)
+            if again.fits(self.limit_bytes):
+                self._ways[way.label] = again
+                self.left_out = {name: why for name, why in self.left_out.items() if not name.startswith("plans")}
+                return again
         return None
+
+    def _again(self, way: Way) -> Way:
+        again = self._rehearsed(way.label, way.plan)
+        self.num_rehearsed += 1
+        self._say(f"{way.label}, on a GPU of {bytes_text(self.limit_bytes)}: {again.need}")
+        return again
 
     def _of_tier(self, tier: list[Levers]) -> Way | None:
         """Return the first that fits without a plan, else of the planned ones that which is estimated fastest."""
@@ -403,8 +430,7 @@ class Search:
         if plain and not plan.segments:
             has_room = self._has_levers or self.has_room
             return TriedPlan(point=point, needed_bytes=plain.needed_bytes, has_room=has_room)
-        with written(plan) as path:
-            way = self._rehearsed(label_of(str(Choice.of(PLAN, {"file": path})), chosen), plan)
+        way = self._rehearsed(label, plan)
         if not way.has_run:
             raise _Refused(way)
         self.num_rehearsed += 1
@@ -416,12 +442,12 @@ class Search:
 
     def _rehearsed(self, label: str, plan: PlanFile | None = None, stdout: int = subprocess.DEVNULL) -> Way:
         """Rehearse the whole command. Raises UserError if it was interrupted, or its Python lacks what it needs."""
-        asked = msgspec.structs.replace(self._asked, strategy=label)
-        end = _ended(asked, stdout)
+        with written(plan) if plan else nullcontext() as path:
+            strategy = label_of(str(Choice.of(PLAN, {"file": path})), Choice(label).parts[1:]) if plan else label
+            asked = msgspec.structs.replace(self._asked, strategy=strategy)
+            end = _ended(asked, stdout)
         variant = Variant.of(end, asked, {})
-        strategy, *levers = Choice(label).parts
-        words = {**variant.words, "strategy": "+".join([strategy.name, *levers])}
-        variant, needed = msgspec.structs.replace(variant, words=words), None
+        variant, needed = msgspec.structs.replace(variant, words={**variant.words, "strategy": str(label)}), None
         if variant.outcome == "ok" and variant.processes:
             peak, reserved = max(one.peak_bytes or 0 for one in variant.processes), variant.largest.reserved_bytes or 0
             needed = reserved + self._context if self._has_levers else peak
