@@ -255,6 +255,7 @@ def test_code_has_the_defaults_of_levers_and_a_library_that_need_not_be_here():
     text = emit_way(Way(label="none+chunk-loss+8bit", levers=levers, heads={"head.weight": "head"}), "python")
 
     assert "Heads(by_parts)" in text
+    assert "def in_8_bits(" in text
     assert any(f"import {library}.optim\n" in text for library in ("torchao", "bitsandbytes"))
 
 
@@ -357,6 +358,14 @@ def test_a_file_of_torchtitan_is_toml_with_its_names():
         "training": {"local_batch_size": 4, "global_batch_size": 8},
     }
     assert "chunk-loss has no word in torchtitan" in text
+
+
+def test_words_of_a_trainer_and_what_waits_in_host_memory_are_in_the_code():
+    waiting = emit_way(way("plan+offload-inputs:least=7", EACH[1:2]), "python")
+
+    assert '"h.1": "h.2"' in waiting
+    assert "least=7)" in waiting
+    assert 'optim="adamw_torch_fused"' in emit_way(way("none+fused"), "hf")
 
 
 @pytest.mark.parametrize(

@@ -65,15 +65,16 @@ def test_no_plan_gets_below_the_largest_stage_at_work_and_many_reach_it():
 
 
 def test_what_stages_save_that_are_always_kept_is_in_the_floor_of_those_behind_them():
-    chain = equal_stages(3, output=10, saved=100, own=90)
+    chain = equal_stages(4, output=10, saved=100, own=90)
     stem, *others = chain.stages
-    chain = replace(chain, stages=(replace(stem, name="stem", pinned=True), *others))
+    last = replace(others.pop(), saved_bytes=150, own_saved_bytes=140)
+    chain = replace(chain, stages=(replace(stem, name="stem", pinned=True), *others, last))
     trained = replace(
         chain, stages=(chain.stages[0], replace(stem, gradient_bytes=50), replace(stem, gradient_bytes=7))
     )
 
     # the input, all of the stem, and of the last stage its input, what it saves, its output and the gradient of that
-    assert largest_stage(chain)[1] == frontier(chain, levels=None).peak_bytes[0] == 10 + 100 + 10 + 100
+    assert largest_stage(chain)[1] == frontier(chain, levels=None).peak_bytes[0] == 10 + 100 + 10 + 150
     # of the second, whose input the stem saved: its own, and the gradients of its parameters and of the last one's
     assert largest_stage(trained)[1] == frontier(trained, levels=None).peak_bytes[0] == 10 + 100 + 100 + 50 + 7
 
