@@ -36,10 +36,9 @@ def random_chain(seed: int, number: int, *, options: int = 0, pins: bool = False
     """All that a stage may cost, with so many save options at most: every second in numbers so small that plans tie."""
     draw = random.Random(seed)
     scale = 1 if seed % 2 else 99_991
-    stages = tuple(_stage(draw, scale, place, options, pins=pins) for place in range(number))
     return Chain(
         input_bytes=draw.randint(0, 9 * scale),
-        stages=stages,
+        stages=tuple(_stage(draw, scale, place, options, pins=pins) for place in range(number)),
         static_bytes=draw.choice((0, 50)) * scale,
         floor_bytes=draw.choice((0, 0, 120)) * scale,
     )

@@ -86,9 +86,7 @@ def test_neither_noise_nor_chance_is_advised(points, words, best):
     ],
 )
 def test_the_time_is_told_as_surely_as_it_is_known(seconds, words):
-    records = [make.record("none", seconds=times(1)), make.record("all", peak=50 * MIB, seconds=seconds)]
-
-    assert words in said(records)
+    assert words in said([make.record("none", seconds=times(1)), make.record("all", peak=50 * MIB, seconds=seconds)])
 
 
 def test_of_strategies_whose_times_overlap_the_lowest_peak_is_advised_and_the_others_are_named():
@@ -105,9 +103,7 @@ def test_of_strategies_whose_times_overlap_the_lowest_peak_is_advised_and_the_ot
 
 
 def test_every_budget_has_the_fastest_that_fits():
-    records = measured(none=(100, 1), all=(40, 1.4), sqrt=(60, 1.2), poor=(70, 1.3))
-
-    found = budget_frontier(rows(records))
+    found = budget_frontier(rows(measured(none=(100, 1), all=(40, 1.4), sqrt=(60, 1.2), poor=(70, 1.3))))
 
     told = [(stair.budget_bytes // MIB, stair.best.case.strategy, stair.by) for stair in found]
     assert told == [(40, "all", "time"), (60, "sqrt", "time"), (100, "none", "time")]
@@ -120,11 +116,10 @@ def test_without_times_the_flops_decide_and_without_those_only_the_lowest_peak_i
         predicted("all", peak=50, flops=5),
         predicted("poor", peak=60, flops=6),
     ]
-    bare = [predicted("none", peak=100), predicted("all", peak=50)]
 
     by_flops, by_peak = (
         [(stair.best.case.strategy, stair.by) for stair in budget_frontier(rows(records))]
-        for records in (counted, bare)
+        for records in (counted, [predicted("none", peak=100), predicted("all", peak=50)])
     )
 
     assert by_flops == [("all", "flops"), ("none", "flops")]

@@ -12,11 +12,9 @@ from profiler.core.record import Record
 from tests import examples, make
 from tests.make import MIB
 
-DEFAULTS = {"cifar-resnet": {"depth": "3", "classes": "10"}}
-
 
 def space(*cases: Case) -> Space:
-    return axes.space(cases, DEFAULTS)
+    return axes.space(cases, {"cifar-resnet": {"depth": "3", "classes": "10"}})
 
 
 def resnet(options: str = "", **fields: object) -> Case:

@@ -50,15 +50,13 @@ def test_a_reentrant_checkpoint_over_a_frozen_prefix_is_told_by_number_name_and_
     assert (none.equality.num_without_gradient, none.outcome, notes(none, "GCP045")) == (0, "ok", [])
     assert record.equality.num_without_gradient == 12
     assert (record.outcome, set(record.equality.missing)) == ("invalid", set(lost))
-    cause = failure_causes.REENTRANT
-    named = f"{', '.join(lost[:3])} and 9 more ({cause})"
+    named = f"{', '.join(lost[:3])} and 9 more ({failure_causes.REENTRANT})"
     assert notes(record, "GCP045") == [f"12 of 14 trainable parameters get no gradient: {named}"]
     assert ["None of the inputs have requires_grad=True" in text for text in notes(record, "GCP046")] == [True]
 
 
 def test_each_parameter_without_a_gradient_is_told_with_its_own_cause():
-    truth = plain(gradients.lossy)
-    lost = {name for name, gradient in truth.items() if gradient is None}
+    lost = {name for name, gradient in plain(gradients.lossy).items() if gradient is None}
     causes = {"detached": failure_causes.DETACHED, "off": failure_causes.OFF, "unused": failure_causes.UNUSED}
     expected = {f"{module}.{kind}": causes[module] for module in causes for kind in ("weight", "bias")}
 
@@ -124,8 +122,7 @@ def test_switches_of_libraries_are_off_but_under_own_and_hf():
         assert record.readings.saved_bytes < none.readings.saved_bytes
         assert record.readings.backward_flops > none.readings.backward_flops
         assert verdict(record) == "bit-equal"
-        case = msgspec.structs.replace(record.case, device="fake:cpu")
-        predicted = predict(Trial(case=case)).readings
+        predicted = predict(Trial(case=msgspec.structs.replace(record.case, device="fake:cpu"))).readings
         assert predicted.saved_bytes == record.readings.saved_bytes
 
 
@@ -133,8 +130,7 @@ def test_switches_of_libraries_are_off_but_under_own_and_hf():
 
 
 def outcomes(folder):
-    records = store.load(folder / "run").records
-    return [(str(record.case.strategy), record.round, record.outcome) for record in records]
+    return [(str(record.case.strategy), record.round, record.outcome) for record in store.load(folder / "run").records]
 
 
 @pytest.mark.slow
@@ -204,11 +200,10 @@ def test_a_run_is_complete_without_the_row_where_the_model_calls_none():
 def test_a_run_shows_it_counts_it_and_has_nothing_left_to_do(here, capsys):
     model = f"{own_checkpoint.__file__}:wrapped:way=lossy,drop=0.5"
 
-    code = answer(["run", "--model", model, "--strategies", "all", *QUICK, "--rounds", "2", "-o", "run"])
+    assert answer(["run", "--model", model, "--strategies", "all", *QUICK, "--rounds", "2", "-o", "run"]) == 1
 
     printed = capsys.readouterr()
     rows = {str(row.case.strategy): row.outcome for row in rows_of(store.load(here / "run").records)}
-    assert code == 1  # it is invalid
     assert rows == {"none": "ok", "own": "invalid", "all": "ok"}
     assert row_names(printed.out) == ["none", "own", "all"]
     numbers = [line.partition("]")[0] for line in printed.err.splitlines() if line.startswith("[")]
@@ -225,8 +220,7 @@ BLOCKS = "blocks.[0-2]"
 
 
 def trial(strategy="none", **options):
-    chosen = Choice.of(MODEL, options)
-    case = make.case(strategy, model=chosen, batch_size=None, blocks=BLOCKS, device="fake:cpu")
+    case = make.case(strategy, model=Choice.of(MODEL, options), batch_size=None, blocks=BLOCKS, device="fake:cpu")
     return Trial(case=case, passes=("memory",))
 
 
@@ -244,9 +238,8 @@ def test_the_stages_of_a_model_with_checkpoints_are_those_of_the_model_without()
 def test_where_no_plan_fits_and_the_models_own_checkpoints_do_that_is_said_with_its_bytes(here, capsys):
     own, every = (predict(trial(strategy)).readings.peak_bytes for strategy in ("own", "all"))
     assert own < every
-    words = ["plan", MODEL, "--blocks", BLOCKS, "--device", "cpu", "--budget", f"{own + 1000}B", "--json"]
 
-    assert answer(words) == 5
+    assert answer(["plan", MODEL, "--blocks", BLOCKS, "--device", "cpu", "--budget", f"{own + 1000}B", "--json"]) == 5
 
     printed = capsys.readouterr()
     assert json.loads(printed.out)["own_peak_bytes"] == own

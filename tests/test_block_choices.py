@@ -77,8 +77,7 @@ def test_the_peak_of_all_that_is_told_is_the_one_that_is_measured(pattern):
     ],
 )
 def test_blocks_beside_which_most_is_saved_have_a_note(factory, strategy, blocks, is_told):
-    model = Choice(f"{FILE}:{factory}")
-    case = make.case(strategy, model=model, blocks=blocks, device="fake:t4", batch_size=None)
+    case = make.case(strategy, model=Choice(f"{FILE}:{factory}"), blocks=blocks, device="fake:t4", batch_size=None)
 
     notes = {note.code: note.text for note in predict(Trial(case=case)).notes}
 
@@ -195,10 +194,9 @@ def test_a_star_does_not_go_past_a_dot_and_patterns_alike_up_to_it_are_taken_in_
 
 @pytest.mark.usefixtures("shared")
 def test_the_command_shows_the_blocks_of_a_real_model(capsys):
-    code = answer(["blocks", "transformer:layers=2,width=16,heads=2,sequence=8", "--json"])
+    assert answer(["blocks", "transformer:layers=2,width=16,heads=2,sequence=8", "--json"]) == 0
 
     found = json.loads(capsys.readouterr().out)
-    assert code == 0
     assert [block["name"] for block in found["blocks"]] == ["blocks.0", "blocks.1"]
     assert [block["output"] for block in found["blocks"]] == ["2 x 8 x 16"] * 2
     assert [block["feeds_next"] for block in found["blocks"]] == [True, None]

@@ -91,8 +91,7 @@ def test_what_is_saved_is_what_the_cut_says():
 
     # Each tanh saves its output, which the next product saves too, and the batch is there before: six activations. Of
     # the two segments of two calls what goes into the next is left: four.
-    state = torch.get_rng_state().nbytes
-    assert none.readings.saved_bytes - cut.readings.saved_bytes == 2 * ACTIVATION - 2 * state
+    assert none.readings.saved_bytes - cut.readings.saved_bytes == 2 * ACTIVATION - 2 * torch.get_rng_state().nbytes
 
 
 @pytest.mark.slow

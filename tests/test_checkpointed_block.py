@@ -55,8 +55,7 @@ def by_hand(strategy, build):
     net, x, loss = build()
     scale = {"scale": 0.7} if net.named else {}
     torch.manual_seed(1)
-    result = loss(BY_HAND[strategy](*(partial(layer, **scale) for layer in net.layers), x))
-    return step(net, result)
+    return step(net, loss(BY_HAND[strategy](*(partial(layer, **scale) for layer in net.layers), x)))
 
 
 def applied(strategy, build):

@@ -63,9 +63,8 @@ def test_checkpoints_in_compiled_code_are_off_but_under_own(way):
 def test_a_compiled_model_is_estimated_as_its_code_is_written():
     """To the byte, as it runs by a backend that compiles nothing; with kernels it takes less."""
     choice = model(backend="eager")
-    case = make.case(model=choice, batch_size=32, device="fake:cpu", warmup=0, samples=1)
 
-    predicted = predict(Trial(case=case))
+    predicted = predict(Trial(case=make.case(model=choice, batch_size=32, device="fake:cpu", warmup=0, samples=1)))
     eager, kernels = (record("none", one).readings for one in (choice, model()))
 
     assert predicted.readings.peak_bytes == eager.peak_bytes >= kernels.peak_bytes
@@ -81,9 +80,8 @@ def test_a_compiled_model_is_estimated_as_its_code_is_written():
 )  # fmt: skip
 def test_blocks_that_a_checkpoint_keeps_from_the_compiler_are_told(way, strategy, is_told):
     blocks = "_orig_mod.blocks.?" if way == "wrapped" else "blocks.?"
-    case = make.case(strategy, model=model(way=way, backend=PARTITION), batch_size=32, blocks=blocks)
 
-    made = assemble(case)
+    made = assemble(make.case(strategy, model=model(way=way, backend=PARTITION), batch_size=32, blocks=blocks))
     before = num_compiled()
     loss = made.gradients()
     has_compiled = num_compiled() > before

@@ -82,11 +82,10 @@ def test_every_field_that_is_a_choice_is_one_of_a_table():
 def test_a_key_of_a_sweep_file_that_names_something_must_be_typed(key):
     asked = Request(**{key: "evilpkg.sub:make"})
 
-    with pytest.raises(UserError, match=f"sweep.toml: {key} = ") as caught:
+    with pytest.raises(UserError, match=f"sweep.toml: {key} = ", check=lambda error: f"--{key} 'evilpkg" in error.hint):
         spec.refuse_file(asked, Request(), path=Path("sweep.toml"))
 
     spec.refuse_file(asked, asked, path=Path("sweep.toml"))
-    assert caught.value.hint == f"if it is meant, type it: --{key} 'evilpkg.sub:make'"
 
 
 # --- what exists is read without importing it; a word that is not known is answered with the nearest

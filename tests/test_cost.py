@@ -17,8 +17,7 @@ SLOW = Bounds(0.5, 0.6)  # seconds without checkpointing, and with a forward mor
 
 
 def trial(strategy: str = "none", *, passes: tuple[str, ...] = PASSES, round: int = 1, **fields: Any) -> Trial:
-    case = make.case(strategy, **{"device": "cuda:0", "samples": 3, **fields})
-    return Trial(case=case, round=round, passes=passes)
+    return Trial(case=make.case(strategy, **{"device": "cuda:0", "samples": 3, **fields}), round=round, passes=passes)
 
 
 LATER = {"passes": ("time",), "round": 2}
@@ -81,9 +80,8 @@ def test_every_rank_has_a_device_of_its_own():
 
 def test_predictions_cost_no_device_and_unknown_speeds_are_not_counted():
     plan = schedule.measured([trial("none").case, trial("all").case, trial(batch_size=8).case], 1, predict=True)
-    known = {plan[0].case.twin: SLOW}
 
-    found = cost(plan, known, start_seconds=0.0)
+    found = cost(plan, {plan[0].case.twin: SLOW}, start_seconds=0.0)
 
     assert (found.num_trials, found.num_predicted, found.num_unknown) == (6, 3, 1)
     assert step_seconds(plan[1], SLOW) == Bounds(11 * 0.5, pytest.approx(19 * 0.6))  # up to one more forward a step
@@ -103,8 +101,7 @@ def test_a_dry_run_of_a_cluster_tells_the_cost_of_the_gpu_that_is_asked_for_and_
     words = ["run", "--model", "mlp", "--strategies", "all", "--engine", "slurm:constraint=h100,jobs=8", "--dry-run"]
     assert answer(words) == 0
 
-    told = capsys.readouterr().err
-    least, most = re.search(r"GPU seconds: (\S+) to (\S+), predicted, not measured", told).groups()
+    least, most = re.search(r"GPU seconds: (\S+) to (\S+), predicted, not measured", capsys.readouterr().err).groups()
     assert 0 < float(least) < float(most)
     assert sorted(path.name for path in here.iterdir()) == ["sbatch", "srun"]
 

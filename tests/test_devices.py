@@ -73,9 +73,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
 
 @pytest.mark.slow
 def test_each_device_has_one_trial_at_a_time_and_sees_itself_alone(tmp_path, two):
-    records = list(two.run(trials(2, 3, 4, 5)))
-
-    assert [record.outcome for record in records] == ["ok"] * 8
+    assert [record.outcome for record in two.run(trials(2, 3, 4, 5))] == ["ok"] * 8
     words = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.json")]
     assert {word["seen"] for word in words} == {"GPU-a", "GPU-b"}
     for device in ("GPU-a", "GPU-b"):
@@ -150,6 +148,4 @@ def test_the_server_imports_a_model_of_the_table_once_for_all_children_and_never
 ):
     list(engine.run([trial(model)]))
 
-    told = engine.ask("tests.faults.trials:imported", module, failing="no answer")
-
-    assert told == {"is_there": is_there}
+    assert engine.ask("tests.faults.trials:imported", module, failing="no answer") == {"is_there": is_there}

@@ -126,9 +126,8 @@ def test_the_line_of_the_first_page_explains_a_live_model_with_its_optimizer(mon
     optimizer = torch.optim.AdamW(model.parameters())
 
     exec(line, {"model": model, "batch": batch, "criterion": criterion, "optimizer": optimizer})
-    shown = capsys.readouterr().out
 
-    assert "AdamW, rtx-4090" in shown
+    assert "AdamW, rtx-4090" in capsys.readouterr().out
 
 
 # --- users' steps that are easily read wrong: what gcprof says is true, and docs/tables/cases.md has both

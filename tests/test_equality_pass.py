@@ -105,9 +105,7 @@ class Two(Group):
     ],
 )
 def test_the_largest_difference_is_named_and_gradients_that_only_the_reference_has_are_missing(other, loss, fields):
-    reference = results({"a": [1.0, 2.0], "b": [4.0, 0.0], "c": None})
-
-    found = equality.compare(reference, results(other, loss=loss))
+    found = equality.compare(results({"a": [1.0, 2.0], "b": [4.0, 0.0], "c": None}), results(other, loss=loss))
 
     told = {"gradients_equal": not fields, "loss_equal": loss == 1.0, "worst_step": 1 if fields else None}
     assert found == msgspec.structs.replace(EQUAL, num_gradients=2, **told, **fields)
@@ -116,7 +114,6 @@ def test_the_largest_difference_is_named_and_gradients_that_only_the_reference_h
 def test_a_gradient_far_below_the_models_largest_is_held_to_a_part_of_that():
     least = 1024.0 * meters.LEAST_SCALE
     reference, other = ({"a": [1024.0, 1.0], "b": [least / size, 0.0], "c": None} for size in (8.0, 4.0))
-    unmeasured = {"a": [float("inf"), 1024.0], "b": [float("nan"), 1.0]}
 
     far_below = equality.compare(results(reference, loss=1e9), results(other, loss=1e9))
     not_finite = equality.compare(results({**reference, "d": [float("inf"), 1.0]}), results({**other, "d": [0.0, 1.0]}))
@@ -125,7 +122,6 @@ def test_a_gradient_far_below_the_models_largest_is_held_to_a_part_of_that():
     assert (far_below.largest_difference, far_below.worst_parameter) == (1 / 8, "b")
     assert (not_finite.largest_difference, not_finite.worst_parameter) == (2.0, "d")
     assert (loss.largest_difference, loss.worst_parameter) == (0.5, "(loss)")
-    assert meters.largest(torch.tensor(unmeasured["a"])) == 1024.0
 
 
 def test_a_wrong_gradient_far_below_the_largest_is_found_where_two_runs_are_equal_to_the_bit():
@@ -463,8 +459,7 @@ def test_other_gradients_are_invalid_but_compiled_code_is_compared_with_what_it_
 
     assert (result.against, result.largest_difference, result.rounding_floor) == found
     assert (result.gradients_equal, reason is None) == (bool(note), bool(note))
-    text = f"compared with every:k=2: compiled code {note} than `none`"
-    assert bench.notes == ({"GCP011": text} if note else {})
+    assert bench.notes == ({"GCP011": f"compared with every:k=2: compiled code {note} than `none`"} if note else {})
 
 
 @pytest.mark.parametrize(
@@ -508,11 +503,10 @@ def test_the_baseline_of_ranks_is_held_to_the_mean_of_one_process_that_runs_thei
     has_same_batch, own, of_two, found
 ):
     """Each keeps its own loss; where a parameter has no gradient, there is no mean."""
-    group = Two(lambda one: "another" if isinstance(one, str) and not has_same_batch else one)
     bench = Scripted(
         make.case(ranks=2),
         lambda case: left({"a": own, "b": None}, loss=0.0),
-        group=group,
+        group=Two(lambda one: "another" if isinstance(one, str) and not has_same_batch else one),
         of_rank=lambda rank: left({"a": of_two[rank], "b": None}, loss=float(rank)),
     )
 

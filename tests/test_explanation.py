@@ -63,8 +63,7 @@ def test_a_planted_cause_is_the_reason(model, fields, kind):
 
 def test_a_workspace_that_is_most_of_the_peak_is_the_reason(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    model = catalogue.resolve(Choice("mlp"), models.TABLE)
-    case = make.case("all", model=model, device="fake:t4")
+    case = make.case("all", model=catalogue.resolve(Choice("mlp"), models.TABLE), device="fake:t4")
     baseline, checkpointed = (follow_case(Trial(case=each)) for each in (case.baseline, case))
 
     found = explain(checkpointed, baseline).reason

@@ -42,9 +42,8 @@ def test_a_cast_that_autocast_had_kept_is_told_with_the_way_out(save):
     strategy = f"selective:save={save}"
 
     failing = under(strategy, "shared,way=cached")
-    by_precision = under(strategy, "shared", precision="amp-bf16")
 
-    for record in (failing, by_precision):
+    for record in (failing, under(strategy, "shared", precision="amp-bf16")):
         assert record.outcome == "failed"
         assert "not found in storage (causes.py:" in record.detail
         assert "torch.autocast(..., cache_enabled=False) casts it in both" in record.detail

@@ -38,8 +38,7 @@ MODEL = ("transformer:layers=3,width=32", "--batch-size", "8", "--optimizer", "a
 
 
 def fitted(capsys: pytest.CaptureFixture[str], memory: str, *flags: str) -> tuple[int, dict]:
-    code = answer(["fit", *MODEL, "--memory", memory, "--json", *flags])
-    return code, json.loads(capsys.readouterr().out)
+    return answer(["fit", *MODEL, "--memory", memory, "--json", *flags]), json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.slow
@@ -137,9 +136,7 @@ GIB = 2**30
 
 @pytest.mark.nightly
 def test_a_rehearsed_batch_is_the_last_for_which_pytorch_itself_has_room(here, capsys):
-    words = ["fit", SMALL, "--batch-size", "max", "--memory", "700MiB", "--device", "t4", "--json"]
-
-    assert answer(words) == 0
+    assert answer(["fit", SMALL, "--batch-size", "max", "--memory", "700MiB", "--device", "t4", "--json"]) == 0
 
     ways = json.loads(capsys.readouterr().out)["ways"]
     for one in ways:  # also of a plan that is faster than the smallest, and takes less than its costs say
@@ -216,8 +213,7 @@ def test_the_smallest_gpu_has_room_for_the_step_and_cuda_and_the_next_smaller_ha
 
     rungs = fit_sizes.of_gpus(sized(places[0].case, need * GIB, 0), places).rungs(places[0], ())
 
-    found = [(rung.label, parse(rung.place.case.device).name if rung.reach else None) for rung in rungs]
-    assert found == gpus
+    assert [(rung.label, parse(rung.place.case.device).name if rung.reach else None) for rung in rungs] == gpus
 
 
 def search(peaks: dict[str, int | tuple[int, int]], *, limit: int, default: int, context: int = 0) -> Any:
@@ -239,9 +235,8 @@ def labels(ways: Iterable[Any]) -> list[str]:
 def test_a_loss_in_chunks_that_saves_under_one_percent_is_left_out():
     """A small head: 1,000 MiB become 995, and under `all` 600 become 599."""
     finder, _ = search({"all": 600, "none+chunk-loss": 995, "all+chunk-loss": 599}, limit=500, default=1000)
-    ways = finder.ways(())
 
-    assert not ways
+    assert not finder.ways(())
     assert "chunk-loss" in finder.left_out
 
 
@@ -304,6 +299,5 @@ def test_the_picture_has_a_step_line_for_each_curve(tmp_path, monkeypatch):
 
     assert path.read_bytes().startswith(b"\x89PNG")
     drawn = {str(line.get_label()): line.get_xydata() for line in figures[0].axes[0].get_lines()}
-    points = [(float(x), round(y)) for x, y in drawn["plans without levers"]]
-    assert points == [(50.0, 30), (100.0, 30), (100.0, 0)]
+    assert [(float(x), round(y)) for x, y in drawn["plans without levers"]] == [(50.0, 30), (100.0, 30), (100.0, 0)]
     assert drawn["chosen"][0][0] == 50.0

@@ -214,9 +214,7 @@ def test_beside_a_torch_that_was_replaced_its_own_version_of_nvidias_files_is_ta
         (tmp_path / "nvidia" / folder / "include").mkdir(parents=True)
         (tmp_path / "nvidia" / folder / "include" / "cuda.h").touch()
 
-    found = build.of_nvidia(tmp_path, cuda, "include/cuda.h")
-
-    assert [path.parts[-3] for path in found] == expected
+    assert [path.parts[-3] for path in build.of_nvidia(tmp_path, cuda, "include/cuda.h")] == expected
 
 
 @pytest.mark.nightly
@@ -326,8 +324,7 @@ def test_an_object_too_large_to_be_carried_is_named_with_the_setting_that_carrie
 
 @pytest.mark.parametrize(("started", "wait", "code"), [((0, 1, 2), PATIENCE_SECONDS, 0), ((0, 2), 0.5, 7)])
 def test_ranks_sum_many_times_or_name_one_that_never_joins_and_leave_no_file(libraries, tmp_path, started, wait, code):
-    ranks = Ranks(libraries, tmp_path, num_ranks=3, times=200, started=started, wait=wait)
-    for ended, said in ranks.ended().values():
+    for ended, said in Ranks(libraries, tmp_path, num_ranks=3, times=200, started=started, wait=wait).ended().values():
         assert ended == code
         assert not code or "for rank 1, which never joined" in said[0]
     assert not list(tmp_path.iterdir())

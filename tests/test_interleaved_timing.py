@@ -102,9 +102,7 @@ def test_steps_too_long_for_all_of_them_are_not_begun():
 def test_records_of_strategies_together_are_those_of_each_but_for_their_times():
     trials = later("none", "segments:k=1", "segments:k=2", "all", "offload")
 
-    found = measure_together(trials)
-
-    for trial, record in zip(trials, found, strict=True):
+    for trial, record in zip(trials, measure_together(trials), strict=True):
         without_times = {"readings": None, "stage_seconds": {}, "num_steps": 0, "environment": None}
         alone, shared = (msgspec.structs.replace(one, **without_times) for one in (measure(trial), record))
         assert shared == alone

@@ -95,9 +95,7 @@ def stated(text: str) -> float:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_strategy_that_keeps_its_model_is_found_by_the_product_and_told_from_the_model(device, own):
-    record = run(f"{own}:clean", "_planted:fault=leak", ("memory",), device=device)
-
-    (text,) = notes(record, "GCP038")
+    (text,) = notes(run(f"{own}:clean", "_planted:fault=leak", ("memory",), device=device), "GCP038")
     parameters = 2 * (on_device(16 * 16 * 4, device) + on_device(16 * 4, device))  # of the build pass, and its batch
     assert stated(text) >= 0.99 * (parameters + on_device(BATCH, device))
     assert "_planted:fault=leak keeps them; the model alone leaves nothing behind" in text

@@ -108,9 +108,7 @@ def test_gradients_are_within_rounding_of_float64(name, label, monkeypatch):
     exact = _gradients(_built(_in_double(build), "none"))
     plain = _apart(_gradients(_built(build, "none")), exact)
 
-    off = _apart(_gradients(_built(build, label)), exact)
-
-    assert 0 < off < 4 * plain < 1e-5
+    assert 0 < _apart(_gradients(_built(build, label)), exact) < 4 * plain < 1e-5
 
 
 def _measured(build, label, **fields):
@@ -214,8 +212,7 @@ def test_a_part_has_more_rows_of_a_small_vocabulary_and_a_quarter_of_all_at_most
 
 def test_a_loss_in_parts_computes_no_product_twice():
     def flops(label):
-        trial = Trial(case=_case().under(resolved_label(Choice(label))), passes=("flops",))
-        record = measure(trial, build=step)
+        record = measure(Trial(case=_case().under(resolved_label(Choice(label))), passes=("flops",)), build=step)
         assert not record.notes  # as of what a lever keeps on ctx, which no user can change
         return record.readings.forward_flops + record.readings.backward_flops
 
@@ -283,9 +280,8 @@ def test_what_cannot_be_done_is_refused_with_the_reason(label, fields, noun):
 def test_a_bucket_has_so_many_mib_or_one_parameter(label, sizes):
     module = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(3)))  # weights of 1 MiB
     loss = lambda module, batch: module(batch).sum()  # noqa: E731
-    build = partial(Workload, module=module, batch=torch.ones(1, 512), loss=loss)
 
-    optimizer, _ = _built(build, label).trainer()
+    optimizer, _ = _built(partial(Workload, module=module, batch=torch.ones(1, 512), loss=loss), label).trainer()
 
     assert [len(part.param_groups[0]["params"]) for part in optimizer.parts] == sizes
 
@@ -344,8 +340,7 @@ def test_a_weight_in_two_reentrant_checkpoints_is_not_stepped_twice():
     again = partial(torch.utils.checkpoint.checkpoint, linear, use_reentrant=True)
     batch = torch.randn(2, 4, requires_grad=True)
     build = partial(Workload, module=linear, batch=batch, loss=lambda module, batch: again(again(batch)).sum())
-    built = _built(build, "own+in-backward")
-    _, run = built.trainer()
+    _, run = _built(build, "own+in-backward").trainer()
 
     with pytest.raises(Unsupported, match="twice"):
         run(lambda phase: None)
@@ -386,9 +381,8 @@ def test_micro_batches_count_targets_by_the_weights_of_their_classes(reduction):
         return torch.nn.functional.cross_entropy(logits, batch[1], weight.to(logits), None, -100, None, reduction)
 
     build = partial(Workload, module=head, batch=batch, loss=loss)
-    parts = _gradients(_built(build, "micro-batches:n=2"))
 
-    assert _apart(parts, _gradients(_built(_in_double(build), "none"))) < 1e-6
+    assert _apart(_gradients(_built(build, "micro-batches:n=2")), _gradients(_built(_in_double(build), "none"))) < 1e-6
 
 
 @pytest.mark.parametrize("dropped", ["module", "attention", "none"])

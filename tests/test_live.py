@@ -29,9 +29,7 @@ def test_a_live_module_has_the_record_of_its_factory(here):
     (commanded,) = (one for one in json.loads(done.stdout)["records"] if one["case"]["strategy"] == "all")
     module, batch = live_models.make()
 
-    record = profiler.predict(module, batch, "all", device="h100", precision="amp-bf16")
-
-    live = json.loads(encode(record))
+    live = json.loads(encode(profiler.predict(module, batch, "all", device="h100", precision="amp-bf16")))
     for of_one_run in ("stage_seconds", "environment", "evidence"):  # the last is derived, for readers of JSON
         live[of_one_run] = commanded[of_one_run]
     live["case"]["model"] = commanded["case"]["model"]

@@ -75,9 +75,7 @@ def test_the_peak_under_segments_is_that_of_checkpoint_sequential(k):
 
     expected = peak_of_a_plain_loop("mnist-cnn:channels=8", "sgd", change=with_checkpoints)
 
-    readings = measured("mnist-cnn:channels=8", f"segments:k={k}").readings
-
-    assert readings.peak_bytes == pytest.approx(expected, rel=1e-3)
+    assert measured("mnist-cnn:channels=8", f"segments:k={k}").readings.peak_bytes == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_timeline_of_a_measured_step_holds_its_peak_and_its_phases():

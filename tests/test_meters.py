@@ -333,9 +333,7 @@ def test_what_an_operator_hides_is_the_most_that_it_took_besides_what_was_there_
         [span(10, 25, 20), between, span(10, 12, 12), between, span(20, 27, 5), between, span(0, 6, 0)]
     )  # fmt: skip
 
-    read = operators.hidden_bytes(device, run)
-
-    assert read == {"hidden_bytes": {"aten.relu(float32[2])": 7}}
+    assert operators.hidden_bytes(device, run) == {"hidden_bytes": {"aten.relu(float32[2])": 7}}
     assert device.marks == 8  # of the second step alone: the first one is not followed
     assert device.resting_bytes == 0
 

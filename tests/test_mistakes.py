@@ -68,10 +68,9 @@ def folder(here: Path) -> Path:
 def test_a_mistake_is_told_in_one_line_with_a_hint_before_anything_starts(typed, folder, no_server, capsys):
     before = sorted(folder.rglob("*"))
 
-    code = answer(shlex.split(typed))
+    assert answer(shlex.split(typed)) in (2, 4)
 
     printed = capsys.readouterr()
-    assert code in (2, 4)
     assert [line.partition(": ")[0] for line in printed.err.splitlines()] == ["gcprof", "hint"]
     assert MISTAKES[typed] in printed.err
     assert printed.out == ""
@@ -104,9 +103,8 @@ def test_a_command_is_what_a_shell_would_run_and_a_notebook_is_executed():
     assert split_script(["fit", "--", "A=1", "torchrun", "a.py"]) == (["fit"], ["env", "A=1", "torchrun", "a.py"])
     for words in (["fit", "a.ipynb"], ["fit", "--", "a.ipynb"]):
         assert split_script(words) == (["fit"], ["jupyter", "execute", "a.ipynb"])
-    with pytest.raises(UserError, match="one word") as refused:
+    with pytest.raises(UserError, match="one word", check=lambda error: error.hint == "gcprof fit -- python train.py"):
         split_script(["fit", "--", "python train.py"])
-    assert refused.value.hint == "gcprof fit -- python train.py"
 
 
 PREDICT = ["predict", "mlp", "--strategies", "all", "--device", "cpu"]
@@ -126,9 +124,8 @@ def test_a_model_is_known_by_its_own_name_where_one_family_has_it_and_a_strategy
     assert meant(Choice("gpt2")) == "hf:gpt2"
     assert meant(Choice("GPT-2:sequence=32")) == "hf:gpt2:sequence=32"
     assert meant(Choice("train.py::make:depth=2")) == "train.py:make:depth=2"
-    with pytest.raises(UserError, match="several models are called 'resnet50'") as refused:
+    with pytest.raises(UserError, match="several", check=lambda e: "torchvision:resnet50' or 'timm:resnet50" in e.hint):
         meant(Choice("resnet50"))
-    assert refused.value.hint == "did you mean 'torchvision:resnet50' or 'timm:resnet50'?"
 
 
 @pytest.mark.usefixtures("shared")

@@ -131,7 +131,5 @@ def test_a_baseline_that_failed_is_not_run_beside_its_strategies():
     trial = Trial(case=make.case("all"))
     fine, failed = make.record("none"), make.failed("none", "out_of_memory", "96 MiB")
 
-    asked = [informed([trial], {(record.case, 1): record})[0].is_paired for record in (fine, failed)]
-
-    assert asked == [True, False]
+    assert [informed([trial], {(record.case, 1): record})[0].is_paired for record in (fine, failed)] == [True, False]
     assert informed([trial], {})[0].is_paired  # nothing is known of it

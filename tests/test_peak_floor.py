@@ -138,8 +138,7 @@ def test_checkpointed_inputs_on_the_host_give_what_the_same_step_by_hand_gives()
 
     def trace_of(strategy, way):
         model = Choice.of(f"{path}:deep", {"way": way})
-        case = make.case(strategy, model=model, batch_size=None, device="fake:h100")
-        return trace_case(case)[1]
+        return trace_case(make.case(strategy, model=model, batch_size=None, device="fake:h100"))[1]
 
     checkpointed, on_host = trace_of("all", "plain"), trace_of("own", "host")
     gains = {remedy.kind: remedy.nbytes for remedy in remedies(checkpointed, floor_bytes=0)}
@@ -159,8 +158,7 @@ def test_half_the_batch_of_a_rehearsed_step_is_rehearsed(hollow, here):
 
     whole, half = explained(16), explained(8)
 
-    gains = {remedy.kind: remedy.nbytes for remedy in whole.remedies}
-    assert gains["batch"] == whole.peak.nbytes - half.peak.nbytes
+    assert {remedy.kind: remedy.nbytes for remedy in whole.remedies}["batch"] == whole.peak.nbytes - half.peak.nbytes
 
 
 # --- the loss in chunks as a remedy, held to the same model with its loss in chunks by hand, in plain PyTorch

@@ -94,10 +94,9 @@ def test_a_budget_below_one_level_gets_checkpoints_within_checkpoints(here, caps
 
 
 def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(capsys):
-    code = plan("--stages", COSTS, "--budget", "535MiB")
+    assert plan("--stages", COSTS, "--budget", "535MiB") == 5
 
     said = capsys.readouterr()
-    assert code == 5
     assert said.out == ""
     assert "the smallest peak is 536 MiB\n'c1' needs 536 MiB alone" in said.err
     assert plan("--stages", COSTS, "--budget", "536MiB") == 0
@@ -108,11 +107,10 @@ WORDS = ("transformer:layers=4,width=32", "--batch-size", "2", "--device", "cpu"
 
 @pytest.mark.nightly
 def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
-    code = plan(*WORDS, "--budget", "60%", "--rounds", 1, "--json", "-o", "plan.json")
+    assert plan(*WORDS, "--budget", "60%", "--rounds", 1, "--json", "-o", "plan.json") == 0
 
     said = capsys.readouterr()
     found = json.loads(said.out)
-    assert code == 0
     assert [way["way"] for way in found["ways"]][:: len(found["ways"]) - 1] == ["plan", "all"]
     assert found["budget_bytes"] == int(0.6 * found["uncheckpointed"]["peak_bytes"])
     for way in found["ways"]:
@@ -192,8 +190,7 @@ def test_what_a_step_needs_besides_is_kept_in_reserve_and_the_plan_made_again(me
 def test_where_a_step_needs_less_than_its_stages_a_faster_plan_is_tried():
     found, _ = fitted(Scripted(lambda plan: by_costs(plan) - 60 * MIB))
 
-    before = best(NAMED_FRONTIER, BUDGET)
-    assert found.point.step_seconds < before.step_seconds
+    assert found.point.step_seconds < best(NAMED_FRONTIER, BUDGET).step_seconds
     assert found.needed_bytes == found.point.peak_bytes - 60 * MIB <= BUDGET < found.point.peak_bytes
 
 
@@ -219,9 +216,7 @@ def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at():
 
 @pytest.mark.parametrize("room", [600 * MIB, 840 * MIB])
 def test_a_plan_that_the_device_has_no_room_for_is_made_again(room):
-    engine = Scripted(by_costs, lambda plan: by_costs(plan) if by_costs(plan) <= room else None)
-
-    found, told = fitted(engine)
+    found, told = fitted(Scripted(by_costs, lambda plan: by_costs(plan) if by_costs(plan) <= room else None))
 
     assert NAMED_FRONTIER.peak_bytes[0] < found.point.peak_bytes <= room
     assert found.reserve_bytes == 0

@@ -84,9 +84,7 @@ def test_a_plan_file_says_at_which_block_an_input_is_fetched():
 def test_nothing_is_fetched_where_the_backward_reaches_no_block():
     chain = with_modules(equal(4, s2={"pinned": True}), "a", "b", "", "d")
 
-    found = [point.plan.offloaded for point in frontier(chain, offload=True)]
-
-    assert all(1 not in offloaded for offloaded in found)
+    assert all(1 not in point.plan.offloaded for point in frontier(chain, offload=True))
     for wrong, noun in (((1,), "block"), ((0,), "segments")):
         with pytest.raises(ValueError, match=noun):
             simulate(chain, Plan(items=(0, (1,), 2, 3), offloaded=wrong))

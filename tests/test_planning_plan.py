@@ -25,9 +25,7 @@ def test_what_is_no_plan_of_three_stages_is_told_why(text, complaint):
 def test_a_plan_file_names_the_blocks_of_what_is_checkpointed_and_of_what_is_kept_under_an_option():
     chain = with_modules(equal_stages(6), "a", "b c", "d", "", "e", "f")
 
-    made = plan_file_of(chain, parse("[[1] 2] 3:matmul 4 [5] 6", 6), ("fused",))
-
-    assert made == PlanFile(
+    assert plan_file_of(chain, parse("[[1] 2] 3:matmul 4 [5] 6", 6), ("fused",)) == PlanFile(
         plan="[[1] 2] 3:matmul 4 [5] 6",
         segments=(
             Segment(blocks=(Segment(blocks=("a",)), "b", "c")),
@@ -64,8 +62,5 @@ def test_a_budget_is_bytes_a_share_of_the_whole_or_the_whole(word, meant):
     "word", ["", "GiB", "nan", "-5%", "0", "0.4", "101%", "9" * 400 + "%", "8388608TiB", "1,5GiB", "٣MiB", "60", " 8 "]
 )
 def test_what_is_no_budget_is_refused_with_what_would_be_one(word):
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError, check=lambda e: f"--budget cannot be '{word}'" in e.message and "8GiB" in e.hint):
         parse_budget(word, whole_bytes=WHOLE)
-
-    assert f"--budget cannot be '{word}'" in raised.value.message
-    assert "8GiB, 750MiB, 60% of the peak without checkpointing, or max" in str(raised.value.hint)

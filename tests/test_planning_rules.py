@@ -38,9 +38,7 @@ def test_what_no_plan_checkpoints_is_kept_before_the_stages_after_it():
     pinned = [replace(stage, pinned=True, saved_bytes=nbytes) for stage, nbytes in ((second, 7), (last, 5))]
     chain = replace(chain, stages=(first, pinned[0], third, pinned[1]))
 
-    kept = [simulator.kept_before(chain, stage.name) for stage in chain.stages]
-
-    assert kept == [0, 0, 7, 7]
+    assert [simulator.kept_before(chain, stage.name) for stage in chain.stages] == [0, 0, 7, 7]
 
 
 def test_plans_that_are_equal_are_one_way_with_all_names():

@@ -84,9 +84,8 @@ def test_what_stages_save_that_are_always_kept_is_in_the_floor_of_those_behind_t
 def test_equal_stages_take_the_forwards_of_revolve(length, slots):
     """Griewank and Walther 2000, proposition 1: slots hold the input and outputs besides the stage at work."""
     heavy = 100  # what a stage saved: two at a time do not fit, so every stage but the last is run again
-    chain = equal_stages(length, saved=1 + heavy, own=heavy)
 
-    point = best(frontier(chain, levels=None), slots + 2 + heavy)
+    point = best(frontier(equal_stages(length, saved=1 + heavy, own=heavy), levels=None), slots + 2 + heavy)
 
     assert point.step_seconds == length + revolve(length, slots)  # each is also run right before its backward
 

@@ -178,8 +178,7 @@ def test_a_panel_for_each_strategy_in_their_order_has_its_recomputes_shaded_and_
     for axes, trace in zip(figure.axes, traces.values(), strict=True):
         (mark,) = [line for line in axes.lines if line.get_label() == "peak"]
         held = live(trace)
-        highest = max(path.vertices[:, 1].max() for path in filled(axes))
-        assert highest * 1024 == pytest.approx(max(held))
+        assert max(path.vertices[:, 1].max() for path in filled(axes)) * 1024 == pytest.approx(max(held))
         assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([held.index(max(held))], [max(held) / 1024])
         assert any(text.startswith(f"peak {bytes_text(max(held))}: ") for text in texts(axes))
 

@@ -39,10 +39,9 @@ def plain(*forwards: float, backward: float = 2.0) -> StepSample:
 
 
 def test_a_step_is_the_sum_of_its_stages_and_of_what_is_around_them():
-    works = [work("a"), work("b"), AROUND]
     samples = {PLAIN: [plain(1, 3, backward=4)] * 3, EVERY: [step((1, 0.9, 2), (3, 2.7, 6))] * 3}
 
-    first, second, around = pooled(samples, works)
+    first, second, around = pooled(samples, [work("a"), work("b"), AROUND])
 
     assert (first.forward, first.backward) == pytest.approx((1, 2))
     assert (second.forward, second.backward) == pytest.approx((3, 6))
@@ -206,9 +205,8 @@ def test_a_plan_that_was_measured_slower_and_larger_than_a_rival_is_not_taken():
 
 def test_what_neither_times_nor_costs_tell_apart_is_taken_by_its_simplicity():
     noisy = chain(error=0.5)
-    plans = compared({"plan": (0.4, 1.2, 2.0, 3.1), "uniform(5)": (0.35, 1.1, 2.1, 2.9)}, PEAKS)
 
-    chosen = choose(plans, noisy, BUDGET)
+    chosen = choose(compared({"plan": (0.4, 1.2, 2.0, 3.1), "uniform(5)": (0.35, 1.1, 2.1, 2.9)}, PEAKS), noisy, BUDGET)
 
     assert [plan.way.label for plan in chosen] == ["uniform(5)", "plan"]
     assert sentence(chosen) == "uniform(5) is chosen: its time cannot be told apart from plan, and it is the simplest"

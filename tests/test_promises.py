@@ -20,8 +20,7 @@ PAGE = (TESTS.parent / "docs" / "promises.md").read_text(encoding="utf-8")
 def test_promise_2_a_record_is_on_disk_before_it_is_told(tmp_path, monkeypatch):
     """As many records as are told would a power cut leave each time that one is told."""
     engine: Any = SimpleNamespace(run=lambda trials, done=(): (make.record(case=trial.case) for trial in trials))
-    plan = tuple(Trial(case=make.case(name)) for name in ("none", "all", "sqrt"))
-    examples.run(tmp_path / "run", [], more=plan)
+    examples.run(tmp_path / "run", [], more=tuple(Trial(case=make.case(name)) for name in ("none", "all", "sqrt")))
     path, safe, sync = tmp_path / "run" / "trials.jsonl", [0], os.fsync
 
     def noted(file: int) -> None:

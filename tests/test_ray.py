@@ -45,8 +45,7 @@ def address() -> Iterator[str]:
 
 
 def trial(strategy: str, model: str = "mlp:depth=6", **fields) -> Trial:
-    case = make.case(strategy, model=Choice(model), batch_size=None, samples=1, warmup=0, **fields)
-    return Trial(case=case)
+    return Trial(case=make.case(strategy, model=Choice(model), batch_size=None, samples=1, warmup=0, **fields))
 
 
 @pytest.mark.nightly
@@ -68,8 +67,7 @@ def test_a_sweep_over_two_nodes_finds_what_local_finds(address, here):
     assert Counter(one.outcome for one in near.values()) == {"ok": 6, "skipped": 1, "failed": 1}
     logs = [{path.name: path.read_bytes() for path in (here / name).iterdir()} for name in ("far", "near")]
     assert logs[0].keys() == logs[1].keys()
-    told = [name for name, text in logs[0].items() if b"the token is [hidden]\n" in text]
-    assert len(told) == 3
+    assert len([name for name, text in logs[0].items() if b"the token is [hidden]\n" in text]) == 3
     assert all(SECRET.encode() not in text for text in logs[0].values())
 
 

@@ -100,11 +100,9 @@ def test_the_traced_step_has_the_bytes_of_the_measured_one(engine, of):
 
     trace = followed(engine, "follow", of).trace
 
-    held = live(trace)
-    assert max(held) == record.readings.peak_bytes
+    assert max(live(trace)) == record.readings.peak_bytes
     assert live_bytes.peak(trace).phase in (record.readings.peak_phase, "recompute")
-    before = {category: nbytes[0] for category, nbytes in by_category(trace).items() if nbytes[0]}
-    assert before == {
+    assert {category: nbytes[0] for category, nbytes in by_category(trace).items() if nbytes[0]} == {
         name: nbytes for name, nbytes in record.readings.static_bytes.items() if nbytes and name in STATIC
     }
 

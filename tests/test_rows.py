@@ -16,9 +16,8 @@ def test_a_row_is_compared_with_the_same_case_without_checkpointing():
     half = make.record("segments:k=2", peak=50 * MIB, seconds=(0.125, 0.125))
     wrong = make.record("all", peak=1, seconds=(0.01,), outcome="invalid")
     other = make.record("none", peak=1 * MIB, batch_size=1, seconds=(0.0, 0.0))
-    alone = make.record("all", batch_size=2)
 
-    _, of_no_time, row, invalid, without = rows([none, other, half, wrong, alone])
+    _, of_no_time, row, invalid, without = rows([none, other, half, wrong, make.record("all", batch_size=2)])
 
     assert (row.peak_ratio, row.time_ratio) == (0.5, 1.25)
     assert (invalid.peak_ratio, invalid.time_ratio, invalid.time_ratio_range) == (None, None, None)

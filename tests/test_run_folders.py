@@ -45,8 +45,7 @@ def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results, ca
 
     capsys.readouterr()
     assert answer(["list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert [run["tags"] for run in listed] == [["baseline", "v1.0"], []]
+    assert [run["tags"] for run in json.loads(capsys.readouterr().out)] == [["baseline", "v1.0"], []]
     assert {path: path.read_bytes() for path in before} == before
     assert answer(["validate", FIRST]) == 0
 

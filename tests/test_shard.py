@@ -77,8 +77,7 @@ def test_every_trial_is_in_exactly_one_part_and_no_pairing_is_cut(count, models,
     assert sorted(place for part in parts for place in part) == list(range(len(plan)))
     where = {(schedule.pairing(plan[place]), number) for number, part in enumerate(parts) for place in part}
     assert len(where) == len({pairing for pairing, _ in where}) == len(set(map(schedule.pairing, plan)))
-    largest = max(Counter(map(schedule.pairing, plan)).values())
-    assert max(map(len, parts)) - min(map(len, parts)) <= largest
+    assert max(map(len, parts)) - min(map(len, parts)) <= max(Counter(map(schedule.pairing, plan)).values())
 
 
 @pytest.mark.parametrize(("count", "outcome"), [(2, "out_of_memory"), (3, "invalid"), (20, "skipped")])

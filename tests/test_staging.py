@@ -161,9 +161,8 @@ def test_a_plan_with_a_save_option_has_the_peak_that_its_costs_say(tmp_path):
 def test_blocks_that_do_not_feed_each_other_alone_are_kept_apart():
     model = "tests/user_models/architectures.py:segmentation"
     linked = observe_case(case(model, batch_size=None)).linked
-    chain = chain_of(model, batch_size=None)
 
-    blocks = [index for index, stage in enumerate(chain.stages) if stage.blocks]
+    blocks = [index for index, stage in enumerate(chain_of(model, batch_size=None).stages) if stage.blocks]
     together = [a + 1 == b for a, b in pairwise(blocks)]
 
     assert not all(linked[:-1])

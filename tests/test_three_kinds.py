@@ -139,8 +139,7 @@ def test_a_comparison_of_two_kinds_names_both_and_calls_no_peak_better(first, se
 @pytest.mark.parametrize("kind", views.PLOTS)
 def test_every_picture_of_a_rehearsal_says_so_in_title_and_axis(kind, device):
     made = records("rehearsed", on=device)
-    larger = [replace(record, case=replace(record.case, batch_size=128)) for record in made]
-    found = rows([*made, *larger])
+    found = rows([*made, *[replace(record, case=replace(record.case, batch_size=128)) for record in made]])
 
     if kind in ("memory", "heat", "growth"):
         drawn = [text.get_text().replace("\n", " ") for text in draw(found, kind=kind).findobj(Drawn)]

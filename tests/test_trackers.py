@@ -42,8 +42,7 @@ def test_the_case_is_the_parameters_what_was_measured_the_metrics_and_what_is_pr
 def test_tensorboard_reads_the_scalars_back(run):
     assert answer(["export", "run", "--to", "tensorboard", "-o", "board"]) == 0
 
-    entry = entries(run)[1]
-    read = EventAccumulator(f"board/segments-k=2-{entry.id}").Reload()
+    read = EventAccumulator(f"board/segments-k=2-{entries(run)[1].id}").Reload()
     assert [event.value for event in read.Scalars("peak_bytes")] == [50 * MIB]
     assert [round(event.value, 6) for event in read.Scalars("samples/step_seconds")] == [0.2, 0.2, 0.6]
     assert len([path for path in Path("board").iterdir() if path.is_dir()]) == 4
@@ -63,8 +62,7 @@ def test_mlflow_reads_a_local_store_back_and_knows_what_is_there(run, capsys):
     assert half.data.params["batch_size"] == "64"
     assert half.data.metrics["peak_bytes"] == 50 * MIB
     assert half.data.tags["outcome"] == "ok"
-    samples = client.get_metric_history(half.info.run_id, "sample_step_seconds")
-    assert [one.value for one in samples] == [0.2, 0.2, 0.6]
+    assert [one.value for one in client.get_metric_history(half.info.run_id, "sample_step_seconds")] == [0.2, 0.2, 0.6]
     assert "wrote 0 rows to file://" in (err := capsys.readouterr().err)
     assert "4 rows there already" in err
 

@@ -140,8 +140,7 @@ def test_a_training_goes_on_after_an_interrupt_at_any_moment(times):
                 began = time.perf_counter()
                 interrupted(FUNCTIONS[name], given, 60)
                 seconds[kind, name] = time.perf_counter() - began
-            moment = chance.uniform(0, seconds[kind, name])
-            stopped.append(interrupted(FUNCTIONS[name], given, moment))
+            stopped.append(interrupted(FUNCTIONS[name], given, chance.uniform(0, seconds[kind, name])))
 
         apart += [] if trainings.train(kind, ask) == expected(kind) else [(kind, name, times)]
 

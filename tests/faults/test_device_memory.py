@@ -39,11 +39,8 @@ def after_a_kill(
 
 
 def test_fault_49_a_device_that_still_holds_memory_ends_the_run_with_3(monkeypatch):
-    with pytest.raises(UserError, match=r"cuda:0 still holds 900 MiB, 30 s after") as stopped:
+    with pytest.raises(UserError, match="900 MiB, 30 s", check=lambda e: e.exit_code == 3 and "--resume" in e.hint):
         after_a_kill(monkeypatch, held=900 * MIB, after=31.0)
-
-    assert stopped.value.exit_code == 3
-    assert "--resume" in stopped.value.hint
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,10 @@ def test_fault_42_every_reader_names_a_damaged_line_by_file_and_number(kind, com
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + LINES[kind] + b"\n" + second)
 
-    code = answer([command, "damaged", *(["sound"] if command == "compare" else [])])
+    assert answer([command, "damaged", *(["sound"] if command == "compare" else [])]) == 4
 
     said = "".join(capsys.readouterr()).splitlines()
     assert LINES[kind] != LINE
-    assert code == 4
     assert any("damaged/trials.jsonl:2: " in line for line in said)
     assert max(map(len, said)) < 300
     assert ("written by a newer gcprof (schema 99" in " ".join(said)) == (kind == "newer schema")
@@ -97,9 +96,7 @@ def test_fault_56_no_csv_cell_is_a_formula_and_pandas_reads_them_back(text):
     records = [make.record(model=model, peak=200 * MIB), make.record(text, model=model)]
     records.append(make.failed("all", "failed", text, model=model))
 
-    written = csv_view.csv_table(rows(records))
-
-    found = pd.read_csv(io.StringIO(written), dtype=str, keep_default_na=False)
+    found = pd.read_csv(io.StringIO(csv_view.csv_table(rows(records))), dtype=str, keep_default_na=False)
     assert not any(cell.startswith(csv_view.FORMULA) for column in ("model", "strategy") for cell in found[column])
     assert [cell.removeprefix("'") for cell in found["strategy"]] == ["none", plain(text), "all"]
     assert found["model"][0] == found["detail"][2]

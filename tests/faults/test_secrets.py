@@ -68,8 +68,6 @@ def test_fault_58_one_in_the_command_is_refused_without_repeating_it(option, her
 NAMES = """KAGGLE_KEY AZURE_STORAGE_KEY SECRET_KEY_BASE PGPASSWORD MYSQL_PWD DB_PASS GITHUB_PAT npm_config__authToken
 SENTRY_DSN SLACK_WEBHOOK_URL JWT AUTH SESSION_COOKIE CLIENT_SECRET_ID SECRETS HF_TOKENS api_key db-key privatekey"""
 BODY = 6 * "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZWQy\n"
-
-
 RSA = "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,0123ABCD\n\n"
 KEYS = [
     f"-----BEGIN {name}-----\n{inside}\n-----END {name}-----"
