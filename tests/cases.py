@@ -41,8 +41,6 @@ class Answer(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a user's, and what is true of it."""
-
     family: str
     model: str  # the file of tests/user_models, the factory and its options
     strategies: tuple[str, ...]
@@ -51,7 +49,6 @@ class Step(NamedTuple):
 
     @property
     def command(self) -> str:
-        """What a user would ask."""
         asked = [strategy for strategy in self.strategies if strategy != "none"] or ["none"]
         verb = "predict --device cpu" if self.is_predicted else "run"
         return f"gcprof {verb} --model {self.model} --strategies {','.join(asked)}"
@@ -65,7 +62,6 @@ PASSES = {  # the pass that tells of these; else equality alone
 
 
 def answers(step: Step, truth: Mapping[str, Facts]) -> dict[str, Answer]:
-    """What gcprof says of each strategy."""
     return {strategy: _answer(step, strategy, truth[strategy]) for strategy in step.strategies}
 
 
@@ -123,7 +119,6 @@ def compared(build: Callable[[], Any], ways: Mapping[str, Forward], plain: Forwa
 
 
 def with_facts(found: dict[str, Facts], **more: Facts) -> dict[str, Facts]:
-    """The facts of each strategy with those that are added."""
     return {strategy: {**facts, **more.get(strategy, {})} for strategy, facts in found.items()}
 
 
@@ -297,7 +292,6 @@ def wrong(told: Facts, facts: Facts) -> dict[str, Any]:
 
 
 def line(case: Step, answers: Mapping[str, Answer], truth: Mapping[str, Facts]) -> str:
-    """The case's row of the page."""
     file, *_ = case.model.partition(":")
     said = "<br>".join(f"`{strategy}`: {answer.words}" for strategy, answer in answers.items())
     true = "<br>".join(f"`{strategy}`: {_facts(truth[strategy])}" for strategy in answers)

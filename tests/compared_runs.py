@@ -27,7 +27,6 @@ def record(strategy: str = "none", *, slower: float = 1.0, **fields: Any) -> Rec
 def compare_runs(
     runs: list[tuple[str, Any]], *, align: Sequence[str] = ALIGN, allowed: Sequence[str] = ()
 ) -> Comparison:
-    """Compare runs, by name, as the command does."""
     align = [name for name in align if name not in allowed]
     return compare_sides(read_sides(runs, align=align), align=align, allowed=allowed)
 

@@ -55,7 +55,6 @@ class _Faulty(nn.Module):
 
 
 def _device_memory(block: _Faulty) -> None:
-    """Torch's words for a device that is full."""
     raise torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.72 GiB of which 1.50 GiB "
         "is free. Including non-PyTorch memory, this process has 138.20 GiB memory in use."

@@ -58,8 +58,6 @@ CHOICES: dict[str, dict[str, float]] = {
 
 
 class Plan(NamedTuple):
-    """What a module is made of."""
-
     blocks: tuple[dict[str, str], ...]
     shared: str | None  # "weight": the last block's is the first's; "block": the last is the first
     frozen_stem: bool
@@ -67,7 +65,6 @@ class Plan(NamedTuple):
 
 
 def planned(name: str) -> Plan:
-    """The plan that follows from a name."""
     chance = random.Random(name)
     blocks = tuple(
         {key: drawn for key, chances in CHOICES.items() if (drawn := _drawn(chance, chances))}
@@ -85,8 +82,6 @@ def made(plan: Plan, *, has_own: bool = True) -> tuple[nn.Module, torch.Tensor, 
 
 
 class Generated(nn.Module):
-    """A stem, blocks and a head."""
-
     def __init__(self, plan: Plan, *, has_own: bool) -> None:
         super().__init__()
         self.stem = nn.Linear(WIDTH, WIDTH).requires_grad_(not plan.frozen_stem)
@@ -103,7 +98,6 @@ class Generated(nn.Module):
         return self.through(values, lambda block, *given: block.own(block, *given))
 
     def through(self, values: torch.Tensor, call: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """The forward, in which blocks are called by `call`."""
         values = self.stem(values)
         gates = (torch.sigmoid(self.gate(values)),) if self.loop == "gate" else ()
         means = []

@@ -64,7 +64,6 @@ def _commands() -> Iterator[str]:
 
 
 def _options(name: str) -> list[tuple[str, str]]:
-    """The arguments and options of a command, each with its help."""
     group: Any = typer.main.get_command(application([name]))
     items = []
     for one in group.commands[name].params:

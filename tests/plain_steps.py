@@ -20,8 +20,6 @@ Forward = Callable[[nn.Module, Any], torch.Tensor]
 
 
 class Step(NamedTuple):
-    """What a step left behind."""
-
     loss: torch.Tensor
     gradients: Gradients
 
@@ -46,7 +44,8 @@ def two_steps(
         result = loss[0](output) if loss else output
         result.backward()
         parameters = dict(module.named_parameters())
-        gradients = {name: _copy(parameter.grad) for name, parameter in parameters.items()}
+        kept = {name: parameter.grad for name, parameter in parameters.items()}
+        gradients = {name: None if one is None else one.detach().clone() for name, one in kept.items()}
         steps.append(Step(result.detach(), gradients))
         for name, gradient in (update or gradients).items():
             if gradient is not None:
@@ -131,10 +130,6 @@ def _difference(first: torch.Tensor | None, second: torch.Tensor | None) -> floa
     if not isfinite(amount):
         return 0.0 if torch.allclose(first, second, rtol=0, atol=0, equal_nan=True) else 2.0
     return amount / scale if amount else 0.0
-
-
-def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
 
 
 def _seed_globals(number: int) -> None:

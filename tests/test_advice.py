@@ -35,9 +35,6 @@ def predicted(strategy: str, *, peak: int, flops: int | None = None) -> Record:
     return make.record(strategy, peak=peak * MIB, **told, **make.UNTIMED)
 
 
-# --- the sentence
-
-
 def test_the_fastest_that_saves_most_is_advised_with_what_it_saves_and_costs():
     none, useless = measured(none=(100, 1), all=(99, 0.5))
     wrong = make.record("wrong", peak=10 * MIB, seconds=times(0.5), outcome="invalid")
@@ -97,9 +94,6 @@ def test_of_strategies_whose_times_overlap_the_lowest_peak_is_advised_and_the_ot
     assert found.chosen is not None
     assert (found.chosen.case.strategy, [row.case.strategy for row in found.rivals]) == ("all", ["sqrt"])
     assert "and sqrt is as fast as far as can be told" in said(records)
-
-
-# --- the best for every budget
 
 
 def test_every_budget_has_the_fastest_that_fits():

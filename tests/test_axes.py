@@ -25,9 +25,6 @@ def only(*records: Record) -> list[Row]:
     return list(rows(records))
 
 
-# --- which settings vary
-
-
 @pytest.mark.parametrize(
     ("cases", "expected"),
     [
@@ -58,9 +55,6 @@ def test_a_setting_is_an_axis_where_it_is_not_the_same_everywhere(cases, expecte
     assert {name: axis.is_number for name, axis in found.items()} == are_numbers
 
 
-# --- which of them are laid out
-
-
 CASES = [
     resnet(f":depth={depth}", batch_size=size, strategy=Choice(strategy), precision=precision)
     for depth in (3, 7, 13)
@@ -85,9 +79,6 @@ def test_a_plane_is_over_what_is_named_and_the_most_that_there_is_to_see(words, 
     assert (across.name, up.name) == chosen
     assert axes.rising(space(*CASES)).name == "depth"
     assert axes.rising(space(*CASES), ("batch_size",)).name == "batch_size"
-
-
-# --- growth
 
 
 SIZES = (1, 2, 4, 8, 16)
@@ -127,9 +118,6 @@ def test_what_ranks_share_falls_and_the_error_is_that_of_the_value_that_is_furth
         max(abs(found.at(x) / y - 1) for x, y in zip(sizes, values, strict=True))
     )
     assert found.text().endswith(f"\u00b1{found.largest_error * 100:.0f} %")
-
-
-# --- samples a second
 
 
 def test_samples_a_second_count_all_micro_batches():

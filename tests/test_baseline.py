@@ -126,9 +126,6 @@ def test_switches_of_libraries_are_off_but_under_own_and_hf():
         assert predicted.saved_bytes == record.readings.saved_bytes
 
 
-# what becomes of a run whose model fails without checkpointing: one message, the user's own lines, nothing else
-
-
 def outcomes(folder):
     return [(str(record.case.strategy), record.round, record.outcome) for record in store.load(folder / "run").records]
 

@@ -137,8 +137,6 @@ def test_a_block_that_is_called_past_its_hooks_or_by_names_alone_is_checkpointed
 
 
 DIM, LENGTH = 8, 4
-
-
 RAN: list[int] = []  # one entry for each block that is computed
 X = torch.linspace(-1, 1, 3 * DIM).view(3, DIM)
 count = partial(RAN.append, 1)

@@ -130,8 +130,6 @@ def test_the_line_of_the_first_page_explains_a_live_model_with_its_optimizer(mon
     assert "AdamW, rtx-4090" in capsys.readouterr().out
 
 
-# --- users' steps that are easily read wrong: what gcprof says is true, and docs/tables/cases.md has both
-
 ROWS = [row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("| ")][1:]
 # differences and where they are largest hang on the machine; the truth is held to them more closely
 DIGITS = re.compile(r"\d\.\de[+-]\d\d(, worst in [\w.]+)?")

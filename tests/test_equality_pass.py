@@ -267,9 +267,6 @@ def test_a_step_tells_something_where_a_gradient_is_finite_and_not_zero():
     assert not equality.is_rounding(msgspec.structs.replace(EQUAL, missing=("head.weight",)))
 
 
-# --- the verdict
-
-
 @pytest.mark.parametrize(
     ("fields", "strict", "reason"),
     [

@@ -157,9 +157,6 @@ def test_a_step_that_does_not_end_well_is_refused_with_its_last_words_and_not_ke
     assert not smoke.verdict_file(kept).exists()
 
 
-# --- nVIDIA's own cuDNN plans the convolutions of a hollow device, with the workspaces of a real GPU
-
-
 WORKSPACES = """
 import torch
 
@@ -180,8 +177,6 @@ for channels, size in ((16, 32), (32, 16)):
 # besides the results, of four calls of the model cifar-resnet, as an H100 with torch 2.11.0 and cuDNN 9.19 had them;
 # cuDNN 9.26 plans the second one otherwise, with 9923584
 MEASURED = [8398336, 73400320, 2134528, 37748736]
-
-
 ATTENTION = """
 half = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
 query, key, value = (torch.empty(8, 12, 256, 64, **half) for _ in "qkv")

@@ -24,9 +24,6 @@ def later(*strategies: str, model: str = "mlp", **fields: Any) -> list[Trial]:
     return [Trial(case=case, round=2, passes=("time",)) for case in cases]
 
 
-# Their time
-
-
 class Switched(Scripted):
     """A device on which a step takes 1 s, and one with the n-th strategy n + 1 s."""
 
@@ -107,9 +104,6 @@ def test_records_of_strategies_together_are_those_of_each_but_for_their_times():
         alone, shared = (msgspec.structs.replace(one, **without_times) for one in (measure(trial), record))
         assert shared == alone
         assert len(record.readings.step_seconds) == len(record.readings.plain_step_seconds) == 3
-
-
-# Who shares a process
 
 
 def test_later_rounds_of_one_baseline_share_a_child_up_to_so_many():

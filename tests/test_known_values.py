@@ -97,9 +97,6 @@ def test_what_a_step_draws_is_not_known_so_that_a_recompute_is_not_told_other_nu
     assert record.readings.saved_bytes >= 6 * 8 * 8 * 4 or strategy == "all"  # no block is skipped
 
 
-# --- a factory computes on its own data whatever it likes, also where a model is traced or rehearsed
-
-
 def sizes(record):
     return record.readings.peak_bytes, record.readings.saved_bytes, record.readings.static_bytes
 
@@ -116,9 +113,6 @@ def test_a_batch_from_data_takes_what_a_drawn_one_does_and_on_a_cpu_what_is_meas
 
     assert sizes(on_gpu) == sizes(predict(trial(drawn, "fake:h100")))
     assert abs(on_cpu.readings.peak_bytes - measure(trial(name, "cpu", **options)).readings.peak_bytes) <= FEW
-
-
-# --- steps whose sizes depend on where tokens are routed: predicted for a stated routing, real with that routing
 
 
 EXPERTS = Path(__file__).parent / "user_models" / "experts.py"

@@ -367,9 +367,6 @@ def test_state_in_bf16_is_half_the_bytes():
     assert {value.dtype for value in states} == {torch.bfloat16}
 
 
-# micro-batches
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_micro_batches_count_targets_by_the_weights_of_their_classes(reduction):
     """By these plain PyTorch divides a mean; it is given its arguments by their places."""

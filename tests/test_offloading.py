@@ -21,8 +21,6 @@ from tests.conftest import measured
 from tests.hollow import LEAVE, OPEN
 
 PASSES = ("equality", "memory")
-SEGMENTS = [[0, 1], [2], [3, [4], 5], [7]]
-FETCHED_AT = {"2": "3", "3": "6", "7": "8"}
 
 
 def workload() -> Workload:
@@ -52,9 +50,6 @@ def same(one, other) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-# --- the lever
-
-
 def under(strategy: str, **fields) -> Record:
     levers = (Choice("offload-inputs:least=1"),)
     return measured("transformer:layers=3,width=8,sequence=4", strategy, passes=PASSES, levers=levers, **fields)
@@ -76,8 +71,8 @@ def test_a_stale_fetch_is_found(monkeypatch):
 
 def test_fifty_steps_a_second_backward_and_a_copy_of_the_module_are_those_without_checkpoints_to_the_bit():
     offloaded = workload()
-    checkpoint_segments(offloaded, SEGMENTS)
-    remark = offload_inputs(offloaded, FETCHED_AT)
+    checkpoint_segments(offloaded, [[0, 1], [2], [3, [4], 5], [7]])
+    remark = offload_inputs(offloaded, {"2": "3", "3": "6", "7": "8"})
     expected = [2 * parameter.grad for parameter in graded(workload(), 1)]
 
     for module in (offloaded.module, copy.deepcopy(offloaded.module)):

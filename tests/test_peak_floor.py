@@ -161,9 +161,6 @@ def test_half_the_batch_of_a_rehearsed_step_is_rehearsed(hollow, here):
     assert {remedy.kind: remedy.nbytes for remedy in whole.remedies}["batch"] == whole.peak.nbytes - half.peak.nbytes
 
 
-# --- the loss in chunks as a remedy, held to the same model with its loss in chunks by hand, in plain PyTorch
-
-
 @pytest.mark.slow
 def test_the_loss_in_chunks_takes_what_a_loss_in_chunks_by_hand_takes():
     model = f"{models.__file__}:language"

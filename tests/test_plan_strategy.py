@@ -98,9 +98,6 @@ def test_a_plan_that_was_made_for_another_model_is_refused_with_what_changed(bui
     assert [block.forward for block in module.children()] == before
 
 
-# --- a plan's file is read as it was written, or refused; on screens it is called by what it is
-
-
 def edited(**fields: object) -> bytes:
     return json.dumps({**json.loads(msgspec.json.encode(plan())), **fields}).encode()
 

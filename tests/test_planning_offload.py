@@ -64,9 +64,6 @@ def test_an_input_in_host_memory_is_not_on_the_device_between(costs, peak):
     assert simulate(equal(3, **costs), Plan(items=(0, (1,), 2), offloaded=(1,))).peak_bytes == peak
 
 
-# --- plans
-
-
 def named(chain: Chain) -> Chain:
     return with_modules(chain, *(f"{place}.a {place}.b" for place in range(len(chain.stages))))
 
@@ -88,9 +85,6 @@ def test_nothing_is_fetched_where_the_backward_reaches_no_block():
     for wrong, noun in (((1,), "block"), ((0,), "segments")):
         with pytest.raises(ValueError, match=noun):
             simulate(chain, Plan(items=(0, (1,), 2, 3), offloaded=wrong))
-
-
-# --- the best of them
 
 
 def chain_of(seed: int, number: int) -> Chain:

@@ -16,8 +16,6 @@ from tests import make
 from tests.make import MIB
 
 OUTSIDE = 0.5
-
-
 AROUND = StageSpan(blocks=(), name="", first=0, last=0, outputs=frozenset(), stop=0)
 
 
@@ -101,7 +99,6 @@ def test_intervals_of_plans_hold_the_truth_where_steps_are_noisy_and_where_stage
 
 
 def chain_of(found: list[Seconds]) -> Chain:
-    """Stages with these seconds, and no bytes."""
     module, saves = (StageModule(name="", parameters=()),), {"mm": EMPTY}
     stages = [timed_stage(EMPTY, seconds, blocks=module, saves=saves) for seconds in found[:-1]]
     doubts = {"recomputed": found[0].doubts[EVERY], "mm": found[0].doubts["mm"]}

@@ -120,9 +120,6 @@ def test_blocks_that_are_sharded_and_checkpointed_hold_what_they_hold_where_pyto
     assert stored["rehearse:h100", "all"].readings.peak_bytes == hollow.python(code.format("called"))
 
 
-# --- what a rehearsed device does not have is told as such, and not as the user's mistake
-
-
 LIMITS = USER_MODELS / "hollow_limits.py"
 ISIN = next(number for number, line in enumerate(LIMITS.read_text().splitlines(), start=1) if "isin(numbers" in line)
 OUTCOMES = {  # of each model: outcome, detail, and the code and text of its note

@@ -98,6 +98,5 @@ def test_looking_again_and_again_costs_little_of_the_certainty():
 
     found = [sampled(seed) for seed in range(300)]
 
-    intervals = [interval(one) for one in found]
-    assert sum(low <= 1 <= high for low, high in intervals) / len(found) > 0.91
+    assert sum(low <= 1 <= high for low, high in map(interval, found)) / len(found) > 0.91
     assert sum(abs(median(one) - 1) <= 0.02 for one in found) / len(found) > 0.95  # what was asked for

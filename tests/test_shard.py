@@ -113,9 +113,6 @@ def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(l
     assert (store.load(tmp_path / "all").manifest.plan, store.load(tmp_path / "all").status) == (plan, "complete")
 
 
-# Folders that are merged
-
-
 def folder_of(folder: Path, *records: Record) -> Path:
     examples.run(folder, list(records))
     for one in records:

@@ -175,9 +175,6 @@ def test_without_slurm_the_machine_says_so_before_there_is_a_folder(here, monkey
     assert list(here.iterdir()) == []
 
 
-# Real jobs
-
-
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What processes of jobs take from this one."""

@@ -12,8 +12,6 @@ from profiler.core.errors import UserError
 from profiler.core.trace_data import load_snapshot
 
 pytestmark = pytest.mark.slow
-
-
 TRAINED = """
 import torch
 from torch import nn

@@ -260,7 +260,6 @@ def largest(saved: tuple[int, ...], sizes: tuple[int, ...]) -> int:
 
 
 def every_cut(length: int, segments: int):
-    """All ways to cut a chain into at most so many segments."""
     if segments == 1 or length == 1:
         yield (length,)
         return

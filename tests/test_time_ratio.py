@@ -196,9 +196,6 @@ def test_the_interval_holds_the_truth_in_93_to_97_of_100(kind):
     assert 0.93 - 2 * error <= held <= 0.97 + 2 * error
 
 
-# All who use it agree
-
-
 def paired_record(draw: random.Random, name: str, slower: float, noise: float, num_steps: int, **fields) -> Record:
     held, plain_held = (
         tuple(factor * 0.1 * draw.lognormvariate(0, noise) for _ in range(num_steps)) for factor in (slower, 1.0)

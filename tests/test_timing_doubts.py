@@ -169,9 +169,7 @@ def round_(wall, busy, cores=4, at=10.0):
     ],
 )
 def test_busy_cores_are_told_from_a_tenth_of_all(series, words):
-    expected = f"other processes kept {words} cores busy" if words else None
-
-    assert time_ratio.other_processes(series) == (expected, None)
+    assert time_ratio.other_processes(series) == (words and f"other processes kept {words} cores busy", None)
 
 
 def timed(strategy, clocks, *, round=1, seconds=(1.0, 2.0, 4.0)):

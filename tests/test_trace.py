@@ -141,9 +141,6 @@ def test_random_programs_hold_what_a_plain_interpreter_counts(program):
     assert found == expected
 
 
-# --- what a forward frees is told apart from what it saves: the numbers are worked out by hand
-
-
 FILE = Path(gradients.__file__)
 BATCH, WIDTH, FLOAT = 64, 256, 4
 HIDDEN = BATCH * WIDTH * FLOAT  # the activation, and the gradient that is kept
@@ -229,7 +226,6 @@ SINGLE = {
 
 
 def listed(macro: str) -> list[str]:
-    """The operators of one list in PyTorch's header."""
     body = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*)", HEADER.read_text()).group(1)
     return [".".join(one.split(", ")) for one in re.findall(r"_\(([\w, ]+)\)", body)]
 

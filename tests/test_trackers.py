@@ -16,8 +16,8 @@ RECORDS = [
     make.record("none", peak=100 * MIB, seconds=(0.1, 0.2, 0.3)),
     make.record("segments:k=2", peak=50 * MIB, saved=30 * MIB, seconds=(0.2, 0.2, 0.6)),
     make.failed("segments:k=400", "skipped", "301 blocks cannot be cut into 400 segments"),
+    make.record("all", peak=40 * MIB, saved=20 * MIB, device="fake:cuda"),
 ]
-PREDICTED = make.record("all", peak=40 * MIB, saved=20 * MIB, device="fake:cuda")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> store.Run:
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_DIR", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    return examples.run(here / "run", [*RECORDS, PREDICTED])
+    return examples.run(here / "run", RECORDS)
 
 
 def test_the_case_is_the_parameters_what_was_measured_the_metrics_and_what_is_predicted_says_so(run):

@@ -65,15 +65,12 @@ def test_a_training_goes_on_as_if_nothing_had_been_asked(kind, name, request):
 
 
 def together(function):
-    """Run a function in another thread."""
     thread = threading.Thread(target=function)
     thread.start()
     thread.join()
 
 
 class Copied:
-    """Runs a function in another thread where it is copied."""
-
     def __init__(self, function):
         self.function = function
 
@@ -207,8 +204,7 @@ def by_hand(build: Callable[[], Any], *, checkpointed: bool) -> list[torch.Tenso
     for block in lists[0] if lists else module:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False) if checkpointed else block.forward
     torch.manual_seed(0)
-    value = loss[0](module(batch[0]), batch[1]) if loss else module(*batch)
-    value.backward()
+    (loss[0](module(batch[0]), batch[1]) if loss else module(*batch)).backward()
     return [parameter.grad for parameter in module.parameters()]
 
 

@@ -18,12 +18,9 @@ LEGACY, OF_TORCH = np.random.RandomState(), torch.Generator()
 NUM_CALLS, SEEN = 0, []
 
 
-def _block() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.2))
-
-
 def mlp() -> nn.Module:
-    return nn.Sequential(*(_block() for _ in range(3)))
+    blocks = ((nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.2)) for _ in range(3))
+    return nn.Sequential(*(nn.Sequential(*block) for block in blocks))
 
 
 class Noisy(nn.Module):

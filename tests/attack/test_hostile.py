@@ -67,8 +67,7 @@ def folder(path: Path, **fields: str) -> Path:
 
 def forge(path: Path, **fields: object) -> None:
     """The manifest says something else."""
-    forged = msgspec.structs.replace(store.load(path).manifest, **fields)
-    (path / "manifest.json").write_bytes(encode(forged))
+    (path / "manifest.json").write_bytes(encode(msgspec.structs.replace(store.load(path).manifest, **fields)))
 
 
 READING = {

@@ -18,8 +18,6 @@ from profiler.views.sanitize import plain
 from tests import examples, make
 from tests.make import MIB
 
-# --- damage
-
 LINE = encode(make.record("all"))
 LINES = {
     "nothing": b"",
@@ -52,8 +50,6 @@ def test_fault_42_every_reader_names_a_damaged_line_by_file_and_number(kind, com
     assert ("written by a newer gcprof (schema 99" in " ".join(said)) == (kind == "newer schema")
 
 
-# --- versions
-
 RELEASED = Path(__file__).parents[1] / "records"
 
 
@@ -79,8 +75,6 @@ def test_fault_43_unknown_fields_are_no_harm(tmp_path):
 
     assert store.load(folder).records == (make.record("none"),)
 
-
-# --- names that a terminal, a page or a file could take for something else
 
 NAMES = {
     "formula": "=cmd|' /C calc'!A0",

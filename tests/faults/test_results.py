@@ -16,7 +16,6 @@ from tests.faults.trials import trial
 
 TRIAL = trial()
 GOOD = make.record(case=TRIAL.case)
-DEEP = b'{"unknown":' + b"[" * 20_000 + b"]" * 20_000 + b"}\n"
 
 
 def line(record: Any) -> bytes:
@@ -41,7 +40,7 @@ def believed(sent: bytes, log: Path | None = None) -> Record:
     ("sent", "why"),
     [
         (b"garbage\n", "JSON is malformed"),
-        (DEEP, "maximum recursion depth exceeded"),
+        (b'{"unknown":' + b"[" * 20_000 + b"]" * 20_000 + b"}\n", "maximum recursion depth exceeded"),
         (line(GOOD)[:100], "Input data was truncated"),
         (line(GOOD) + line(GOOD), "it sent 2 lines"),
         (altered(round=2), "it is of another trial"),

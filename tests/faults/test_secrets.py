@@ -35,7 +35,6 @@ def bad(output, batch):
 
 @pytest.mark.nightly
 def test_fault_58_no_file_of_a_run_holds_one_nor_what_was_printed(here):
-    """A run of the real program with secrets all around."""
     for name in ("bad", "good"):
         (here / f"{name}.py").write_text(MODEL.replace("LOSS", name))
     words = ["--strategies", "none", "--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0"]

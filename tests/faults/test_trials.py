@@ -23,7 +23,6 @@ from tests.faults.trials import gone, outcomes, run, trial
 from tests.program import PATIENCE_SECONDS, next_words
 
 USERS = Path(__file__).parents[1] / "user_models"
-LIMIT = 1.0  # seconds of a stage, for what never ends
 
 WRONG = [  # under `all` alone: kind, exit code, outcome, what is said
     ("kill", 1, "crashed", "killed in memory by SIGKILL: possibly out of host memory"),
@@ -65,7 +64,7 @@ def test_fault_18_a_trial_is_asked_to_end_and_then_made_to(engine, monkeypatch, 
     monkeypatch.setattr(children, "GRACE_SECONDS", 0.3)
 
     with engine._child(RUN_TRIALS, encode((trial(kind),)).decode(), kind) as child:
-        ended = child.wait(LIMIT)
+        ended = child.wait(1.0)  # second; it never ends
 
     assert ended.timed_out
     assert (ended.stage, ended.status) == ("memory", -number)
