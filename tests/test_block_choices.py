@@ -151,6 +151,10 @@ FOUND = {
         lambda: Parts(stem=nn.Linear(2, 2), mixed=nn.ModuleList((branch(), nn.Linear(2, 2), branch())), fc=branch()),
         ("stem", *numbered("mixed", 3)),
     ),
+    "levels of several classes are a stack that holds more than a list of like parts beside it": (
+        lambda: Parts(down=nn.ModuleList((nn.ReLU(), *[branch() for _ in range(5)])), mid=nn.ModuleList(leaves(2))),
+        numbered("down", 6),
+    ),
     "stems and heads of single operators are left out beside blocks": (
         lambda: Parts(
             stem=nn.Sequential(*leaves(2)), stage=nn.Sequential(branch(), branch()), top=nn.Sequential(*leaves(2))

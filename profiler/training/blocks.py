@@ -30,11 +30,11 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
     """Return the names of a module's blocks, in the order of its structure.
 
     These are the children of the ModuleLists whose children are of one class (encoder and decoder may be two stacks),
-    and of ModuleDicts whose keys differ only in numbers; else what the outermost Sequentials hold, flattened, without
-    heads and stems; else the module's children. `pattern` selects by name instead, as in `model.layers.*`: a `*` does
-    not match a dot, and several patterns, `enc1,enc2,mid`, are taken in their order; those alike up to a `*`, as
-    `h.*.attn,h.*.mlp`, together in that of the structure. Raises Unsupported if a pattern matches nothing, or a block
-    is within another. A module without children has no blocks.
+    of all ModuleLists where the others hold more, and of ModuleDicts whose keys differ only in numbers; else what the
+    outermost Sequentials hold, flattened, without heads and stems; else the module's children. `pattern` selects by
+    name instead, as in `model.layers.*`: a `*` does not match a dot, and several patterns, `enc1,enc2,mid`, are taken
+    in their order; those alike up to a `*`, as `h.*.attn,h.*.mlp`, together in that of the structure. Raises
+    Unsupported if a pattern matches nothing, or a block is within another. A module without children has no blocks.
     """
     if pattern is None:
         return tuple(_stacks(module) or _flattened(module) or _children(module))
@@ -94,13 +94,12 @@ def _matching(module: nn.Module, pattern: str) -> list[str]:
 
 def _stacks(module: nn.Module) -> list[str]:
     """Return the children of the outermost lists of like children; lists inside these are parts of a block."""
-    lists = [
-        (name, child)
-        for name, child in outermost(module, _is_list)
-        if len(list(child.children())) >= LEAST and len({_forward(block) for block in child.children()}) == 1
-    ]
+    several = [(name, child) for name, child in outermost(module, _is_list) if len(list(child.children())) >= LEAST]
+    lists = [(name, child) for name, child in several if len({_forward(block) for block in child.children()}) == 1]
+    whole, of_several = (sum(num_parameters(child) for _, child in some) for some in (lists, several))
+    if 0 < 2 * whole < of_several:  # as in a UNet with attention in some of its levels: its middle is a list, too
+        lists, whole = several, of_several
     longest = max((len(list(child.children())) for _, child in lists), default=0)
-    whole = sum(num_parameters(child) for _, child in lists)
     chosen = [
         (name, child)
         for name, child in lists
