@@ -48,7 +48,7 @@ COUNTED = {  # of which PyTorch's own code reads the size of what it makes
 }  # fmt: skip
 COMPARES = {"equal", "allclose"}
 MERGES = "_coalesce"  # elements of a sparse tensor, and counts those that are left
-ENDS = {"le.Scalar", "lt.Scalar", "gt.Scalar"}  # of what LBFGS computed, to a tolerance in most
+ENDS = {"le.Scalar", "le.Tensor", "lt.Scalar", "gt.Scalar"}  # of what LBFGS computed, to a tolerance in most
 COPIES = {"_to_copy", "copy_"}
 LIFTED = "lift_fresh"  # of what `torch.tensor` makes, whose copying is hidden from all of this
 CHOOSERS = {  # which make indices along a dimension, and where those are among the results
@@ -158,7 +158,8 @@ class Computing:
         inputs = [] if plan.is_made else flat((args, kwargs))
         state = self._state(inputs)
         if plan.name in ENDS and state != REAL and self._assumptions.goes_on():
-            put(made[0], torch.tensor(plan.name == "gt.Scalar" and args[1] > 0, device="cpu"), ASSUMED)
+            is_good = plan.name == "le.Tensor" or (plan.name == "gt.Scalar" and args[1] > 0)  # a slope, a curvature
+            put(made[0], torch.tensor(is_good, device="cpu"), ASSUMED)
         elif not made or self._is_uniform(plan, args, kwargs, inputs, made, state):
             return
         elif plan.chosen is not None and not state:  # indices along a dimension of unknown values
@@ -417,8 +418,7 @@ def _place(tensor: Any) -> int:
 
 def is_discrete(tensor: Any) -> bool:
     """Whether a tensor holds integers or booleans."""
-    dtype = tensor.dtype
-    return not (dtype.is_floating_point or dtype.is_complex)
+    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
 
 
 def is_small(tensor: Any) -> bool:
