@@ -76,7 +76,7 @@ def test_what_pip_installed_is_a_library_but_for_the_module_that_was_started(tmp
     (tmp_path / "app-1.0.dist-info").mkdir()  # installed beside the script, as images of containers have it
     places = [tmp_path / "mine", tmp_path, tmp_path / "libs"]
     monkeypatch.setattr(sys, "path", [*map(str, places), *sys.path])
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", started := "/site-packages/trl/sft.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", started := "/site-packages/trl/sft.py", raising=False)
 
     files = tmp_path / "libs/trainer.py", "/site-packages/trl/core.py", tmp_path / "mine/model.py", started
     assert [history.is_the_users(str(file)) for file in files] == [False, False, True, True]
