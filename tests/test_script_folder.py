@@ -22,7 +22,7 @@ from profiler.scripts import records
 from profiler.scripts.report import Ended, Process, Variant, why_skipped
 from profiler.views.plots import frontier
 from profiler.views.tables.plans import script_table
-from profiler.workflows import fit_command
+from profiler.workflows.largest_number import largest
 from tests.scripts.runs import ROOT, gcprof
 
 WORDS = ("python", "train.py", "--batch-size", "32")
@@ -340,7 +340,7 @@ def test_what_a_search_for_the_largest_found_is_kept_however_it_ends(beyond, end
             return Ended(exit_code=0), found
         return Ended(exit_code=1, **ended), msgspec.structs.replace(found, **beyond)
 
-    _, found, said = fit_command.largest(run, "batch", gpu_specs.rehearsed("t4"), unit=1, say=lambda text: None)
+    _, found, said = largest(run, "batch", gpu_specs.rehearsed("t4"), unit=1, say=lambda text: None)
 
     assert (found.outcome, word in said) == (outcome, True)
     assert (64 <= int(found.words["batch"]) <= 100) == (outcome == "ok")

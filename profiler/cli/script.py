@@ -87,7 +87,6 @@ def rehearse(
     import msgspec
 
     from profiler.scripts.report import Asked
-    from profiler.views.tables import Table
     from profiler.views.tables import script as view
 
     one_of(values, ASSUMED, flag="--values")
@@ -108,15 +107,23 @@ def rehearse(
         end, variant, found = _variant(one, filling, is_json=json, quiet=quiet)
         variants.append(variant)
         ends.append(end)
-        if not json:
-            say(*view.tables([variant]), *([Table(below=(found,))] if found else []))
-        elif found:
-            aside(found)
+        _say_variant(variant, found, is_json=json)
         if end.is_stopped:
             break
     if len(variants) > 1 and not json:
         say(view.summary(variants))
     conclusion.end(variants, _exit_code(ends, variants), is_ended=ends[-1].is_stopped)
+
+
+def _say_variant(variant: Variant, found: str, *, is_json: bool) -> None:
+    """Print the tables of a variant, and what was found of a largest number; a document has the former."""
+    from profiler.views.tables import Table
+    from profiler.views.tables import script as view
+
+    if not is_json:
+        say(*view.tables([variant]), *([Table(below=(found,))] if found else []))
+    elif found:
+        aside(found)
 
 
 def _refuse_module(module: str | None, *, has_strategies: bool) -> None:
@@ -168,7 +175,7 @@ def _variant(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bool
     """Run one variant; of a largest value, that which is found, with a sentence on it."""
     import msgspec
 
-    from profiler.workflows import fit_command
+    from profiler.workflows.largest_number import largest
 
     if not (name := _sought(values, asked.words)):
         return *_rehearsed(asked, values, stdout=2 if is_json else None, quiet=quiet), ""
@@ -179,7 +186,7 @@ def _variant(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bool
 
     unit = int(values[name].partition(":")[2] or 1)
     assert asked.gpus
-    return fit_command.largest(run, name, asked.gpus, unit=unit, say=(lambda text: None) if quiet else aside)
+    return largest(run, name, asked.gpus, unit=unit, say=(lambda text: None) if quiet else aside)
 
 
 def _sought(values: dict[str, str], words: Sequence[str]) -> str | None:

@@ -10,13 +10,11 @@ import subprocess
 from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
-from itertools import chain as joined
 from math import inf
 from typing import Any
 
 import msgspec
 
-from profiler.analysis.advice import largest_that_fits
 from profiler.core import gpu_specs
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
@@ -39,7 +37,6 @@ KERNELS = (fit_search.FUSED, fit_search.NO_FOREACH)  # the latter where the opti
 LEAST = 0.01  # of a peak: what takes less off it is tried where nothing else fits
 RAN = ("ok", "out_of_memory")
 PLANNED = ("forward", "backward")  # phases whose memory a plan changes
-FIRST = 8  # of a largest number, what is tried first
 NO_GPU = 3  # the exit code
 NO_STEP = "no step of its optimizer ended the trace; try more --batches or --steps"
 NO_PROCESS = "no process of the command used a GPU"
@@ -89,7 +86,7 @@ def fit(asked: Asked, limit: int | float, say: Say = lambda text: None) -> Searc
     Raises UserError where the command fails as it is, or never calls a model in training.
     """
     assert asked.gpus, "a command is rehearsed on a GPU by name"
-    limit_bytes = limit_of(limit, _memory_bytes(asked.gpus), of=asked.gpus.name, say=say)
+    limit_bytes = limit_of(limit, memory_bytes(asked.gpus), of=asked.gpus.name, say=say)
     search = Search(asked, lambda needed: limit_bytes, say, has_levers=True)
     search.chosen = search.with_levers()
     return search
@@ -108,66 +105,8 @@ def plan(asked: Asked, budget: str, *, levels: int | None = None, say: Say = lam
     return search
 
 
-def largest(
-    run: Callable[[int], tuple[Ended, Variant]], name: str, gpus: gpu_specs.Device, *, unit: int, say: Say
-) -> tuple[Ended, Variant, str]:
-    """Find the largest multiple of a unit, to 1 %, with which a command fits; if none does, take the smallest.
-
-    `run` rehearses the command with a number in place of {name}. Returns what it returned, and a sentence on that and
-    on one that does not fit. The search ends where the command is interrupted, fails otherwise, makes no step or takes
-    no more with twice the number: then this is returned, as failed; where it was interrupted, the largest that fits.
-    """
-    ran: dict[int, tuple[Ended, Variant]] = {}
-    steps: dict[int, list[tuple[str, int | None]]] = {}  # the phases of what fits, and their peaks
-    limit_bytes = _memory_bytes(gpus)
-
-    def needed(count: int) -> int | None:
-        end, variant = ran[count] = run(count * unit)
-        if variant.outcome == "out_of_memory" and not end.interrupted:
-            size = variant.needed_bytes
-            say(f"{name}={count * unit}: does not fit{f': it needs {bytes_text(size)}' if size else ''}")
-            return size if size and size > limit_bytes else None  # memory was torn, or shared with another process
-        phases = joined.from_iterable(process.phases for process in variant.processes)
-        peaks = [(phase.name, phase.peak_bytes) for phase in phases]
-        same = next((number for number, before in steps.items() if 2 * number <= count and before == peaks), None)
-        if variant.outcome != "ok":
-            raise _Halted(variant.why or variant.outcome.replace("_", " "))
-        if all(phase != "backward" for phase, _ in peaks):
-            raise _Halted("it made no step of training")
-        if same:
-            caught = any(process.shortages for process in variant.processes)
-            why = "memory ran out, and the script went on" if caught else "its data may have no more"
-            raise _Halted(f"it takes no more than with {same * unit}: {why}")
-        steps[count] = peaks
-        size = (variant.largest.reserved_bytes or 0) + variant.context_bytes
-        say(f"{name}={count * unit}: fits: it needs {bytes_text(size)}")
-        return size
-
-    try:
-        count = largest_that_fits(needed, limit=limit_bytes, start=max(1, FIRST // unit), within=0.01)
-    except _Halted as halted:
-        number, (end, variant) = [*ran.items()][-1]
-        most = max(steps, default=0)
-        fits = f"{most * unit} fits; " if most else ""
-        if end.interrupted:
-            return end, ran[most or number][1], f"interrupted: {fits}the largest {name} is not known"
-        where = "" if variant.outcome in ("ok", "skipped") else f" (-L '{name} {number * unit}' shows where)"
-        if variant.outcome == "ok":
-            variant = msgspec.structs.replace(variant, outcome="failed", detail=str(halted))
-        return end, variant, f"the largest {name} is not known: {fits}with {number * unit}: {halted}{where}"
-    found = f"the largest {name} that fits is {count * unit}" if count else f"no {name} fits"
-    beyond = min((number for number in ran if number > count), default=None)
-    if beyond is None:
-        return *ran[count], f"every {name} that was tried fits, up to {count * unit}"
-    size = ran[beyond][1].needed_bytes
-    return *ran[count or beyond], f"{found}: {beyond * unit} {f'needs {bytes_text(size)}' if size else 'does not'}"
-
-
-class _Halted(Exception):
-    """A command of which no largest number is found, and why."""
-
-
-def _memory_bytes(gpus: gpu_specs.Device) -> int:
+def memory_bytes(gpus: gpu_specs.Device) -> int:
+    """Return the bytes of each of these GPUs."""
     return gpus.bytes or gpu_specs.find(gpus.name).memory_bytes
 
 
