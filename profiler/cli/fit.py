@@ -238,13 +238,7 @@ def fit_script(
 
     one_of(emit, WAY_KINDS, flag="--emit")
     refuse_idle({"--json": emit and json}, "with --emit", hint=CODE_ALONE)
-    if memory is None and device is None:
-        options.refuse_behind("--memory", "--device")
-        example = "gcprof fit --memory 11GiB --device t4 -- python train.py --batch-size 64"
-        raise UserError(
-            "fit needs --memory, or the --device in whose memory it is to fit", hint=f"for example {example}"
-        )
-    limit = parse_memory(memory or "100%", flag="--memory")
+    limit = _limit_of_script(memory, device)
     asked = _asked(device or "h100", context, output, force=force, steps=steps, batches=batches, module=module)
     fitted = fit_command.fit(asked, limit, (lambda text: None) if quiet else aside)
     is_changed = fitted.chosen is not None and fitted.chosen is not fitted.ways[0]
@@ -268,6 +262,15 @@ def fit_script(
             label = fitted.chosen.label.replace("plan", f"plan:file={output}", 1)
             next_command("gcprof", "rehearse", *again, "--strategies", f"none,{label}", *script)
     raise typer.Exit(fitted.exit_code)
+
+
+def _limit_of_script(memory: str | None, device: str | None) -> int | float:
+    """Return what a command must fit in, as bytes or a part of each GPU's. Raises UserError if neither is named."""
+    if memory is None and device is None:
+        options.refuse_behind("--memory", "--device")
+        message = "fit needs --memory, or the --device in whose memory it is to fit"
+        raise UserError(message, hint="gcprof fit --memory 11GiB --device t4 -- python train.py --batch-size 64")
+    return parse_memory(memory or "100%", flag="--memory")
 
 
 def plan_script(

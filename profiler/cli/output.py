@@ -36,7 +36,7 @@ SCRIPT: ContextVar[tuple[str, ...]] = ContextVar("SCRIPT", default=())  # a comm
 LAUNCHERS = (  # programs that begin a command of the user's, and are no models
     "torchrun", "accelerate", "deepspeed", "composer", "sh", "bash", "uv", "poetry", "conda", "env", "mpirun", "srun",
 )  # fmt: skip
-SCRIPTS = (".py", ".ipynb")  # files that are run as they are
+RUNNABLE = (".py", ".ipynb")  # files that are run as they are
 FOLDER: str | None = None  # for the file of an internal error; None: where temporary files are
 
 
@@ -59,7 +59,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             shell = ["sh"] if word.endswith(".sh") else []
             right = shlex.join([*words[:place], "--", *shell, *words[place:]])
             raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
-        if word.endswith(SCRIPTS) and (words[0] not in ("run", "plan") or _does_something(word)):
+        if word.endswith(RUNNABLE) and (words[0] not in ("run", "plan") or _does_something(word)):
             if before.startswith("python") and words[place - 2] != "--emit":  # the -- was left out
                 return [*words[: place - 1]], [*words[place - 1 :]]
             return [*words[:place]], [*_program(word), *words[place:]]

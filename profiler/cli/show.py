@@ -264,8 +264,7 @@ def plot(
     chosen = STYLES[one_of(style, STYLES, flag="--style")]
     path = output or Path(f"{kind}.{chosen.suffix}")
     if variants:
-        of_kind = draw.script_phases if kind == PHASES else draw.script_frontier
-        of_kind(variants, path=path, force=force, style=chosen)
+        (draw.script_phases if kind == PHASES else draw.script_frontier)(variants, path=path, force=force, style=chosen)
     else:
         axes = over.split(",") if over else ()
         draw.plot(rows(loaded.records), kind=kind, path=path, force=force, style=chosen, over=axes)
